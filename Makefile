@@ -1,0 +1,46 @@
+# Needs only python3 (3.11 or newer) and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test test-slow check format docs bench clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "forewarn needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## train a small GPT, break it on the way, and see the warning
+	$(BIN)/forewarn demo
+
+test: $(INSTALLED)  ## the test suite: under ten minutes on two cores
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: $(INSTALLED)  ## runs over many seeds
+	$(BIN)/pytest -n 2 -m slow
+
+check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(INSTALLED)  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(INSTALLED)  ## write the pages that are generated from the code
+	$(BIN)/python -m forewarn.rules.documentation docs/rules
+
+bench: $(INSTALLED)  ## measure what measuring, judging and recording cost on this machine
+	for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
+
+clean:  ## remove what was installed and built
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

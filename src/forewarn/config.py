@@ -1,0 +1,308 @@
+"""All settings in one tree, each field with its own docstring; loads from TOML.
+
+Thresholds stand here and nowhere else: the field of `Thresholds` that belongs to the rule `loss-spike` is `loss_spike`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, get_type_hints
+
+
+def _between(default: Any, low: float, high: float = math.inf) -> Any:
+    """A numeric field that must lie in [low, high]."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Base of every settings class: values are checked when they are made, and can be read from plain mappings."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for each in dataclasses.fields(self):
+            _check(type(self), each, hints[each.name], getattr(self, each.name))
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], where: str = "") -> Self:
+        """Settings from a plain mapping, as TOML gives it; what is not named keeps its default."""
+        hints = get_type_hints(cls)
+        made: dict[str, Any] = {}
+        for name, value in plain.items():
+            spot = f"{where}.{name}" if where else name
+            if name not in hints:
+                close = difflib.get_close_matches(name, hints, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(hints))}"
+                raise ValueError(f"unknown setting {spot!r}{hint}")
+            kind = hints[name]
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                if not isinstance(value, Mapping):
+                    raise TypeError(f"setting {spot!r} is a table of settings, not {value!r}")
+                made[name] = kind.from_dict(value, spot)
+            else:
+                made[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**made)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, fit for JSON."""
+        return dataclasses.asdict(self)
+
+
+def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> None:
+    name = f"{owner.__name__}.{each.name}"
+    if kind in (int, float, bool):
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(value, bool) if kind is bool else numeric and (kind is float or isinstance(value, int))
+        if not fits:
+            raise TypeError(f"{name} must be {kind.__name__}, not {value!r}")
+    low, high = each.metadata.get("low", -math.inf), each.metadata.get("high", math.inf)
+    if kind in (int, float) and not low <= value <= high:
+        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ValueError(f"{name} must be {bounds}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spike(Settings):
+    """When a value counts as far above its own recent level; judged in log space by median and MAD."""
+
+    k: float = _between(6.0, 1.0)
+    """How many robust standard deviations (1.4826 × MAD) above the median."""
+    floor: float = _between(0.1, 0.0)
+    """The least excess in natural-log units, whatever the spread: 0.1 is 10%, ln 2 is a doubling."""
+    window: int = _between(64, 8)
+    """How many accepted values make the level."""
+    minimum: int = _between(32, 4)
+    """How many values must have been seen before anything is judged."""
+    readmit_after: int = _between(32, 1)
+    """After so many outliers in a row the new level is taken as the level."""
+
+    def __post_init__(self) -> None:
+        super(Spike, self).__post_init__()
+        if self.minimum > self.window:
+            raise ValueError(f"Spike.minimum ({self.minimum}) must not exceed Spike.window ({self.window})")
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """The numbers that make a baseline what it is: rules that agree on them share one."""
+        return (self.k, self.floor, self.window, self.minimum, self.readmit_after)
+
+    @staticmethod
+    def from_key(key: Sequence[float]) -> Spike:
+        k, floor, window, minimum, readmit_after = key
+        return Spike(k=k, floor=floor, window=int(window), minimum=int(minimum), readmit_after=int(readmit_after))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike(Spike):
+    """L102."""
+
+    warning_factor: float = _between(10.0, 1.0)
+    """Times the recent level at which a single step is a warning."""
+    critical_factor: float = _between(100.0, 1.0)
+    """Times the recent level at which a single step is critical."""
+    lasting_steps: int = _between(3, 1)
+    """Steps in a row after which a spike of any height is a warning."""
+    lost_steps: int = _between(20, 1)
+    """Steps in a row after which the loss counts as not coming back: critical."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDivergence(Settings):
+    """L103."""
+
+    window: int = _between(32, 8)
+    """Steps whose median is the present level; it must have risen from window to window, twice, and within the last."""
+    slow_window: int = _between(128, 8)
+    """The same for a rise that is too slow to be told from noise within the shorter windows."""
+    significance: float = _between(3.0, 0.0)
+    """Standard errors of the median by which each of these rises must exceed the noise."""
+    factor: float = _between(1.5, 1.0)
+    """Times the best earlier level above which a rising loss is a warning."""
+    critical_factor: float = _between(3.0, 1.0)
+    """Times the best earlier level above which it is critical."""
+    comparable_lr: float = _between(0.5, 0.0, 1.0)
+    """Share of the present lr that an earlier level must have been reached with, unless the present lr is a new peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodingGradient(Settings):
+    """G102."""
+
+    warning: float = _between(100.0, 0.0)
+    """Global gradient norm before clipping at which to warn."""
+    critical: float = _between(1000.0, 0.0)
+    """Global gradient norm before clipping that is critical."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VanishingGradient(Settings):
+    """G103."""
+
+    global_norm: float = _between(1e-3, 0.0)
+    """Global gradient norm below which the run as a whole is starved."""
+    tensor_norm: float = _between(1e-7, 0.0)
+    """Gradient norm of one tensor below which (and above 0) it is starved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSpike(Spike):
+    """G104."""
+
+    floor: float = _between(math.log(2.0), 0.0)
+    lasting_steps: int = _between(3, 1)
+    """Steps in a row after which a spike is a warning; a single one is information."""
+    warning_factor: float = _between(10.0, 1.0)
+    """Times the recent level at which a single step is a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenWeight(Settings):
+    """U101."""
+
+    ratio: float = _between(1e-12, 0.0)
+    """Update ratio at or below which a weight does not move."""
+    patience: int = _between(3, 1)
+    """Checks in a row at or below that ratio after which it counts as frozen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRatioHigh(Settings):
+    """U102."""
+
+    tensor: float = _between(0.1, 0.0)
+    """Update ratio of one tensor above which it is rewritten rather than trained."""
+    median: float = _between(3e-2, 0.0)
+    """Median update ratio over tensors at or above which the learning rate is too high."""
+    start_steps: int = _between(100, 0)
+    """For so many steps the bounds are wider: weights start small, and Adam's first steps are its largest."""
+    start_ratio: float = _between(0.3, 0.0)
+    """Both bounds in that time. A tensor whose very first ratio is above it starts near zero and is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRatioLow(Settings):
+    """U103."""
+
+    tensor: float = _between(1e-7, 0.0)
+    """Update ratio of one tensor below which (and above frozen) it barely trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRatioJump(Settings):
+    """U104."""
+
+    factor: float = _between(3.0, 1.0)
+    """Times the median of the window."""
+    window: int = _between(20, 3)
+    """Checks whose median is the level."""
+    minimum: int = _between(8, 2)
+    """Checks that must have been seen before anything is judged."""
+    warning_factor: float = _between(10.0, 1.0)
+    """Times the level at which a single check is a warning, whatever the cause; a jump of the lr always is."""
+    lasting_checks: int = _between(3, 1)
+    """Checks in a row after which a jump of any height is a warning."""
+    restart_tolerance: float = _between(0.01, 0.0)
+    """An lr that jumps to within this share of its earlier peak is a restart by plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerNotStepping(Settings):
+    """U105."""
+
+    steps: int = _between(3, 1)
+    """Calls of `monitor.step` in a row without an optimizer step."""
+    skipped_steps: int = _between(20, 1)
+    """Steps skipped by the gradient scaler in a row; a few are how it finds its scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNormSpike(Settings):
+    """W102."""
+
+    factor: float = _between(10.0, 1.0)
+    """Times the median of the earlier checks."""
+    minimum: int = _between(8, 2)
+    """Earlier checks that must have been seen before anything is judged."""
+    growth: float = _between(2.0, 1.0)
+    """Times its oldest kept norm up to which that median is a level; above, the tensor is growing into place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNormsApart(Settings):
+    """W103."""
+
+    factor: float = _between(1000.0, 1.0)
+    """Largest over smallest root-mean-square weight among layers of the same kind."""
+    tensors: int = _between(3, 2)
+    """Tensors of one kind that there must be to compare."""
+    minimum: int = _between(8, 2)
+    """Checks that must have been seen before anything is judged."""
+    growth: float = _between(1.5, 1.0)
+    """Times its oldest kept norm from which a small tensor counts as still growing into place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightShrinking(Settings):
+    """W104."""
+
+    share: float = _between(0.1, 0.0, 1.0)
+    """Share of the norm it had in the oldest kept check below which a tensor counts as shrinking away."""
+    minimum: int = _between(8, 2)
+    """Checks that must have been seen before anything is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds(Settings):
+    """Every bound that a rule compares with, by the rule's name."""
+
+    loss_spike: LossSpike = LossSpike()
+    loss_divergence: LossDivergence = LossDivergence()
+    exploding_gradient: ExplodingGradient = ExplodingGradient()
+    vanishing_gradient: VanishingGradient = VanishingGradient()
+    gradient_spike: GradientSpike = GradientSpike()
+    frozen_weight: FrozenWeight = FrozenWeight()
+    update_ratio_high: UpdateRatioHigh = UpdateRatioHigh()
+    update_ratio_low: UpdateRatioLow = UpdateRatioLow()
+    update_ratio_jump: UpdateRatioJump = UpdateRatioJump()
+    optimizer_not_stepping: OptimizerNotStepping = OptimizerNotStepping()
+    weight_norm_spike: WeightNormSpike = WeightNormSpike()
+    weight_norms_apart: WeightNormsApart = WeightNormsApart()
+    weight_shrinking: WeightShrinking = WeightShrinking()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Settings):
+    """Everything that can be set about a monitor beyond the arguments of `watch`."""
+
+    ema_decay: float = _between(0.99, 0.0, 0.99999)
+    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss."""
+    sample_size: int = _between(1024, 1)
+    """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
+    topk: int = _between(5, 0)
+    """How many of the largest gradients and most frozen weights are recorded by name beside the aggregates."""
+    history_window: int = _between(1024, 64)
+    """Values kept in memory per metric of the run as a whole."""
+    detail_window: int = _between(64, 16)
+    """Checks kept in memory per metric of each tensor; 4 bytes each."""
+    escalation_steps: int = _between(20, 0)
+    """For so many steps after a warning fires, every step is measured in detail."""
+    disable: tuple[str, ...] = ()
+    """Rules that are not judged, by code or by name."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
+    thresholds: Thresholds = Thresholds()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A config from a TOML file, its keys named like the fields here."""
+        try:
+            with open(path, "rb") as file:
+                return cls.from_dict(tomllib.load(file))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not valid TOML: {error}") from error

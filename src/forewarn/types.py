@@ -1,0 +1,283 @@
+"""The shared nouns: what is measured, what is found, what is advised."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float32]
+
+_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")
+
+
+def is_metric_name(name: str) -> bool:
+    """Whether `name` has the form `family/quantity` in snake_case."""
+    return _METRIC_NAME.fullmatch(name) is not None
+
+
+class Severity(IntEnum):
+    """How urgent a finding is; ordered, so that the worst is the maximum."""
+
+    INFO = 1
+    WARNING = 2
+    CRITICAL = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class State(IntEnum):
+    """Where an alert is in its life."""
+
+    PENDING = 0
+    FIRING = 1
+    RESOLVED = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class FrozenCause(IntEnum):
+    """Why a weight does not move. The value is what `update/frozen_cause` records."""
+
+    MOVING = 0
+    ON_PURPOSE = 1
+    NOT_IN_OPTIMIZER = 2
+    REQUIRES_GRAD_OFF = 3
+    NO_GRADIENT = 4
+    ZERO_GRADIENT = 5
+    ZERO_LR = 6
+    OPTIMIZER_NOT_STEPPED = 7
+    STEP_SKIPPED = 8
+    ROUNDED_AWAY = 9
+
+    def __str__(self) -> str:
+        return _CAUSE_IN_WORDS[self]
+
+
+_CAUSE_IN_WORDS = {
+    FrozenCause.MOVING: "it moves",
+    FrozenCause.ON_PURPOSE: "frozen on purpose before the run",
+    FrozenCause.NOT_IN_OPTIMIZER: "in no optimizer group",
+    FrozenCause.REQUIRES_GRAD_OFF: "requires_grad was turned off",
+    FrozenCause.NO_GRADIENT: "its gradient is None (detached)",
+    FrozenCause.ZERO_GRADIENT: "its gradient is exactly zero",
+    FrozenCause.ZERO_LR: "the learning rate of its group is 0",
+    FrozenCause.OPTIMIZER_NOT_STEPPED: "the optimizer did not step",
+    FrozenCause.STEP_SKIPPED: "the gradient scaler skipped the step",
+    FrozenCause.ROUNDED_AWAY: "the update is rounded away in low precision",
+}
+
+
+class Reason(IntEnum):
+    """Why a reading is unavailable. The value is what `monitor/unavailable` records, scoped by the metric's name."""
+
+    AVAILABLE = 0
+    SCALED_GRADIENTS = 1
+    STEP_SKIPPED = 2
+    NO_BACKWARD_SEEN = 3
+    UNSUPPORTED_TENSOR = 4
+    COMPILED = 5
+
+    def __str__(self) -> str:
+        return _REASON_IN_WORDS[self]
+
+
+_REASON_IN_WORDS = {
+    Reason.AVAILABLE: "available",
+    Reason.SCALED_GRADIENTS: "the gradients are scaled; give the GradScaler to watch(scaler=...)",
+    Reason.STEP_SKIPPED: "the optimizer step was skipped",
+    Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
+    Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
+    Reason.COMPILED: "hidden inside compiled code",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One metric of one step for all its scopes: nothing in the hot path is an object per value."""
+
+    step: int
+    time: float
+    """Seconds since the epoch."""
+    name: str
+    scopes: tuple[str, ...]
+    """What each value belongs to; `("",)` for a metric of the run as a whole."""
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterFacts:
+    """What is fixed about one parameter tensor."""
+
+    shape: tuple[int, ...]
+    kind: str
+    """The class of its module and its own name, such as `Linear.weight`: tensors of one kind are comparable."""
+    dtype: str
+    group: int | None
+    """The optimizer group that holds it at attach time, counted over all optimizers."""
+    trainable: bool
+    """False if it was frozen on purpose at attach time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is fixed and known about a run. Rules and remedies see this, never a model or an optimizer."""
+
+    model: str = ""
+    num_parameters: int = 0
+    parameters: Mapping[str, ParameterFacts] = field(default_factory=dict)
+    """By scope, in the model's own order."""
+    blocks: tuple[str, ...] = ()
+    """Names of the repeated blocks, first to last; empty if the model has none."""
+    optimizers: tuple[str, ...] = ()
+    groups: tuple[Mapping[str, float], ...] = ()
+    """The numeric settings of every optimizer group at attach time, such as lr and weight_decay."""
+    hyperparameters: Mapping[str, float | str | bool] = field(default_factory=dict)
+    """What the user declared, such as dropout or the number of steps."""
+    every: int = 1
+    """Detail is measured every so many steps once the dense start is over."""
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    started: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain["parameters"] = {
+            scope: {name: getattr(one, name) for name in one.__dataclass_fields__}
+            for scope, one in self.parameters.items()
+        }
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        """Facts as read back; fields that this version does not know are left out."""
+        known = {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
+        known["parameters"] = {
+            scope: ParameterFacts(**{**one, "shape": tuple(one["shape"])})
+            for scope, one in plain.get("parameters", {}).items()
+        }
+        for name in ("blocks", "optimizers", "groups"):
+            known[name] = tuple(plain.get(name, ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule saw at one step, in numbers."""
+
+    code: str
+    scope: str
+    step: int
+    severity: Severity
+    value: float
+    bound: float
+    evidence: Mapping[str, float | str] = field(default_factory=dict)
+    """Further numbers, or the words of a named enum; never prose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to do, with its numbers filled in."""
+
+    action: str
+    parameters: Mapping[str, float | str]
+    why: str
+    safety: str = "notify"
+    """`notify` (always allowed), `safe` (snapshot, skip a batch) or `opt_in` (lower lr, roll back, stop)."""
+
+    def __str__(self) -> str:
+        """The action and its numbers on one line: `lower_lr 3e-4 → 1.5e-4`."""
+        rest = dict(self.parameters)
+        words = [self.action]
+        if "from" in rest and "to" in rest:
+            words.append(f"{in_words(rest.pop('from'))} → {in_words(rest.pop('to'))}")
+        words += [f"{name} {in_words(value)}" for name, value in rest.items()]
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A finding with a life. Its identity is (code, scope), never a value or a step."""
+
+    code: str
+    name: str
+    scope: str
+    severity: Severity
+    """The worst that was seen in this episode."""
+    state: State
+    since: int
+    """The step at which it was first seen."""
+    fired: int | None
+    """The step at which it had persisted long enough to fire."""
+    last: int
+    """The step at which it was last seen."""
+    finding: Finding
+    """The finding of the worst severity, the newest of those."""
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return (self.code, self.scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that was done to the run because a policy allowed it."""
+
+    step: int
+    code: str
+    scope: str
+    action: str
+    parameters: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call of `monitor.step` led to: alerts that changed their state or severity, and actions taken."""
+
+    alerts: tuple[Alert, ...] = ()
+    actions: tuple[Action, ...] = ()
+
+
+def alert_to_json(alert: Alert) -> dict[str, Any]:
+    """An alert as plain values; non-finite numbers stay floats, so `json` writes them as NaN and Infinity."""
+    plain = dataclasses.asdict(alert)
+    plain["severity"], plain["state"] = str(alert.severity), str(alert.state)
+    plain["finding"]["severity"] = str(alert.finding.severity)
+    return plain
+
+
+def alert_from_json(plain: Mapping[str, Any]) -> Alert:
+    """An alert from what `alert_to_json` made of it."""
+    finding = Finding(**{**plain["finding"], "severity": Severity[plain["finding"]["severity"].upper()]})
+    return Alert(
+        **{
+            **plain,
+            "severity": Severity[plain["severity"].upper()],
+            "state": State[plain["state"].upper()],
+            "finding": finding,
+            "remedies": tuple(Remedy(**remedy) for remedy in plain["remedies"]),
+        }
+    )
+
+
+def in_words(value: float | str) -> str:
+    """A number for a person: four significant digits at most, exponents without padding."""
+    if isinstance(value, str):
+        return value
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
