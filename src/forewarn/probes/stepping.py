@@ -1,0 +1,89 @@
+"""Whether the optimizers stepped, and whether a gradient scaler skipped the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+
+
+class SteppingProbe(Probe):
+    """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
+
+    A GradScaler skips a step in two ways: a plain optimizer is not called at all and the scale falls, a fused one is
+    called with `found_inf` set. Both are told from an optimizer that nobody steps.
+    """
+
+    name = "stepping"
+
+    def __init__(self, optimizers: Sequence[Optimizer], scaler: Any) -> None:
+        self._optimizers = tuple(optimizers)
+        self._scaler = scaler
+        self._steps = 0
+        self._found: list[Tensor] = []
+        self._last_scale = float("nan")
+        self.skipped = False
+        """Whether the step whose readings were decoded last was skipped by a scaler."""
+        self.stepped = False
+        """Whether any optimizer moved the weights in that step."""
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        self._steps += 1
+        if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
+            self._found.append(found.detach().clone().reshape(()))
+
+    def collect(self, measured: bool) -> Pending:
+        steps, self._steps = self._steps, 0
+        found, self._found = self._found, []
+        if steps == 0:
+            found += self._found_before_update()
+        scale = self._scale()
+        tensors = [*found, *([] if scale is None else [scale])]
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            fell = False
+            if scale is not None:
+                now = float(arrays[-1])
+                fell, self._last_scale = now < self._last_scale, now
+                yield Reading("train/loss_scale", ONE, now)
+            overflow = any(float(each) > 0 for each in arrays[: len(found)])
+            self.skipped = overflow or (steps == 0 and fell)
+            self.stepped = steps > 0 and not self.skipped
+            yield Reading("update/optimizer_steps", ONE, 0 if self.skipped else steps)
+            if scale is not None or found:
+                yield Reading("update/skipped", ONE, self.skipped)
+
+        return Pending(tensors, decode)
+
+    def _scale(self) -> Tensor | None:
+        scale = getattr(self._scaler, "_scale", None)
+        return scale.detach().clone().reshape(()) if isinstance(scale, Tensor) else None
+
+    def _found_before_update(self) -> list[Tensor]:
+        """What the scaler found, where `scaler.update()` has not cleared it yet."""
+        states = getattr(self._scaler, "_per_optimizer_states", {})
+        found: list[Tensor] = []
+        for optimizer in self._optimizers:
+            if id(optimizer) in states:
+                found += states[id(optimizer)]["found_inf_per_device"].values()
+        return [each.detach().clone().reshape(()) for each in found]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_scale": self._last_scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last_scale = float(state["last_scale"])
+
+
+def present_scale(scaler: Any, optimizer: Optimizer | None) -> Tensor | None:
+    """By what the gradients of this optimizer are multiplied now; None once `scaler.unscale_` has been called."""
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, Tensor):
+        return None
+    stage = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {}).get("stage")
+    unscaled = stage is not None and getattr(stage, "name", "READY") != "READY"
+    return None if unscaled else scale

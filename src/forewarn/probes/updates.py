@@ -1,0 +1,179 @@
+"""Updates: how far the weights really moved, and why those that did not move stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from forewarn.probes.aggregates import update_aggregates
+from forewarn.probes.gradients import GradientProbe
+from forewarn.probes.parameters import Roster
+from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.probes.stepping import SteppingProbe
+from forewarn.stats import UpdateSampler
+from forewarn.stats.sampling import EPSILON
+from forewarn.types import FrozenCause
+
+
+def update_ratios(order: list[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
+    """The ratio ‖Δw‖ / (‖w‖ + ε) and the norm ‖Δw‖ of each tensor, from what `UpdateSampler.moved` measured.
+
+    An empty tensor has neither: NaN.
+    """
+    step, weight = np.full(len(shares), np.nan), np.full(len(shares), np.nan)
+    if order:
+        step[order], weight[order] = np.concatenate(sums).T
+    step[shares == 0] = np.nan
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(step) / (np.sqrt(weight) + EPSILON), np.sqrt(step / shares)
+
+
+class FrozenTracker:
+    """Which tensors have not moved for `patience` checks in a row, and why."""
+
+    def __init__(self, roster: Roster, threshold: float, patience: int) -> None:
+        self._roster = roster
+        self._threshold = threshold
+        self._patience = patience
+        self.checks = np.zeros(len(roster.names), np.int64)
+        """Checks in a row at or below the threshold."""
+
+    def update(
+        self,
+        ratios: Array,
+        gradient_norms: Array,
+        *,
+        missing: NDArray[np.bool_],
+        rates: Array,
+        stepped: bool | None,
+        skipped: bool = False,
+    ) -> NDArray[np.int64]:
+        """The `FrozenCause` of each tensor. `stepped=None`: nobody knows whether the optimizer stepped."""
+        still = np.isfinite(ratios) & (ratios <= self._threshold)
+        if stepped is False:
+            still[:] = True
+        cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
+        self.checks = np.where(still, self.checks + 1, 0)
+        at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
+        return np.where(at_once | (still & (self.checks >= self._patience)), cause, FrozenCause.MOVING)
+
+    def _causes(
+        self,
+        still: NDArray[np.bool_],
+        gradient_norms: Array,
+        missing: NDArray[np.bool_],
+        rates: Array,
+        stepped: bool | None,
+        skipped: bool,
+    ) -> NDArray[np.int64]:
+        requires_grad = np.array([parameter.requires_grad for parameter in self._roster.parameters], dtype=bool)
+        orphan = self._roster.groups() < 0
+        able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
+        if stepped is None:
+            stepped = not able.any() or bool((~still & ~orphan).any())
+        ranked: list[tuple[NDArray[np.bool_], FrozenCause]] = [
+            (~self._roster.trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
+            (self._roster.trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
+            (requires_grad & orphan & still, FrozenCause.NOT_IN_OPTIMIZER),
+            (still & np.bool_(skipped), FrozenCause.STEP_SKIPPED),
+            (still & np.bool_(not stepped), FrozenCause.OPTIMIZER_NOT_STEPPED),
+            (still & missing, FrozenCause.NO_GRADIENT),
+            (still & (rates == 0), FrozenCause.ZERO_LR),
+            (still & (gradient_norms == 0), FrozenCause.ZERO_GRADIENT),
+            (still, FrozenCause.ROUNDED_AWAY),
+        ]
+        return np.select([where for where, _ in ranked], [int(cause) for _, cause in ranked], int(FrozenCause.MOVING))
+
+
+class UpdateProbe(Probe):
+    """`update/ratio`, `update/norm` and `update/frozen_cause` per tensor, on measured steps.
+
+    Weights are sampled when the first optimizer is about to step and compared when the step ends, so that several
+    optimizers, closures and whatever the loop does to the weights afterwards are all part of what is measured.
+    """
+
+    name = "updates"
+
+    def __init__(
+        self,
+        roster: Roster,
+        stepping: SteppingProbe,
+        gradients: GradientProbe,
+        *,
+        sample_size: int,
+        threshold: float,
+        patience: int,
+    ) -> None:
+        self._roster = roster
+        self._stepping = stepping
+        self._gradients = gradients
+        self._sampler = UpdateSampler(roster.names, sample_size)
+        self._tracker = FrozenTracker(roster, threshold, patience)
+        self._missing = np.zeros(len(roster.names), bool)
+        self._rates = np.full(len(roster.names), np.nan)
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if not measured:
+            return
+        if not self._sampler.remembers:
+            self._sampler.remember(self._roster.parameters)
+        self._rates = learning_rates(self._roster)
+        if not closure:
+            self._missing = self._find_missing()
+
+    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if measured and closure:
+            self._missing = self._find_missing()
+
+    def collect(self, measured: bool) -> Pending | None:
+        if not measured:
+            self._sampler.forget()
+            return None
+        order, sums = self._sampler.moved(self._roster.parameters)
+        self._sampler.forget()
+        missing, rates = self._missing, self._rates
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            names = self._roster.names
+            ratios, norms = update_ratios(order, arrays, self._sampler.shares)
+            cause = self._tracker.update(
+                ratios, self._gradients.norms, missing=missing, rates=rates,
+                stepped=self._stepping.stepped, skipped=self._stepping.skipped,
+            )  # fmt: skip
+            if self._stepping.skipped:
+                ratios[:], norms[:] = np.nan, np.nan
+            on_purpose = cause == FrozenCause.ON_PURPOSE
+            yield Reading("update/ratio", names, np.where(on_purpose, np.nan, ratios))
+            yield Reading("update/norm", names, np.where(on_purpose, np.nan, norms))
+            yield Reading("update/frozen_cause", names, cause)
+            frozen = (cause != FrozenCause.MOVING) & ~on_purpose
+            moving = np.where(frozen | on_purpose | (ratios == 0), np.nan, ratios)
+            for name, value in update_aggregates(moving, frozen).items():
+                yield Reading(f"monitor/{name}", ONE, value)
+
+        return Pending(sums, decode)
+
+    def _find_missing(self) -> NDArray[np.bool_]:
+        return np.array([parameter.grad is None for parameter in self._roster.parameters], dtype=bool)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"checks": self._tracker.checks.copy(), "trainable": self._roster.trainable.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tracker.checks = np.array(state["checks"])
+        self._roster.trainable = np.array(state["trainable"], dtype=bool)
+
+
+def learning_rates(roster: Roster) -> Array:
+    """The learning rate of each parameter's group; NaN where it is in none or the rate is a tensor on a device."""
+    rates = np.full(len(roster.names), np.nan)
+    groups = [group for optimizer in roster.optimizers for group in optimizer.param_groups]
+    known = [rate if not isinstance(rate := group.get("lr", np.nan), Tensor) else np.nan for group in groups]
+    where = roster.groups()
+    rates[where >= 0] = np.array([*known, np.nan], np.float64)[where[where >= 0]]
+    return rates

@@ -1,0 +1,40 @@
+"""Series of the user's own, given by `monitor.log`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from forewarn.probes.loss import as_scalar
+from forewarn.probes.probe import Array, Pending, Probe, Reading
+from forewarn.types import is_metric_name
+
+
+class UserProbe(Probe):
+    """What `monitor.log` was given since the last step; tensors travel with everything else."""
+
+    name = "user"
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, str], Tensor] = {}
+
+    def log(self, name: str, value: Any, scope: str = "") -> None:
+        """Keep a value for the step under way; a second one under the same name and scope replaces the first."""
+        if not isinstance(name, str) or not is_metric_name(name):
+            raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
+        self._given[name, str(scope)] = as_scalar(name, value)
+
+    def collect(self, measured: bool) -> Pending | None:
+        given, self._given = self._given, {}
+        if not given:
+            return None
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            values = dict(zip(given, map(float, arrays), strict=True))
+            for name in dict.fromkeys(name for name, _ in given):
+                scopes = tuple(scope for other, scope in given if other == name)
+                yield Reading(name, scopes, [values[name, scope] for scope in scopes])
+
+        return Pending(list(given.values()), decode)

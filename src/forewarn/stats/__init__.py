@@ -1,0 +1,11 @@
+"""The tensor-statistics engine: many tensors in, one small device tensor out, no host sync.
+
+The interface is `measure` (on the device) and `summarize` (on the host, after the one transfer). A row of `COLUMNS`
+holds sums, so rows of micro-batches or shards add up to the row of the whole.
+"""
+
+from forewarn.stats.portable import COLUMNS, measure
+from forewarn.stats.sampling import UpdateSampler, sample_indices
+from forewarn.stats.summary import QUANTITIES, summarize
+
+__all__ = ["COLUMNS", "QUANTITIES", "UpdateSampler", "measure", "sample_indices", "summarize"]
