@@ -1,0 +1,223 @@
+"""The thread that writes: batches of ready-made rows, so that SQLite does the work and the training keeps the GIL."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from forewarn.store.catalog import Catalog
+from forewarn.store.compaction import TAIL_BYTES, TAIL_ROWS, compact
+from forewarn.store.database import generation_of, open_for_writing, transaction
+from forewarn.store.merging import merges
+from forewarn.store.plain import encoded
+
+INSERT_ROW = "INSERT INTO tail (row, step, pattern, times, body) VALUES (?, ?, ?, ?, ?)"
+INSERT_EVENT = "INSERT INTO events (time, kind, data) VALUES (?, ?, ?)"
+
+_PAUSE_SECONDS = 0.5
+"""How long a row may wait: what a killed process loses."""
+_RETRY_SECONDS = 5.0
+_HURRY_BYTES = 4 << 20
+_ITEM_BYTES = 256
+"""What a queued item takes apart from its values."""
+_MOST_BYTES = 64 << 20
+"""What is held in memory for a disk that is slow or full; whatever comes on top is dropped."""
+_STOP_SECONDS = 60.0
+
+Item = tuple[str, Sequence[Any]]
+
+
+class SupersededError(Exception):
+    """Another process has resumed the run: this one must not write to it any more."""
+
+
+class BackgroundWriter:
+    """Takes statements from the training thread and carries them out, in order and in batches.
+
+    When the disk refuses, `failure` says so, what came is kept up to a limit, and the thread tries again.
+    """
+
+    def __init__(self, database: Path, journal: str, generation: int) -> None:
+        self.failure: str | None = None
+        self._database = database
+        self._journal = journal
+        self._generation = generation
+        self._catalog = Catalog()
+        self._changed = threading.Condition()
+        self._items: list[Item] = []
+        self._batch: list[Item] = []
+        self._num_bytes = 0
+        self._num_put = 0
+        self._num_written = 0
+        self._num_dropped = 0
+        self._tail_rows = 0
+        self._tail_bytes = 0
+        self._urgent = False
+        self._stopping = False
+        self._superseded = False
+        self.process = os.getpid()
+        self._thread = threading.Thread(target=self._work, name="forewarn-store", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for more; what has none is to be counted with `drop`."""
+        return self._num_bytes >= _MOST_BYTES or self._superseded
+
+    def put(self, statement: str, parameters: Sequence[Any], num_bytes: int = 0) -> None:
+        with self._changed:
+            self._items.append((statement, parameters))
+            self._num_put += 1
+            self._num_bytes += num_bytes + _ITEM_BYTES
+            if self._num_bytes >= _HURRY_BYTES and not self._urgent and self.failure is None:
+                self._urgent = True
+                self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Count a row that found no place, and say so."""
+        with self._changed:
+            self._num_dropped += 1
+            if self.failure is None:
+                self.failure = f"the disk of {self._database.parent} is too slow: some steps are not recorded"
+
+    def flush(self) -> None:
+        """Wait until all that was put is on disk, or until it is clear that it cannot be."""
+        if os.getpid() != self.process:
+            return
+        with self._changed:
+            wanted = self._num_put
+            while self._num_written < wanted and self.failure is None and self._thread.is_alive():
+                self._urgent = True
+                self._changed.notify_all()
+                self._changed.wait(_PAUSE_SECONDS)
+
+    def stop(self) -> None:
+        """Write what is left, compact it, and end the thread. A disk that hangs is left behind after a minute."""
+        if os.getpid() != self.process:
+            return
+        with self._changed:
+            self._stopping = self._urgent = True
+            self._changed.notify_all()
+        if threading.current_thread() is self._thread:  # collected as garbage, and the collector ran in the thread
+            return
+        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            self.failure = f"writing to {self._database} took over {_STOP_SECONDS:.0f} s at the end and was given up"
+
+    def _work(self) -> None:
+        # The connection lives only in this frame: a forked child never closes it, which could undo the parent's work.
+        connection: sqlite3.Connection | None = None
+        stopping = False
+        while not (stopping or self._superseded):
+            stopping = self._wait()
+            try:
+                connection = connection or self._opened()
+                self._write(connection)
+                self._tidy(connection, all_of_it=stopping)
+                self._recover(connection)
+            except Exception as error:  # whatever it is, training goes on
+                self._fail(error)
+                if connection is not None:
+                    with suppress(sqlite3.Error):
+                        connection.close()
+                connection = None
+        if connection is not None:
+            _leave(connection)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; True when it is the last time."""
+        with self._changed:
+            pause = _PAUSE_SECONDS if self.failure is None else _RETRY_SECONDS
+            self._changed.wait_for(lambda: self._urgent, pause)
+            self._urgent = False
+            return self._stopping
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = open_for_writing(self._database, self._journal)
+        self._measure_tail(connection)
+        return connection
+
+    def _measure_tail(self, connection: sqlite3.Connection) -> None:
+        self._tail_rows, self._tail_bytes = connection.execute(
+            "SELECT count(*), coalesce(sum(length(body)), 0) FROM tail"
+        ).fetchone()
+
+    def _write(self, connection: sqlite3.Connection) -> None:
+        with self._changed:
+            self._batch += self._items
+            self._items = []
+            num_bytes = self._num_bytes
+        if not self._batch:
+            return
+        if not self._database.exists():  # SQLite would go on writing into a file that has no name any more
+            raise FileNotFoundError("the database was removed")
+        with transaction(connection):
+            if generation_of(connection) != self._generation:
+                raise SupersededError
+            for statement, items in groupby(self._batch, itemgetter(0)):
+                connection.executemany(statement, [parameters for _, parameters in items])
+        for statement, parameters in self._batch:
+            if statement is INSERT_ROW:
+                self._tail_rows += 1
+                self._tail_bytes += len(parameters[-1])
+        with self._changed:
+            self._num_written += len(self._batch)
+            self._batch = []
+            self._num_bytes -= num_bytes
+            self._changed.notify_all()
+
+    def _tidy(self, connection: sqlite3.Connection, all_of_it: bool) -> None:
+        """Compact and merge what is due; new rows are written in between, so that none waits long."""
+        compacted = False
+        while self._tail_rows >= TAIL_ROWS or self._tail_bytes >= TAIL_BYTES or (all_of_it and self._tail_rows):
+            compacted = compact(connection, self._catalog)
+            self._measure_tail(connection)
+        if compacted:
+            written = time.monotonic()
+            for _ in merges(connection, self._catalog):
+                if time.monotonic() - written > _PAUSE_SECONDS:
+                    self._write(connection)
+                    written = time.monotonic()
+
+    def _recover(self, connection: sqlite3.Connection) -> None:
+        """All is well; if it was not before, the run remembers what is missing."""
+        with self._changed:
+            if self.failure is None:
+                return
+            told = encoded({"why": self.failure, "dropped_rows": self._num_dropped})
+            self._num_dropped = 0
+            self.failure = None
+        connection.execute(INSERT_EVENT, (time.time(), "store_recovered", told))
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.failure = _sentence(error, self._database.parent)
+            if isinstance(error, SupersededError):
+                self._superseded = True
+                self._items, self._batch = [], []
+            self._changed.notify_all()
+
+
+def _leave(connection: sqlite3.Connection) -> None:
+    """Make the database one plain file again, unless somebody is reading it."""
+    with suppress(sqlite3.Error):
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    connection.close()
+
+
+def _sentence(error: Exception, directory: Path) -> str:
+    if isinstance(error, SupersededError):
+        return f"the run in {directory} was resumed by another process: this process records nothing more"
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        return f"the disk of {directory} is full: nothing is recorded until there is room"
+    return f"{directory} cannot be written ({error}): nothing is recorded until it can"

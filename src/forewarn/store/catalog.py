@@ -1,0 +1,131 @@
+"""The layouts and patterns of a run, by number."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.store.errors import RunError
+from forewarn.store.plain import decoded
+
+LAYOUT_IDS = np.dtype("<i4")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A metric's name with its scopes."""
+
+    id: int
+    name: str
+    scopes_id: int
+    num_scopes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The layouts of a row, in order."""
+
+    layouts: tuple[int, ...]
+    shared: bool
+    """Whether the blocks of the row have one time in common; otherwise each has its own."""
+    num_values: int
+
+    @property
+    def num_times(self) -> int:
+        return min(1, len(self.layouts)) if self.shared else len(self.layouts)
+
+
+@dataclass(frozen=True, slots=True)
+class PatternTable:
+    """All patterns side by side: one look-up answers for millions of rows."""
+
+    num_times: NDArray[np.int64]
+    one_time: bool
+    """Whether every pattern has exactly one time, as is usual: then a row's number is the number of its time."""
+    num_values: NDArray[np.int64]
+    shared: NDArray[np.bool_]
+    members: NDArray[np.int64]
+    """The layouts of all patterns, one pattern after the other."""
+    owners: NDArray[np.int64]
+    """The pattern that each member belongs to."""
+    positions: NDArray[np.int64]
+    """Where each member stands in its pattern."""
+
+
+class Catalog:
+    """What the numbers in the database stand for. `refresh` reads those that are new; none ever changes."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Layout] = []
+        self.patterns: list[Pattern] = []
+        self._scopes: dict[int, tuple[str, ...]] = {}
+        self._by_name: dict[str, list[Layout]] = {}
+        self._table: PatternTable | None = None
+
+    def refresh(self, connection: sqlite3.Connection) -> None:
+        for id, name, scopes_id, num_scopes in connection.execute(
+            "SELECT id, name, scopes, num_scopes FROM layouts WHERE id >= ? ORDER BY id", [len(self.layouts)]
+        ):
+            if id != len(self.layouts) or not isinstance(name, str) or not isinstance(num_scopes, int):
+                raise RunError(f"layout {len(self.layouts)} is missing or damaged")
+            layout = Layout(id, name, scopes_id, num_scopes)
+            self.layouts.append(layout)
+            self._by_name.setdefault(name, []).append(layout)
+        for id, shared, packed in connection.execute(
+            "SELECT id, shared, layouts FROM patterns WHERE id >= ? ORDER BY id", [len(self.patterns)]
+        ):
+            if id != len(self.patterns) or not isinstance(packed, bytes) or len(packed) % LAYOUT_IDS.itemsize:
+                raise RunError(f"pattern {len(self.patterns)} is missing or damaged")
+            self.patterns.append(self._pattern(bool(shared), np.frombuffer(packed, LAYOUT_IDS).tolist()))
+            self._table = None
+
+    @property
+    def names(self) -> list[str]:
+        """In the order of their first appearance."""
+        return list(self._by_name)
+
+    def layouts_of(self, name: str) -> list[Layout]:
+        return self._by_name.get(name, [])
+
+    def scopes_of(self, layout: Layout, connection: sqlite3.Connection) -> tuple[str, ...]:
+        """The scopes of a layout, one tuple for all layouts that share them; read when they are first asked for."""
+        if layout.scopes_id not in self._scopes:
+            row = connection.execute("SELECT names FROM scopes WHERE id = ?", [layout.scopes_id]).fetchone()
+            try:
+                scopes = tuple(decoded(row[0]))
+            except (TypeError, ValueError) as error:
+                raise RunError(f"the scopes of {layout.name} are damaged ({error})") from error
+            if not all(isinstance(one, str) for one in scopes):
+                raise RunError(f"the scopes of {layout.name} are damaged: they are not all words")
+            self._scopes[layout.scopes_id] = scopes
+        scopes = self._scopes[layout.scopes_id]
+        if len(scopes) != layout.num_scopes:
+            raise RunError(f"{layout.name} is damaged: {layout.num_scopes} scopes were expected, {len(scopes)} found")
+        return scopes
+
+    @property
+    def table(self) -> PatternTable:
+        if self._table is None:
+            lengths = np.array([len(one.layouts) for one in self.patterns], np.int64)
+            starts = np.cumsum(lengths) - lengths
+            owners = np.repeat(np.arange(len(lengths)), lengths)
+            num_times = np.array([one.num_times for one in self.patterns], np.int64)
+            self._table = PatternTable(
+                num_times=num_times,
+                one_time=bool((num_times == 1).all()),
+                num_values=np.array([one.num_values for one in self.patterns], np.int64),
+                shared=np.array([one.shared for one in self.patterns], np.bool_),
+                members=np.fromiter((id for one in self.patterns for id in one.layouts), np.int64, len(owners)),
+                owners=owners,
+                positions=np.arange(len(owners)) - starts[owners],
+            )
+        return self._table
+
+    def _pattern(self, shared: bool, layouts: list[int]) -> Pattern:
+        for id in layouts:
+            if not 0 <= id < len(self.layouts):
+                raise RunError(f"pattern {len(self.patterns)} is damaged: there is no layout {id}")
+        return Pattern(tuple(layouts), shared, sum(self.layouts[id].num_scopes for id in layouts))

@@ -1,0 +1,168 @@
+"""run.db: its tables, and how it is opened for writing and for reading.
+
+A *row* is one call of `RunWriter.append`: the blocks of one step. Rows are numbered from 0 without a gap and written
+to the *tail* as they come. Behind it they lie turned round: a *span* holds the steps and times of many rows, a *chunk*
+the values of one layout over many rows, cut into *bands* of a few scopes: one series is read without the others.
+
+A *layout* is a metric's name with its scopes, a *pattern* the layouts of a row in order. Both recur, so a row names
+them by number.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from forewarn.store.manifest import FORMAT
+
+NAME = "run.db"
+
+_APPLICATION = int.from_bytes(b"4wrn", "big")
+"""SQLite keeps this number in the header of the file: it tells our databases from others."""
+
+_BUSY_SECONDS = 20.0
+_LEFT_BEHIND_SECONDS = 30.0
+_CHECKPOINT_PAGES = 4000
+"""The log is copied into the database every 16 MB rather than SQLite's 4: each time costs an fsync."""
+_LOG_BYTES = 64 << 20
+
+_TABLES = """
+CREATE TABLE generation (number INTEGER NOT NULL);
+CREATE TABLE scopes (id INTEGER PRIMARY KEY, names TEXT NOT NULL);
+CREATE TABLE layouts (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, scopes INTEGER NOT NULL, num_scopes INTEGER NOT NULL);
+CREATE TABLE patterns (id INTEGER PRIMARY KEY, shared INTEGER NOT NULL, layouts BLOB NOT NULL);
+CREATE TABLE tail (
+    row INTEGER PRIMARY KEY, step INTEGER NOT NULL, pattern INTEGER NOT NULL, times BLOB NOT NULL, body BLOB NOT NULL);
+CREATE TABLE spans (
+    first INTEGER PRIMARY KEY, last INTEGER NOT NULL, level INTEGER NOT NULL,
+    steps BLOB NOT NULL, patterns BLOB NOT NULL, times BLOB NOT NULL);
+CREATE TABLE chunks (
+    id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    count INTEGER NOT NULL, level INTEGER NOT NULL, band INTEGER NOT NULL, band_scopes INTEGER NOT NULL);
+CREATE UNIQUE INDEX chunks_in_order ON chunks (layout, first);
+CREATE INDEX chunks_by_level ON chunks (level, layout);
+CREATE TABLE bands (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+CREATE INDEX records_by_kind ON records (kind, id);
+CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+INSERT INTO generation VALUES (0);
+"""
+
+
+def create_database(path: Path, journal: str) -> None:
+    """A new database with empty tables. Raises FileExistsError if there is a file already."""
+    path.open("xb").close()
+    try:
+        connection = open_for_writing(path, journal)
+        try:
+            with transaction(connection):
+                for statement in _TABLES.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+        finally:
+            connection.close()
+    except (OSError, sqlite3.Error):
+        delete_database(path)
+        raise
+
+
+def delete_database(path: Path) -> None:
+    """For a run that could not be begun."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def open_for_writing(path: Path, journal: str) -> sqlite3.Connection:
+    """A connection that writes without waiting for the disk: a killed process loses nothing that was committed."""
+    connection = sqlite3.connect(_uri(path, "mode=rw"), uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    try:
+        connection.execute(f"PRAGMA journal_mode = {journal}").fetchall()
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchall()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    try:
+        return _checked(path, "mode=ro")
+    except sqlite3.OperationalError as error:
+        reason = error.sqlite_errorcode & 0xFF
+        if reason == sqlite3.SQLITE_READONLY and _left_behind(path):
+            _checked(path, "mode=rw").close()
+            return _checked(path, "mode=ro")
+        if reason == sqlite3.SQLITE_CANTOPEN and not _size(path, "-wal"):
+            return _checked(path, "mode=ro&immutable=1")  # SQLite cannot make its files on read-only media: do without
+        raise
+
+
+def _checked(path: Path, options: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(_uri(path, options), uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _left_behind(path: Path) -> bool:
+    """Whether a killed writer left half a transaction, which somebody who may write must undo.
+
+    Only a writer without a write-ahead log does. On a network its locks may not be seen: that the journal is old is
+    the only safe sign that nobody is at work.
+    """
+    journal = path.with_name(path.name + "-journal")
+    return _size(path, "-journal") > 0 and time.time() - journal.stat().st_mtime > _LEFT_BEHIND_SECONDS
+
+
+def _size(path: Path, suffix: str) -> int:
+    file = path.with_name(path.name + suffix)
+    return file.stat().st_size if file.exists() else 0
+
+
+def is_ours(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION)
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def generation_of(connection: sqlite3.Connection) -> int:
+    """How often the run was resumed: rows keep their numbers and their content within one generation."""
+    return int(connection.execute("SELECT number FROM generation").fetchone()[0])
+
+
+def num_rows(connection: sqlite3.Connection) -> int:
+    found = connection.execute("SELECT max(row) FROM tail UNION ALL SELECT max(last) FROM spans").fetchall()
+    return 1 + max((last for (last,) in found if last is not None), default=-1)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """All of it or nothing. `DEFERRED` is for reading: one state of the database, whatever others write meanwhile."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite may have rolled back by itself, as it does on a full disk
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _uri(path: Path, options: str) -> str:
+    return f"file:{quote(str(path.absolute()))}?{options}"

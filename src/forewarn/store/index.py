@@ -1,0 +1,143 @@
+"""The rows of a run in order: which step, which pattern, which times. Values are elsewhere."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.store.catalog import Catalog
+from forewarn.store.columns import PATTERNS, STEPS, TIMES, Columns, joined, unpacked
+from forewarn.store.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One entry per row, 20 to 28 bytes each, so a million rows fit easily. The arrays cannot be written."""
+
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, STEPS))
+    patterns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, PATTERNS))
+    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, TIMES))
+    """One after the other for all rows; a row has as many as its pattern says."""
+    begins: NDArray[np.int64] | None = None
+    """Where the times of a row begin; None if every row has one."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def times_of(self, row: int, num_times: int) -> NDArray[np.float64]:
+        begin = row if self.begins is None else int(self.begins[row])
+        return self.times[begin : begin + num_times]
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """Where one layout occurs, in order: the row, and the position among the row's blocks."""
+
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    once: bool
+    """Whether no row comes twice."""
+
+
+def compacted(connection: sqlite3.Connection, catalog: Catalog, known: Index) -> Index:
+    """The index of all rows behind the tail; `known` is what an earlier call gave, so that only news is read."""
+    parts: list[Columns] = []
+    after = len(known)
+    for first, last, *columns in connection.execute(
+        "SELECT first, last, steps, patterns, times FROM spans WHERE last >= ? ORDER BY first", [after]
+    ):
+        span = unpacked(first, last, *columns)
+        skipped = after - first  # a merged span may begin with rows that are known
+        if skipped < 0:
+            raise RunError(f"rows {after} to {first - 1} are missing")
+        if _num_times(span.patterns, catalog) != len(span.times):
+            raise RunError(f"rows {first} to {last} are damaged: their times do not add up")
+        skipped_times = _num_times(span.patterns[:skipped], catalog)
+        parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
+        after = last + 1
+    return _extended(known, catalog, parts)
+
+
+def with_tail(connection: sqlite3.Connection, catalog: Catalog, behind: Index) -> Index:
+    """The index of all rows, those of the tail included."""
+    rows = connection.execute("SELECT row, step, pattern, times FROM tail ORDER BY row").fetchall()
+    if not rows:
+        return behind
+    if rows[0][0] != len(behind) or rows[-1][0] - rows[0][0] + 1 != len(rows):
+        raise RunError(f"rows from {len(behind)} on are damaged: their numbers have a gap")
+    try:
+        steps = np.array([row[1] for row in rows], STEPS)
+        patterns = np.array([row[2] for row in rows], PATTERNS)
+        times = np.frombuffer(b"".join(row[3] for row in rows), TIMES)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(f"the newest rows are damaged ({error})") from error
+    if _num_times(patterns, catalog) != len(times):
+        raise RunError("the newest rows are damaged: their times do not add up")
+    return _extended(behind, catalog, [Columns(steps, patterns, times)])
+
+
+def occurrences(index: Index, catalog: Catalog, layout: int, first: int = 0, end: int | None = None) -> Occurrences:
+    """Where `layout` occurs among the rows from `first` up to, not including, `end`."""
+    table = catalog.table
+    members = np.flatnonzero(table.members == layout)
+    counts = np.bincount(table.owners[members], minlength=len(catalog.patterns))
+    patterns = index.patterns[first:end]
+    everywhere, once = counts.min(initial=1) > 0, bool(counts.max(initial=0) <= 1)
+    rows = np.arange(len(patterns)) if everywhere else np.flatnonzero(counts.astype(np.bool_)[patterns])
+    places = table.positions[members]
+    if once and (places == places[:1]).all():  # the usual case, in which millions of rows are not looked at
+        return Occurrences(rows + first, np.broadcast_to(places[:1], rows.shape) if len(places) else rows, once)
+    begins = (np.cumsum(counts) - counts)[patterns[rows]]
+    if not once:  # a metric that was given twice in one call
+        repeats = counts[patterns[rows]]
+        rows, begins = np.repeat(rows, repeats), np.repeat(begins, repeats)
+        begins += np.arange(len(rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    return Occurrences(rows + first, places[begins], once)
+
+
+def steps_at(index: Index, found: Occurrences) -> NDArray[np.int64]:
+    """The step of each occurrence."""
+    return index.steps[_rows(found)]
+
+
+def times_at(index: Index, catalog: Catalog, found: Occurrences) -> NDArray[np.float64]:
+    """The time of each occurrence."""
+    if index.begins is None:
+        return index.times[_rows(found)]
+    begins = index.begins[found.rows]
+    shared = catalog.table.shared[index.patterns[found.rows]]
+    return index.times[np.where(shared, begins, begins + found.positions)]
+
+
+def _rows(found: Occurrences) -> slice | NDArray[np.int64]:
+    """Neighbouring rows as a slice, which copies nothing."""
+    rows = found.rows
+    if found.once and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def _num_times(patterns: NDArray[np.int32], catalog: Catalog) -> int:
+    """How many times rows of these patterns have; also the place where unknown patterns are met."""
+    if len(patterns) and not 0 <= patterns.min() <= patterns.max() < len(catalog.patterns):
+        raise RunError("the database is damaged: a row names a pattern that does not exist")
+    return len(patterns) if catalog.table.one_time else int(catalog.table.num_times[patterns].sum())
+
+
+def _extended(known: Index, catalog: Catalog, parts: list[Columns]) -> Index:
+    if not parts:
+        return known
+    if len(known):
+        parts = [Columns(known.steps, known.patterns, known.times), *parts]
+    whole = joined(parts)
+    begins = None
+    if not catalog.table.one_time:
+        counts = catalog.table.num_times[whole.patterns]
+        begins = np.cumsum(counts) - counts
+        begins.flags.writeable = False
+    for column in (whole.steps, whole.patterns, whole.times):
+        column.flags.writeable = False
+    return Index(whole.steps, whole.patterns, whole.times, begins)

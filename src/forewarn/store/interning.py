@@ -1,0 +1,72 @@
+"""Numbers for what recurs: a metric's scopes are written once, and every row names them by a number."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import numpy as np
+
+from forewarn.store.catalog import LAYOUT_IDS, Catalog
+from forewarn.store.plain import encoded, storable
+
+_MOST_IDENTITIES = 4096
+"""Callers that build a new tuple of scopes for every step must not fill the memory."""
+
+
+class Interning:
+    """Gives out the numbers of layouts and patterns, and remembers which of them have yet to be written."""
+
+    def __init__(self) -> None:
+        self._news: list[tuple[str, tuple[Any, ...]]] = []
+        self._scopes: dict[tuple[str, ...], int] = {}
+        self._layouts: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._patterns: dict[tuple[bool, tuple[int, ...]], int] = {}
+        self._by_identity: dict[tuple[str, int], tuple[int, tuple[str, ...]]] = {}
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Know what a resumed run already holds."""
+        catalog = Catalog()
+        catalog.refresh(connection)
+        for layout in catalog.layouts:
+            scopes = catalog.scopes_of(layout, connection)
+            self._scopes[scopes] = layout.scopes_id
+            self._layouts[layout.name, scopes] = layout.id
+        for number, pattern in enumerate(catalog.patterns):
+            self._patterns[pattern.shared, pattern.layouts] = number
+
+    def layout(self, name: str, scopes: tuple[str, ...]) -> int:
+        """The number of a layout. The same tuple as before is found by identity, without a look at its scopes."""
+        known = self._by_identity.get((name, id(scopes)))
+        if known is not None:
+            return known[0]
+        number = self._layouts.get((name, scopes))
+        if number is None:
+            number = self._new_layout(name, scopes)
+        if len(self._by_identity) >= _MOST_IDENTITIES:
+            self._by_identity.clear()
+        self._by_identity[name, id(scopes)] = number, scopes  # holding the tuple keeps its identity from being reused
+        return number
+
+    def pattern(self, shared: bool, layouts: tuple[int, ...]) -> int:
+        number = self._patterns.get((shared, layouts))
+        if number is None:
+            number = self._patterns[shared, layouts] = len(self._patterns)
+            packed = np.array(layouts, LAYOUT_IDS).tobytes()
+            self._news.append(("INSERT INTO patterns (id, shared, layouts) VALUES (?, ?, ?)", (number, shared, packed)))
+        return number
+
+    def news(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """The statements, each with its parameters, that write what is new; they are given once."""
+        news, self._news = self._news, []
+        return news
+
+    def _new_layout(self, name: str, scopes: tuple[str, ...]) -> int:
+        scopes_id = self._scopes.get(scopes)
+        if scopes_id is None:
+            scopes_id = self._scopes[scopes] = 1 + max(self._scopes.values(), default=-1)
+            self._news.append(("INSERT INTO scopes (id, names) VALUES (?, ?)", (scopes_id, encoded(scopes))))
+        number = self._layouts[name, scopes] = len(self._layouts)
+        insertion = "INSERT INTO layouts (id, name, scopes, num_scopes) VALUES (?, ?, ?, ?)"
+        self._news.append((insertion, (number, storable(name), scopes_id, len(scopes))))
+        return number

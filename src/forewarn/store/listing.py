@@ -1,0 +1,47 @@
+"""Finding the runs below a directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from forewarn.store import database, manifest
+
+_DEPTH = 4
+"""Runs lie a few directories down at most; a whole home directory is not searched."""
+
+
+def list_runs(root: str | Path) -> list[Path]:
+    """Run directories at or below `root`, the one that was written last first; none if there is no such directory."""
+    found = _runs_below(Path(root), _DEPTH)
+    return [path for _, path in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+def _runs_below(directory: Path, depth: int) -> list[tuple[float, Path]]:
+    try:
+        entries = {entry.name: entry for entry in os.scandir(directory)}
+    except OSError:  # gone meanwhile, or not ours to read
+        return []
+    if manifest.NAME in entries and database.NAME in entries:
+        return [(_written(entries), directory)]
+    if depth == 0:
+        return []
+    below = [Path(entry.path) for name, entry in entries.items() if not name.startswith(".") and _is_directory(entry)]
+    return [run for path in below for run in _runs_below(path, depth - 1)]
+
+
+def _written(entries: dict[str, os.DirEntry[str]]) -> float:
+    newest = 0.0
+    for name in (manifest.NAME, database.NAME, f"{database.NAME}-wal"):
+        try:
+            newest = max(newest, entries[name].stat().st_mtime)
+        except (KeyError, OSError):  # the log comes and goes
+            continue
+    return newest
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

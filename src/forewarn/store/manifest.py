@@ -1,0 +1,70 @@
+"""run.json: what is fixed about a run, and how its database is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forewarn.store.errors import RunError
+from forewarn.store.plain import decoded, encoded
+from forewarn.types import Facts
+
+NAME = "run.json"
+
+FORMAT = 1
+"""The version of the run directory; raised when an older reader would misread a newer run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    facts: Facts
+    config: Mapping[str, Any]
+    journal: str
+    """How SQLite journals: `WAL` on a local disk, `TRUNCATE` on a network file system."""
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Put run.json in place in one move, so that no reader and no crash ever meets half of it."""
+    text = encoded(
+        {
+            "format": FORMAT,
+            "journal": manifest.journal,
+            "facts": manifest.facts.to_json(),
+            "config": manifest.config,
+        }
+    )
+    draft = directory / f"{NAME}.{os.getpid()}.draft"
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(directory / NAME)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read_manifest(directory: Path) -> Manifest:
+    path = directory / NAME
+    try:
+        plain = decoded(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}); restore it from a copy") from error
+    if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
+        raise RunError(f"{path} was not written by forewarn: it names no format version")
+    if plain["format"] > FORMAT:
+        raise RunError(
+            f"{path} has format {plain['format']}, and this forewarn reads up to {FORMAT}: "
+            "it was written by a newer version, so upgrade with pip install -U forewarn"
+        )
+    try:
+        facts = Facts.from_json(plain["facts"])
+        return Manifest(facts, dict(plain["config"]), str(plain["journal"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error!r}); restore it from a copy") from error

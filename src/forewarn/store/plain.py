@@ -1,0 +1,49 @@
+"""JSON that gives back what was put in, infinities and NaN included."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# JSON has no word for a float that is not finite: {"__float__": "nan"} stands for it, so that any reader can parse it.
+_FLOAT = "__float__"
+
+
+def encoded(value: Any) -> str:
+    """`value` as strictly valid JSON; what JSON has no form for, such as a path, becomes its text."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(_plain(value), allow_nan=False)
+
+
+def decoded(text: str) -> Any:
+    """What `encoded` was given, with tuples as lists. Raises ValueError for anything that is not JSON."""
+    return json.loads(text, object_hook=_float_or_object)
+
+
+def storable(text: str) -> str:
+    """`text` without the lone surrogates that a file name may bring and that no database takes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_FLOAT: str(float(value))}
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy number
+        return _plain(value.item())
+    return str(value)
+
+
+def _float_or_object(found: dict[str, Any]) -> Any:
+    if found.keys() == {_FLOAT}:
+        return float(found[_FLOAT])
+    return found

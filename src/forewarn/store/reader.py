@@ -1,0 +1,274 @@
+"""Reading a run, finished or still being written, by another process or on another machine."""
+
+from __future__ import annotations
+
+import difflib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.store import database, manifest
+from forewarn.store.catalog import Catalog, Layout
+from forewarn.store.chunks import column_of
+from forewarn.store.errors import RunError, UnknownSeriesError
+from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
+from forewarn.store.listing import list_runs
+from forewarn.store.manifest import Manifest, read_manifest
+from forewarn.store.records import Change, Event, action_from, alert_from, event_from, finding_from
+from forewarn.store.replay import replay
+from forewarn.store.tail import column_in_tail
+from forewarn.types import Action, Alert, Block, Facts, Finding, Values
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSeries:
+    """One metric of one scope over the whole run, in the order in which it was recorded."""
+
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    """Seconds since the epoch."""
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class Run:
+    """A stored run. Every call reads what is there at that moment, in one consistent state.
+
+    A run that is being written can be read at the same time. Not for use from several threads: open one for each.
+    """
+
+    def __init__(self, path: Path, description: Manifest, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.facts: Facts = description.facts
+        self.config: dict[str, Any] = dict(description.config)
+        self.journal = description.journal
+        self._connection = connection
+        self._generation = -1
+        self._catalog = Catalog()
+        self._behind = Index()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def end(self) -> tuple[str, float] | None:
+        """Why and when the run ended; None while it runs, or if it was killed."""
+        last = [one for one in self.events() if one.kind in ("end", "resume")][-1:]
+        if not last or last[0].kind == "resume":
+            return None
+        return str(last[0].data.get("reason", "")), last[0].time
+
+    @property
+    def last_step(self) -> int | None:
+        with self._reading() as connection:
+            steps = self._index(connection).steps
+        return int(steps.max()) if len(steps) else None
+
+    @property
+    def num_steps(self) -> int:
+        """How many different steps were recorded."""
+        with self._reading() as connection:
+            return len(np.unique(self._index(connection).steps))
+
+    @property
+    def updated(self) -> float | None:
+        """When the newest block was measured, in seconds since the epoch."""
+        with self._reading() as connection:
+            times = self._index(connection).times
+        return float(times[-1]) if len(times) else None
+
+    def names(self) -> list[str]:
+        """The metrics of the run, in the order of their first appearance."""
+        with self._reading():
+            return self._catalog.names
+
+    def scopes(self, name: str) -> tuple[str, ...]:
+        """What a metric was measured for, in the order of first appearance; `("",)` for the run as a whole."""
+        with self._reading() as connection:
+            layouts = self._layouts_of(name)
+            return tuple(dict.fromkeys(one for it in layouts for one in self._catalog.scopes_of(it, connection)))
+
+    def series(self, name: str, scope: str = "") -> StoredSeries:
+        """All readings of one metric for one scope; a million take some tens of milliseconds."""
+        with self._reading() as connection:
+            index = self._index(connection)
+            parts: list[tuple[Occurrences, Values]] = []
+            known: dict[str, None] = {}
+            for layout in self._layouts_of(name):
+                scopes = self._catalog.scopes_of(layout, connection)
+                if scope in scopes:
+                    parts.append(self._column(connection, index, layout, scopes.index(scope)))
+                else:
+                    known.update(dict.fromkeys(scopes))
+            if not parts:
+                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, list(known)))
+            found, values = _in_order(parts)
+            return StoredSeries(steps_at(index, found), times_at(index, self._catalog, found), values)
+
+    def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
+        """Every call of `append` again: its step and its blocks, in order and bit for bit.
+
+        A step that was appended to twice comes twice. `start` leaves out the steps before it. The run is read piece by
+        piece up to where it was when the iteration began; the values are views into such a piece and cannot be written.
+        """
+        with self._reading() as connection:
+            index = self._index(connection)
+            generation = self._generation
+        wanted = np.ones(len(index), np.bool_) if start is None else index.steps >= start
+
+        @contextmanager
+        def reading() -> Iterator[sqlite3.Connection]:
+            with self._reading() as connection:
+                if self._generation != generation:
+                    raise RunError("it was resumed by another process while it was read; read it again")
+                yield connection
+
+        return replay(reading, self._catalog, index, wanted)
+
+    def alerts(self) -> list[Alert]:
+        """The newest state of every episode, in the order in which they began."""
+        newest: dict[tuple[str, str, int], Alert] = {}
+        for change in self.alert_changes():
+            newest[change.alert.code, change.alert.scope, change.alert.since] = change.alert
+        return list(newest.values())
+
+    def alert_changes(self) -> list[Change]:
+        """Every change of state or severity of every alert, in the order in which they were recorded."""
+        return self._records("alert", lambda time, step, body: Change(float(time), int(step), alert_from(body)))
+
+    def findings(self) -> list[Finding]:
+        return self._records("finding", lambda _time, _step, body: finding_from(body))
+
+    def actions(self) -> list[Action]:
+        return self._records("action", lambda _time, _step, body: action_from(body))
+
+    def events(self) -> list[Event]:
+        with self._reading() as connection:
+            return [event_from(*row) for row in connection.execute("SELECT time, kind, data FROM events ORDER BY id")]
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One state of the database, with the catalog up to date. Damage that is met becomes a RunError."""
+        try:
+            with database.transaction(self._connection, "DEFERRED"):
+                generation = database.generation_of(self._connection)
+                if generation != self._generation:
+                    self._generation, self._catalog, self._behind = generation, Catalog(), Index()
+                self._catalog.refresh(self._connection)
+                yield self._connection
+        except RunError as error:
+            raise RunError(f"{self.path}: {error}") from error
+        except sqlite3.ProgrammingError:  # closed, or used from another thread: not the run's fault
+            raise
+        except (sqlite3.Error, IndexError, OverflowError, TypeError, ValueError) as error:
+            raise RunError(f"{self.path} cannot be read: {database.NAME} is damaged or in use ({error})") from error
+
+    def _index(self, connection: sqlite3.Connection) -> Index:
+        self._behind = compacted(connection, self._catalog, self._behind)
+        return with_tail(connection, self._catalog, self._behind)
+
+    def _layouts_of(self, name: str) -> list[Layout]:
+        layouts = self._catalog.layouts_of(name)
+        if not layouts:
+            raise UnknownSeriesError(_unknown("metric", name, self._catalog.names))
+        return layouts
+
+    def _column(
+        self, connection: sqlite3.Connection, index: Index, layout: Layout, column: int
+    ) -> tuple[Occurrences, Values]:
+        found = occurrences(index, self._catalog, layout.id)
+        values = column_of(connection, layout.id, layout.num_scopes, column)
+        values.append(column_in_tail(connection, self._catalog, layout.id, column))
+        if sum(len(one) for one in values) != len(found.rows):
+            raise RunError(f"values of {layout.name} are missing: the database is damaged")
+        return found, np.concatenate(values)
+
+    def _records(self, kind: str, read: Callable[[float, int, str], T]) -> list[T]:
+        with self._reading() as connection:
+            found = connection.execute("SELECT time, step, body FROM records WHERE kind = ? ORDER BY id", [kind])
+            return [read(*row) for row in found]
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a directory. A path that holds none is refused with RunError."""
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"there is no {path}; name the directory of a run")
+    if not path.is_dir():
+        raise RunError(f"{path} is a file; name the directory of a run")
+    if not (path / manifest.NAME).exists():
+        below = [str(one) for one in list_runs(path)[:3]]
+        advice = f"it has runs below, such as {', '.join(below)}" if below else "name the directory of a run"
+        raise RunError(f"{path} holds no run, for {manifest.NAME} is missing; {advice}")
+    description = read_manifest(path)
+    file = path / database.NAME
+    if not file.exists():
+        raise RunError(f"{path} has a {manifest.NAME} but no {database.NAME}; restore it from a copy")
+    try:
+        return Run(path, description, _opened(file))
+    except (OSError, sqlite3.Error) as error:
+        raise RunError(f"{file} cannot be opened ({error}): {_advice(error)}") from error
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    connection = database.open_for_reading(file)
+    try:
+        if not database.is_ours(connection):
+            raise RunError(f"{file} is a database of something else; restore it from a copy")
+        if (found := database.format_of(connection)) > manifest.FORMAT:
+            raise RunError(
+                f"{file} has format {found}, and this forewarn reads up to {manifest.FORMAT}: it was written by a newer"
+                " version, so upgrade with pip install -U forewarn"
+            )
+    except (RunError, sqlite3.Error):
+        connection.close()
+        raise
+    return connection
+
+
+def _advice(error: Exception) -> str:
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_READONLY:
+            return "its writer was killed; try again in a minute, or copy its directory to where you may write"
+        case sqlite3.SQLITE_CANTOPEN:
+            return "the run was not closed and is read-only; copy its directory to where you may write"
+        case sqlite3.SQLITE_BUSY:
+            return "another process holds it; try again in a minute"
+    return "it is damaged; restore it from a copy"
+
+
+def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Values]:
+    """Readings of one scope that came under different layouts, in the order in which they came."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([found.rows for found, _ in parts])
+    positions = np.concatenate([found.positions for found, _ in parts])
+    order = np.lexsort((positions, rows))
+    return Occurrences(rows[order], positions[order], once=False), np.concatenate([values for _, values in parts])[
+        order
+    ]
+
+
+def _unknown(what: str, given: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(given, known, n=3) or known[:3]
+    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else "; the run holds none"
+    return f"there is no {what} {given!r}{meant}"
