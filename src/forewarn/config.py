@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 
-def _between(default: Any, low: float, high: float = math.inf) -> Any:
+def between(default: Any, low: float, high: float = math.inf) -> Any:
     """A numeric field that must lie in [low, high]."""
     return field(default=default, metadata={"low": low, "high": high})
 
@@ -71,15 +71,15 @@ def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> 
 class Spike(Settings):
     """When a value counts as far above its own recent level; judged in log space by median and MAD."""
 
-    k: float = _between(6.0, 1.0)
+    k: float = between(6.0, 1.0)
     """How many robust standard deviations (1.4826 × MAD) above the median."""
-    floor: float = _between(0.1, 0.0)
+    floor: float = between(0.1, 0.0)
     """The least excess in natural-log units, whatever the spread: 0.1 is 10%, ln 2 is a doubling."""
-    window: int = _between(64, 8)
+    window: int = between(64, 8)
     """How many accepted values make the level."""
-    minimum: int = _between(32, 4)
+    minimum: int = between(32, 4)
     """How many values must have been seen before anything is judged."""
-    readmit_after: int = _between(32, 1)
+    readmit_after: int = between(32, 1)
     """After so many outliers in a row the new level is taken as the level."""
 
     def __post_init__(self) -> None:
@@ -102,13 +102,13 @@ class Spike(Settings):
 class LossSpike(Spike):
     """L102."""
 
-    warning_factor: float = _between(10.0, 1.0)
+    warning_factor: float = between(10.0, 1.0)
     """Times the recent level at which a single step is a warning."""
-    critical_factor: float = _between(100.0, 1.0)
+    critical_factor: float = between(100.0, 1.0)
     """Times the recent level at which a single step is critical."""
-    lasting_steps: int = _between(3, 1)
+    lasting_steps: int = between(3, 1)
     """Steps in a row after which a spike of any height is a warning."""
-    lost_steps: int = _between(20, 1)
+    lost_steps: int = between(20, 1)
     """Steps in a row after which the loss counts as not coming back: critical."""
 
 
@@ -116,27 +116,27 @@ class LossSpike(Spike):
 class LossDivergence(Settings):
     """L103."""
 
-    window: int = _between(32, 8)
+    window: int = between(32, 8)
     """Steps whose median is the present level; it must have risen from window to window, twice, and within the last."""
-    slow_window: int = _between(128, 8)
+    slow_window: int = between(128, 8)
     """The same for a rise that is too slow to be told from noise within the shorter windows."""
-    significance: float = _between(3.0, 0.0)
+    significance: float = between(3.0, 0.0)
     """Standard errors of the median by which each of these rises must exceed the noise."""
-    factor: float = _between(1.5, 1.0)
+    factor: float = between(1.5, 1.0)
     """Times the best earlier level above which a rising loss is a warning."""
-    critical_factor: float = _between(3.0, 1.0)
+    critical_factor: float = between(3.0, 1.0)
     """Times the best earlier level above which it is critical."""
-    comparable_lr: float = _between(0.5, 0.0, 1.0)
-    """Share of the present lr that an earlier level must have been reached with, unless the present lr is a new peak."""
+    comparable_lr: float = between(0.5, 0.0, 1.0)
+    """Share of the present lr that an earlier level must have been reached with, unless the present lr is a peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplodingGradient(Settings):
     """G102."""
 
-    warning: float = _between(100.0, 0.0)
+    warning: float = between(100.0, 0.0)
     """Global gradient norm before clipping at which to warn."""
-    critical: float = _between(1000.0, 0.0)
+    critical: float = between(1000.0, 0.0)
     """Global gradient norm before clipping that is critical."""
 
 
@@ -144,9 +144,9 @@ class ExplodingGradient(Settings):
 class VanishingGradient(Settings):
     """G103."""
 
-    global_norm: float = _between(1e-3, 0.0)
+    global_norm: float = between(1e-3, 0.0)
     """Global gradient norm below which the run as a whole is starved."""
-    tensor_norm: float = _between(1e-7, 0.0)
+    tensor_norm: float = between(1e-7, 0.0)
     """Gradient norm of one tensor below which (and above 0) it is starved."""
 
 
@@ -154,10 +154,10 @@ class VanishingGradient(Settings):
 class GradientSpike(Spike):
     """G104."""
 
-    floor: float = _between(math.log(2.0), 0.0)
-    lasting_steps: int = _between(3, 1)
+    floor: float = between(math.log(2.0), 0.0)
+    lasting_steps: int = between(3, 1)
     """Steps in a row after which a spike is a warning; a single one is information."""
-    warning_factor: float = _between(10.0, 1.0)
+    warning_factor: float = between(10.0, 1.0)
     """Times the recent level at which a single step is a warning."""
 
 
@@ -165,9 +165,9 @@ class GradientSpike(Spike):
 class FrozenWeight(Settings):
     """U101."""
 
-    ratio: float = _between(1e-12, 0.0)
+    ratio: float = between(1e-12, 0.0)
     """Update ratio at or below which a weight does not move."""
-    patience: int = _between(3, 1)
+    patience: int = between(3, 1)
     """Checks in a row at or below that ratio after which it counts as frozen."""
 
 
@@ -175,21 +175,25 @@ class FrozenWeight(Settings):
 class UpdateRatioHigh(Settings):
     """U102."""
 
-    tensor: float = _between(0.1, 0.0)
+    tensor: float = between(0.1, 0.0)
     """Update ratio of one tensor above which it is rewritten rather than trained."""
-    median: float = _between(3e-2, 0.0)
-    """Median update ratio over tensors at or above which the learning rate is too high."""
-    start_steps: int = _between(100, 0)
+    median: float = between(3e-2, 0.0)
+    """Median update ratio over tensors at or above which the learning rate is at the edge: information."""
+    median_warning: float = between(5e-2, 0.0)
+    """Median update ratio over tensors at or above which the learning rate is too high: a warning."""
+    start_steps: int = between(100, 0)
     """For so many steps the bounds are wider: weights start small, and Adam's first steps are its largest."""
-    start_ratio: float = _between(0.3, 0.0)
-    """Both bounds in that time. A tensor whose very first ratio is above it starts near zero and is left alone."""
+    start_ratio: float = between(0.2, 0.0)
+    """Both bounds in that time."""
+    near_zero_ratio: float = between(10.0, 0.0)
+    """A tensor whose very first ratio is above this starts near zero, and is left alone in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRatioLow(Settings):
     """U103."""
 
-    tensor: float = _between(1e-7, 0.0)
+    tensor: float = between(1e-7, 0.0)
     """Update ratio of one tensor below which (and above frozen) it barely trains."""
 
 
@@ -197,17 +201,17 @@ class UpdateRatioLow(Settings):
 class UpdateRatioJump(Settings):
     """U104."""
 
-    factor: float = _between(3.0, 1.0)
+    factor: float = between(3.0, 1.0)
     """Times the median of the window."""
-    window: int = _between(20, 3)
+    window: int = between(20, 3)
     """Checks whose median is the level."""
-    minimum: int = _between(8, 2)
+    minimum: int = between(8, 2)
     """Checks that must have been seen before anything is judged."""
-    warning_factor: float = _between(10.0, 1.0)
+    warning_factor: float = between(10.0, 1.0)
     """Times the level at which a single check is a warning, whatever the cause; a jump of the lr always is."""
-    lasting_checks: int = _between(3, 1)
+    lasting_checks: int = between(3, 1)
     """Checks in a row after which a jump of any height is a warning."""
-    restart_tolerance: float = _between(0.01, 0.0)
+    restart_tolerance: float = between(0.01, 0.0)
     """An lr that jumps to within this share of its earlier peak is a restart by plan."""
 
 
@@ -215,9 +219,9 @@ class UpdateRatioJump(Settings):
 class OptimizerNotStepping(Settings):
     """U105."""
 
-    steps: int = _between(3, 1)
+    steps: int = between(3, 1)
     """Calls of `monitor.step` in a row without an optimizer step."""
-    skipped_steps: int = _between(20, 1)
+    skipped_steps: int = between(20, 1)
     """Steps skipped by the gradient scaler in a row; a few are how it finds its scale."""
 
 
@@ -225,11 +229,11 @@ class OptimizerNotStepping(Settings):
 class WeightNormSpike(Settings):
     """W102."""
 
-    factor: float = _between(10.0, 1.0)
+    factor: float = between(10.0, 1.0)
     """Times the median of the earlier checks."""
-    minimum: int = _between(8, 2)
+    minimum: int = between(8, 2)
     """Earlier checks that must have been seen before anything is judged."""
-    growth: float = _between(2.0, 1.0)
+    growth: float = between(2.0, 1.0)
     """Times its oldest kept norm up to which that median is a level; above, the tensor is growing into place."""
 
 
@@ -237,13 +241,13 @@ class WeightNormSpike(Settings):
 class WeightNormsApart(Settings):
     """W103."""
 
-    factor: float = _between(1000.0, 1.0)
+    factor: float = between(1000.0, 1.0)
     """Largest over smallest root-mean-square weight among layers of the same kind."""
-    tensors: int = _between(3, 2)
+    tensors: int = between(3, 2)
     """Tensors of one kind that there must be to compare."""
-    minimum: int = _between(8, 2)
+    minimum: int = between(8, 2)
     """Checks that must have been seen before anything is judged."""
-    growth: float = _between(1.5, 1.0)
+    growth: float = between(1.5, 1.0)
     """Times its oldest kept norm from which a small tensor counts as still growing into place."""
 
 
@@ -251,9 +255,9 @@ class WeightNormsApart(Settings):
 class WeightShrinking(Settings):
     """W104."""
 
-    share: float = _between(0.1, 0.0, 1.0)
+    share: float = between(0.1, 0.0, 1.0)
     """Share of the norm it had in the oldest kept check below which a tensor counts as shrinking away."""
-    minimum: int = _between(8, 2)
+    minimum: int = between(8, 2)
     """Checks that must have been seen before anything is judged."""
 
 
@@ -280,17 +284,17 @@ class Thresholds(Settings):
 class Config(Settings):
     """Everything that can be set about a monitor beyond the arguments of `watch`."""
 
-    ema_decay: float = _between(0.99, 0.0, 0.99999)
+    enable_ema_loss: bool = True
+    """Whether `train/loss_ema` is recorded beside the loss."""
+    ema_decay: float = between(0.99, 0.0, 0.99999)
     """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss."""
-    sample_size: int = _between(1024, 1)
+    sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
-    topk: int = _between(5, 0)
-    """How many of the largest gradients and most frozen weights are recorded by name beside the aggregates."""
-    history_window: int = _between(1024, 64)
+    history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
-    detail_window: int = _between(64, 16)
+    detail_window: int = between(64, 16)
     """Checks kept in memory per metric of each tensor; 4 bytes each."""
-    escalation_steps: int = _between(20, 0)
+    escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
     disable: tuple[str, ...] = ()
     """Rules that are not judged, by code or by name."""

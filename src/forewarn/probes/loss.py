@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,20 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forewarn.ema import Ema
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 
 
 class LossProbe(Probe):
-    """`train/loss` and `train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss.
-
-    A loss that is not finite is recorded as it is and left out of the average, which would never recover from it.
-    """
+    """`train/loss`, its moving average `train/loss_ema`, and whatever else `monitor.step` is given."""
 
     name = "loss"
 
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
-        self._ema = math.nan
+    def __init__(self, decay: float | None) -> None:
+        self._ema = None if decay is None else Ema(decay)
         self._extra: dict[str, Tensor] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -39,24 +35,18 @@ class LossProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             for name, value in zip(given, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
-                if name == "loss":
-                    yield Reading("train/loss_ema", ONE, self._averaged(float(value)))
+                if name == "loss" and self._ema is not None:
+                    as_stored = float(np.float32(value))
+                    yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
 
         return Pending(list(given.values()), decode)
 
-    def _averaged(self, loss: float) -> float:
-        loss = float(np.float32(loss))  # judged and averaged as stored
-        if math.isnan(self._ema):
-            self._ema = loss if math.isfinite(loss) else math.nan
-        elif math.isfinite(loss):
-            self._ema = self._decay * self._ema + (1 - self._decay) * loss
-        return self._ema
-
     def state_dict(self) -> dict[str, Any]:
-        return {"ema": self._ema}
+        return {} if self._ema is None else {"ema": self._ema.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._ema = float(state["ema"])
+        if self._ema is not None and "ema" in state:
+            self._ema.value = float(state["ema"])
 
 
 def as_scalar(name: str, value: Any) -> Tensor:

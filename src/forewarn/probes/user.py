@@ -38,3 +38,9 @@ class UserProbe(Probe):
                 yield Reading(name, scopes, [values[name, scope] for scope in scopes])
 
         return Pending(list(given.values()), decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": [[name, scope, value] for (name, scope), value in self._given.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._given = {(name, scope): as_scalar(name, value) for name, scope, value in state["given"]}

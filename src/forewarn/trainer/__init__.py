@@ -1,5 +1,25 @@
-"""A small reference trainer, with the models and data of the examples.
+"""A small reference trainer, its callbacks, and the models and data of the examples."""
 
-Import from the module that holds what you need, so that nothing here loads torch before it is used:
-`forewarn.trainer.gpt`, `forewarn.trainer.networks`, `forewarn.trainer.data`.
-"""
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forewarn.trainer.callbacks import Callback, CallbackError, EarlyStopping
+    from forewarn.trainer.config import TrainerConfig
+    from forewarn.trainer.trainer import Trainer
+
+_HOMES = {
+    "Callback": "callbacks",
+    "CallbackError": "callbacks",
+    "EarlyStopping": "callbacks",
+    "Trainer": "trainer",
+    "TrainerConfig": "config",
+}
+
+__all__ = ["Callback", "CallbackError", "EarlyStopping", "Trainer", "TrainerConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'forewarn.trainer' has no attribute {name!r}")
+    return getattr(import_module(f"forewarn.trainer.{_HOMES[name]}"), name)

@@ -62,6 +62,19 @@ def read_text(path: str | os.PathLike[str]) -> Tensor:
     return torch.frombuffer(text, dtype=torch.uint8)
 
 
+def wikitext() -> Tensor:
+    """The bytes of WikiText-2's training text, through the `datasets` package, which downloads it where it can."""
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise ValueError("the dataset wikitext needs the package datasets: pip install datasets") from error
+    try:
+        lines = load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="train")["text"]
+    except Exception as error:  # whatever the hub, the network and the cache have to say
+        raise ValueError(f"the dataset wikitext could not be loaded ({type(error).__name__}: {error})") from error
+    return torch.frombuffer(bytearray("".join(lines).encode()), dtype=torch.uint8)
+
+
 def split(tokens: Tensor, validation_share: float = 0.1) -> tuple[Tensor, Tensor]:
     """The part to train on and, from the end, the part to validate on; for samples and labels too."""
     if not 0 < validation_share < 1:

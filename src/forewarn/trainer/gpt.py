@@ -142,3 +142,8 @@ class GPT(nn.Module):
         if targets is None:
             return logits
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of every position, as `criterion(model(inputs), targets)` wants it."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -1,0 +1,259 @@
+"""`forewarn train`: reference training runs with the monitor in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from forewarn.commands.terminal import Failure, output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forewarn.trainer import Trainer
+
+VALIDATION_BATCHES = 20
+"""Fixed batches of the text that is held out; enough for a standard error of about 0.02."""
+WARM_UP_SHARE = 0.05
+"""Of all steps, in which the learning rate rises to its peak."""
+
+
+class _GroupedOption(click.Option):
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default alone: a range is told by the error that crossing it gives."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        short = {click.types.IntRange: "N", click.types.FloatRange: "X"}
+        return self.metavar or short.get(type(self.type)) or super().make_metavar(ctx)
+
+
+class _GroupedCommand(click.Command):
+    """A command whose help lists its options by what they are about."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _options(group: str, *options: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Several options under one heading."""
+
+    def add(command: Any) -> Any:
+        for each in reversed(options):
+            command = each(group)(command)
+        return command
+
+    return add
+
+
+def _option(*names: str, **settings: Any) -> Callable[[str], Any]:
+    settings.setdefault("show_default", not settings.get("is_flag"))
+    return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
+
+
+_POSITIVE = click.IntRange(min=1)
+_AT_LEAST_0 = click.FloatRange(min=0.0)
+
+
+@click.group()
+def command() -> None:
+    """Train a model with the monitor in it."""
+
+
+@command.command(
+    cls=_GroupedCommand,
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-"), "max_content_width": 100},
+)
+@_options(
+    "Data",
+    _option("--dataset", default="stdlib", metavar="stdlib|PATH|wikitext",
+            help="The source of Python's standard library, a text file of yours, or WikiText-2 through `datasets`."),
+)  # fmt: skip
+@_options(
+    "Training",
+    _option("--epochs", type=_POSITIVE, default=1, help="Passes over the text."),
+    _option("--max-steps", type=_POSITIVE, help="End after so many optimizer steps."),
+    _option("--batch-size", type=_POSITIVE, default=16, help="Sequences per batch."),
+    _option("--accumulation-steps", type=_POSITIVE, default=1, help="Batches per optimizer step."),
+    _option("--lr", type=click.FloatRange(min=0.0, min_open=True), default=1e-3,
+            help="Peak learning rate: 5% warm-up, then cosine to a tenth."),
+    _option("--weight-decay", type=_AT_LEAST_0, default=0.01),
+    _option("--gradient-clip", type=_AT_LEAST_0, default=1.0, help="Global gradient norm to clip at; 0: never."),
+    _option("--amp", type=click.Choice(["off", "bf16", "fp16"]), default="off", help="Mixed precision."),
+    _option("--device", default="cpu", help="cpu, cuda, cuda:1, mps, …"),
+    _option("--seed", type=int, default=0, help="Of weights, dropout and the order of the data."),
+)  # fmt: skip
+@_options(
+    "Model",
+    _option("--depth", type=_POSITIVE, default=4, help="Transformer blocks."),
+    _option("--width", type=_POSITIVE, default=96, help="Of the hidden state; a multiple of --heads."),
+    _option("--heads", type=_POSITIVE, default=4, help="Attention heads."),
+    _option("--context", type=_POSITIVE, default=64, help="Bytes that a prediction may look back on."),
+    _option("--dropout", type=click.FloatRange(0.0, 0.99), default=0.0),
+    _option("--qk-norm", is_flag=True, help="Normalise queries and keys: keeps attention logits small."),
+)
+@_options(
+    "Weight monitor",
+    _option("--weight-monitor", is_flag=True,
+            help="Measure gradient, weight and update of every tensor; without it, nothing of this is done."),
+    _option("--weight-monitor-interval", type=_POSITIVE, default=100, metavar="N",
+            help="Measure on the first 10 steps, then every N."),
+    _option("--weight-monitor-sample-size", type=_POSITIVE, default=1024, metavar="SIZE",
+            help="Weights sampled per tensor for its update."),
+    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="How many tensors are named."),
+)  # fmt: skip
+@_options(
+    "Early stopping, on the validation loss after each epoch",
+    _option("--early-stopping", is_flag=True),
+    _option("--early-stop-patience", type=_POSITIVE, default=3, help="Epochs without improvement to wait for."),
+    _option("--early-stop-min-delta", type=_AT_LEAST_0, default=0.0, help="What counts as an improvement."),
+    _option("--early-stop-restore-best", is_flag=True,
+            help="End with the weights of the best epoch."),
+)  # fmt: skip
+@_options(
+    "Results",
+    _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME."),
+    _option("--model-name", default="lm"),
+    _option("--log-interval", type=_POSITIVE, default=100, help="One line every so many steps."),
+    _option("--snapshot-interval", type=_POSITIVE, help="A snapshot every so many steps, besides one per epoch."),
+    _option("--keep-last-n-snapshots", type=_POSITIVE, default=3),
+    _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
+    _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
+            help="`full`: a tag for every reading of every tensor."),
+    _option("--resume", is_flag=True, help="Go on from the newest snapshot, bit for bit."),
+)  # fmt: skip
+def lm(**settings: Any) -> None:
+    """Train a small GPT on bytes of text.
+
+    Loss, learning rate, gradient norm and speed are recorded and judged on every step; --weight-monitor adds every
+    tensor. Ctrl-C ends after the step under way and saves a snapshot; the same command with --resume goes on.
+    Underscores may stand for dashes in every option.
+
+    \b
+    Examples:
+      forewarn train lm --epochs 1 --max-steps 200 --weight-monitor
+      forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
+      forewarn train lm --resume
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise Failure("forewarn train needs torch: pip install 'forewarn[torch]'") from error
+    given = _Settings(settings)
+    torch.manual_seed(given.seed)
+    try:
+        corpus = _corpus(given)
+        trainer = _trainer(given, corpus)
+        trainer.train(corpus.batches, corpus.validation, resume=given.resume)
+    except (ValueError, OSError) as error:
+        raise Failure(str(error)) from error
+    _conclude(trainer)
+
+
+class _Settings:
+    """The options of the command line by name."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.__dict__.update(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class _Corpus(NamedTuple):
+    batches: Any
+    validation: Sequence[tuple[Tensor, Tensor]]
+    steps_per_epoch: int
+
+
+def _corpus(given: _Settings) -> _Corpus:
+    from forewarn.trainer.data import TokenBatches, read_text, split, stdlib_text, wikitext
+
+    known = {"stdlib": stdlib_text, "wikitext": wikitext}
+    text = known[given.dataset]() if given.dataset in known else read_text(given.dataset)
+    training, held_out = split(text)
+    batches = TokenBatches(training, given.batch_size, given.context, given.seed)
+    fixed = TokenBatches(held_out, given.batch_size, given.context, seed=0)
+    validation = [next(fixed) for _ in range(VALIDATION_BATCHES)]
+    tokens_per_step = given.batch_size * given.context * given.accumulation_steps
+    return _Corpus(batches, validation, max(1, len(training) // tokens_per_step))
+
+
+def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
+    import math
+
+    import torch
+
+    from forewarn.trainer import EarlyStopping, Trainer, TrainerConfig
+    from forewarn.trainer.gpt import GPT, GPTConfig, token_loss
+
+    model = GPT(
+        GPTConfig(
+            context=given.context,
+            depth=given.depth,
+            heads=given.heads,
+            width=given.width,
+            dropout=given.dropout,
+            qk_norm=given.qk_norm,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
+    total = min(corpus.steps_per_epoch * given.epochs, given.max_steps or math.inf)
+    warm_up = max(1, int(WARM_UP_SHARE * total))
+
+    def rate(step: int) -> float:
+        rising = min(1.0, (step + 1) / warm_up)
+        return rising * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / total)))
+
+    same_names = (
+        "result_dir", "model_name", "device", "amp", "epochs", "max_steps", "accumulation_steps", "gradient_clip",
+        "log_interval", "snapshot_interval", "keep_last_n_snapshots", "weight_monitor_interval",
+        "weight_monitor_sample_size", "monitor_topk", "tensorboard", "tensorboard_detail",
+    )  # fmt: skip
+    config = TrainerConfig(
+        steps_per_epoch=corpus.steps_per_epoch,
+        enable_weight_monitor=given.weight_monitor,
+        **{name: getattr(given, name) for name in same_names},
+    )
+    stopping = EarlyStopping(given.early_stop_patience, given.early_stop_min_delta, given.early_stop_restore_best)
+    callbacks = [stopping] if given.early_stopping else []
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler)
+
+
+def _conclude(trainer: Trainer) -> None:
+    """How it ended, where the results are, and what to type next."""
+    import shlex
+
+    from forewarn.types import in_words
+
+    console = output()
+    directory: Path = trainer.config.directory
+    how = trainer.stop_reason or "completed"
+    losses = f"loss {in_words(float(trainer.loss))}"
+    if trainer.validation_loss == trainer.validation_loss:
+        losses += f", validation loss {in_words(trainer.validation_loss)}"
+    console.print(f"{how} after {trainer.step} steps: {losses}")
+    console.print(f"Results are in {directory}.")
+    if trainer.interrupted:
+        console.print("Go on with the same command and --resume.")
+    run = shlex.quote(str(directory / "run"))
+    console.print(f"\n  forewarn check {run}\n  forewarn show {run}")
+    if trainer.config.tensorboard:
+        console.print(f"  tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")

@@ -1,0 +1,115 @@
+"""Everything that can be set about a training run, each field with its own docstring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forewarn.config import Config, ExplodingGradient, FrozenWeight, Settings, Thresholds, VanishingGradient, between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig(Settings):
+    """Settings of a `Trainer`; values out of range are refused when it is made."""
+
+    model_name: str = "model"
+    """Results go to `result_dir / model_name`."""
+    result_dir: str = "results"
+    """The directory of all results."""
+    device: str = "cpu"
+    """Where the model and the batches are put."""
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    """Mixed precision by autocast; fp16 comes with a gradient scaler."""
+    epochs: int = between(1, 1)
+    """Passes over the training data."""
+    steps_per_epoch: int | None = None
+    """Optimizer steps that make an epoch, for data without an end; None: until the data is used up."""
+    max_steps: int | None = None
+    """Optimizer steps after which training ends, whatever the epoch."""
+    accumulation_steps: int = between(1, 1)
+    """Batches whose gradients are added up for one optimizer step."""
+    gradient_clip: float = between(1.0, 0.0)
+    """Global gradient norm above which gradients are scaled down; 0: never."""
+    log_interval: int = between(100, 1)
+    """One line on the console every so many steps."""
+
+    snapshot_interval: int | None = None
+    """A snapshot every so many steps; None: none between epochs."""
+    snapshot_per_epoch: bool = True
+    """A snapshot at the end of every epoch."""
+    keep_last_n_snapshots: int = between(3, 1)
+    """Older snapshots are deleted once a newer one is safe on disk."""
+    delete_snapshots_after_training: bool = False
+    """Delete the snapshots of a run that has completed; the run and its readings stay."""
+
+    enable_weight_monitor: bool = False
+    """Measure every tensor's gradient, weight and update every `weight_monitor_interval` steps.
+
+    Without it only loss, learning rate, the norm that clipping computes anyway and the time of a step are read.
+    """
+    weight_monitor_interval: int = between(100, 1)
+    """Every tensor is measured on the first 10 steps and then every so many."""
+    weight_monitor_sample_size: int = between(1024, 1)
+    """Weights sampled per tensor for the measured update."""
+    monitor_topk: int = between(5, 0)
+    """How many tensors are named: in the list of frozen parameters, and as tags in TensorBoard."""
+    vanishing_grad_threshold: float = between(1e-7, 0.0)
+    """Gradient norm of a tensor below which it vanishes."""
+    exploding_grad_threshold: float = between(1e2, 0.0)
+    """Gradient norm above which gradients explode."""
+    frozen_update_ratio_threshold: float = between(1e-12, 0.0)
+    """Update ratio at or below which a weight does not move."""
+    frozen_patience_steps: int = between(3, 1)
+    """Checks in a row at or below it after which a weight counts as frozen."""
+    enable_ema_loss: bool = True
+    """Whether the moving average of the loss is recorded and shown."""
+    ema_decay: float = between(0.99, 0.0, 0.99999)
+    """`ema = decay · ema + (1 − decay) · loss`."""
+    tensorboard: bool = False
+    """Write TensorBoard events beside the run."""
+    tensorboard_detail: Literal["aggregates", "full"] = "aggregates"
+    """`full` adds a tag for every reading of every tensor."""
+
+    def __post_init__(self) -> None:
+        super(TrainerConfig, self).__post_init__()
+        for name in ("steps_per_epoch", "max_steps", "snapshot_interval"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"TrainerConfig.{name} must be None or an int of at least 1, not {value!r}")
+        if self.amp not in ("off", "bf16", "fp16"):
+            raise ValueError(f"TrainerConfig.amp must be off, bf16 or fp16, not {self.amp!r}")
+        if self.tensorboard_detail not in ("aggregates", "full"):
+            raise ValueError(
+                f"TrainerConfig.tensorboard_detail must be aggregates or full, not {self.tensorboard_detail!r}"
+            )
+        if Path(self.model_name).name != self.model_name or self.model_name in ("", ".", ".."):
+            raise ValueError(f"TrainerConfig.model_name must be a plain name without slashes, not {self.model_name!r}")
+
+    @property
+    def directory(self) -> Path:
+        """Where this model's results are."""
+        return Path(self.result_dir) / self.model_name
+
+    def monitor_config(self, hyperparameters: dict[str, float | str | bool]) -> Config:
+        """The same settings as the monitor names them."""
+        defaults = Thresholds()
+        exploding = self.exploding_grad_threshold
+        return Config(
+            enable_ema_loss=self.enable_ema_loss,
+            ema_decay=self.ema_decay,
+            sample_size=self.weight_monitor_sample_size,
+            escalation_steps=Config().escalation_steps if self.enable_weight_monitor else 0,
+            hyperparameters=hyperparameters,
+            thresholds=Thresholds(
+                vanishing_gradient=VanishingGradient(
+                    global_norm=defaults.vanishing_gradient.global_norm, tensor_norm=self.vanishing_grad_threshold
+                ),
+                exploding_gradient=ExplodingGradient(
+                    warning=exploding, critical=max(exploding, defaults.exploding_gradient.critical)
+                ),
+                frozen_weight=FrozenWeight(
+                    ratio=self.frozen_update_ratio_threshold, patience=self.frozen_patience_steps
+                ),
+            ),
+        )

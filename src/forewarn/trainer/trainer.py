@@ -1,0 +1,365 @@
+"""A small trainer that shows how a monitor lives in a real training program, and that can be started from."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forewarn.attach import watch
+from forewarn.monitor import Monitor
+from forewarn.schedule import Schedule
+from forewarn.trainer.callbacks import Callback, CallbackError
+from forewarn.trainer.config import TrainerConfig
+from forewarn.trainer.snapshots import Snapshots, random_state, restore_random_state
+from forewarn.views import View
+from forewarn.views.console import AlertLines
+from forewarn.views.progress import ProgressView
+
+_log = logging.getLogger("forewarn")
+
+Batch = tuple[Tensor, Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+def never(step: int) -> bool:
+    """The schedule that measures no step in detail."""
+    return False
+
+
+class Trainer:
+    """Trains `model` on batches of (inputs, targets) by `criterion(model(inputs), targets)`.
+
+    Everything that a run leaves behind is under `config.directory`: `run/` (readings and alerts), `snapshots/` and, if
+    asked for, `tensorboard/`. A run that was interrupted goes on from its newest snapshot with `train(resume=True)`,
+    bit for bit as if it had not been.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: Criterion,
+        config: TrainerConfig | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        scheduler: Any = None,
+        views: Sequence[View] | None = None,
+    ) -> None:
+        self.config = config or TrainerConfig()
+        self.model = model.to(self.config.device)
+        self.optimizer = optimizer
+        self.criterion = criterion
+        self.callbacks = list(callbacks)
+        self.scheduler = scheduler
+        """Steps once per optimizer step; any torch scheduler."""
+        self.views = views
+        """What shows the run; None: a progress line and the alerts."""
+        self.monitor: Monitor | None = None
+        self.step = 0
+        """Optimizer steps done."""
+        self.epoch = 0
+        """Epochs done."""
+        self.loss: Tensor = torch.tensor(math.nan)
+        """The mean loss of the last step's batches."""
+        self.validation_loss = math.nan
+        self.interrupted = False
+        """Whether training ended by Ctrl-C."""
+        self.stop_reason: str | None = None
+        fp16 = self.config.amp == "fp16"
+        self.scaler = torch.amp.GradScaler(torch.device(self.config.device).type) if fp16 else None
+        self.snapshots = Snapshots(self.config.directory / "snapshots", self.config.keep_last_n_snapshots)
+        self._steps_in_epoch = 0
+        self._epoch_random: dict[str, Any] = {}
+
+    def stop(self, reason: str) -> None:
+        """End training after the step under way."""
+        self.stop_reason = self.stop_reason or reason
+
+    def train(self, data: Iterable[Batch], validation: Iterable[Batch] | None = None, *, resume: bool = False) -> None:
+        """Train until the epochs or steps are done, a callback or the monitor asks to stop, or Ctrl-C is pressed."""
+        self._claim_directory(resume)
+        restored = self.snapshots.newest() if resume else None
+        self.monitor = self._watch(data, resume=restored is not None)
+        reason = "completed"
+        try:
+            with self.monitor, _interruptible(self):
+                if restored is not None:
+                    self._restore(restored, data)
+                self._call("on_train_begin")
+                self._run(data, validation)
+                reason = self.stop_reason or reason
+                if self.interrupted:
+                    self.save_snapshot(data)
+                self.monitor.close(reason)
+        finally:
+            self._call("on_train_end")
+        if not self.interrupted and self.config.delete_snapshots_after_training:
+            self.snapshots.delete()
+
+    @torch.no_grad()
+    def validate(self, data: Iterable[Batch]) -> float:
+        """The mean loss over all batches of `data`, the model in evaluation mode."""
+        training = self.model.training
+        self.model.eval()
+        total, count = 0.0, 0
+        for inputs, targets in data:
+            with self._autocast():
+                loss = self.criterion(self.model(self._put(inputs)), self._put(targets))
+            total, count = total + float(loss) * len(inputs), count + len(inputs)
+        self.model.train(training)
+        return total / count if count else math.nan
+
+    def save_snapshot(self, data: Iterable[Batch] | None = None) -> None:
+        """Write everything that an exact resume needs."""
+        assert self.monitor is not None
+        state: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "steps_in_epoch": self._steps_in_epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "random": random_state(),
+            "epoch_random": self._epoch_random,
+            "data": getattr(data, "state_dict", lambda: None)(),
+            "monitor": self.monitor.state_dict(),
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+        }
+        self.snapshots.save(self.step, state)
+
+    def _run(self, data: Iterable[Batch], validation: Iterable[Batch] | None) -> None:
+        self.model.train()
+        while self.epoch < self.config.epochs and not self._done():
+            if self._steps_in_epoch == 0:
+                self._call("on_epoch_begin")
+            for batches in self._groups(data):
+                self._train_step(batches)
+                every = self.config.snapshot_interval
+                if every is not None and self.step % every == 0:
+                    self.save_snapshot(data)
+                if self._done():
+                    break
+            if self.interrupted:
+                return
+            self._end_epoch(data, validation)
+
+    def _end_epoch(self, data: Iterable[Batch], validation: Iterable[Batch] | None) -> None:
+        assert self.monitor is not None
+        self.epoch += 1
+        self._steps_in_epoch = 0
+        if validation is not None:
+            self.validation_loss = self.validate(validation)
+            self.monitor.log("eval/loss", self.validation_loss)
+            self._call("on_validation_end")
+        self._call("on_epoch_end")
+        if self.config.snapshot_per_epoch:
+            self.save_snapshot(data)
+
+    def _train_step(self, batches: list[Batch]) -> None:
+        """One optimizer step over the batches whose gradients are added up."""
+        assert self.monitor is not None
+        began = time.perf_counter()
+        self._call("on_step_begin")
+        losses = []
+        for inputs, targets in batches:
+            with self._autocast():
+                loss = self.criterion(self.model(self._put(inputs)), self._put(targets))
+            self._scaled(loss / len(batches)).backward()
+            losses.append(loss.detach())
+        self.loss = torch.stack(losses).mean()
+        self._call("on_backward_end")
+        self._update()
+        self.step += 1
+        self._steps_in_epoch += 1
+        self._call("on_step_end")
+        elements = sum(targets.numel() for _, targets in batches)
+        self.monitor.log("speed/tokens_per_second", elements / (time.perf_counter() - began))
+        self.monitor.step(self.loss)
+        if self.monitor.should_stop:
+            self.stop("the monitor asked to stop")
+
+    def _update(self) -> None:
+        assert self.monitor is not None
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.config.gradient_clip > 0:
+            self.monitor.clip_grad_norm_(self.config.gradient_clip)
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def _groups(self, data: Iterable[Batch]) -> Iterator[list[Batch]]:
+        """The batches of the rest of this epoch, as many at a time as make one step."""
+        done = self._steps_in_epoch
+        size = self.config.accumulation_steps
+        if done and not hasattr(data, "load_state_dict"):
+            batches = self._replayed(data, done * size)
+        else:
+            self._epoch_random = random_state()
+            batches = iter(data)
+        limit = self.config.steps_per_epoch
+        for _ in range(done, limit) if limit is not None else itertools.count():
+            group = list(itertools.islice(batches, size))
+            if not group:
+                return
+            yield group
+
+    def _replayed(self, data: Iterable[Batch], count: int) -> Iterator[Batch]:
+        """Data that can not say where it is: begun again as the epoch began, and read up to the same place."""
+        now = random_state()
+        restore_random_state(self._epoch_random)
+        batches = iter(data)
+        for _ in itertools.islice(batches, count):
+            pass
+        restore_random_state(now)
+        return batches
+
+    def _restore(self, state: dict[str, Any], data: Iterable[Batch]) -> None:
+        assert self.monitor is not None
+        self.step, self.epoch = state["step"], state["epoch"]
+        self._steps_in_epoch, self._epoch_random = state["steps_in_epoch"], state["epoch_random"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        if hasattr(data, "load_state_dict") and state["data"] is not None:
+            data.load_state_dict(state["data"])
+        self.monitor.load_state_dict(state["monitor"])
+        for callback, saved in zip(self.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(saved)
+        restore_random_state(state["random"])
+
+    def _watch(self, data: Iterable[Batch], *, resume: bool) -> Monitor:
+        config = self.config
+        interval = config.weight_monitor_interval
+        return watch(
+            self.model,
+            self.optimizer,
+            config.directory / "run",
+            every=Schedule(every=interval) if config.enable_weight_monitor else never,
+            config=config.monitor_config(self._hyperparameters(data)),
+            views=self._views(data) if self.views is None else self.views,
+            scaler=self.scaler,
+            resume=resume,
+        )
+
+    def _views(self, data: Iterable[Batch]) -> list[View]:
+        config = self.config
+        progress = ProgressView(
+            total_steps=self._total_steps(data),
+            steps_per_epoch=config.steps_per_epoch,
+            every=config.log_interval,
+            topk=config.monitor_topk,
+        )
+        views: list[View] = [progress, AlertLines()]
+        if config.tensorboard:
+            from forewarn.views.tensorboard import TensorBoardView
+
+            folder = config.directory / "tensorboard"
+            views.append(TensorBoardView(folder, topk=config.monitor_topk, detail=config.tensorboard_detail))
+        return views
+
+    def _hyperparameters(self, data: Iterable[Batch]) -> dict[str, float | str | bool]:
+        known: dict[str, float | str | bool] = {
+            "epochs": self.config.epochs,
+            "gradient_clip": self.config.gradient_clip,
+            "accumulation_steps": self.config.accumulation_steps,
+            "amp": self.config.amp,
+        }
+        total = self._total_steps(data)
+        return known if total is None else {**known, "total_steps": total}
+
+    def _total_steps(self, data: Iterable[Batch]) -> int | None:
+        """How many steps training will take, where that is known."""
+        config = self.config
+        per_epoch = config.steps_per_epoch
+        if per_epoch is None and isinstance(data, Sized):
+            per_epoch = math.ceil(len(data) / config.accumulation_steps)
+        planned = None if per_epoch is None else per_epoch * config.epochs
+        return min((each for each in (planned, config.max_steps) if each is not None), default=None)
+
+    def _done(self) -> bool:
+        steps = self.config.max_steps
+        return self.interrupted or self.stop_reason is not None or (steps is not None and self.step >= steps)
+
+    def _call(self, event: str) -> None:
+        for callback in self.callbacks:
+            try:
+                getattr(callback, event)(self)
+            except Exception as error:
+                name = type(callback).__name__
+                raise CallbackError(
+                    f"the callback {name} failed in {event}: {type(error).__name__}: {error}"
+                ) from error
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.amp == "off":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float16
+        return torch.autocast(torch.device(self.config.device).type, dtype=dtype)
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def _put(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.config.device, non_blocking=True)
+
+    def _claim_directory(self, resume: bool) -> None:
+        """Refuse a directory that holds the results of another model, or of a run that is not to be resumed."""
+        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        path = self.config.directory / "model.json"
+        if path.exists():
+            if json.loads(path.read_text()) != shapes:
+                raise ValueError(
+                    f"{self.config.directory} holds the results of a different model; name another result_dir "
+                    "or model_name"
+                )
+            if not resume:
+                raise FileExistsError(
+                    f"{self.config.directory} already holds a run; go on with it by resume (--resume), or name another "
+                    "result_dir or model_name"
+                )
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(shapes))
+
+
+@contextlib.contextmanager
+def _interruptible(trainer: Trainer) -> Iterator[None]:
+    """Let the first Ctrl-C end training after the step under way, and the second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        trainer.interrupted = True
+        trainer.stop("interrupted by Ctrl-C")
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,114 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import forewarn
+from forewarn.cli import cli
+
+TINY = ["--width", "16", "--depth", "1", "--heads", "2", "--context", "16", "--batch-size", "4", "--log-interval", "10"]
+
+
+def run(*arguments, expect=0):
+    result = CliRunner().invoke(cli, ["train", "lm", *TINY, *map(str, arguments)])
+    assert result.exit_code == expect, result.output + str(result.exception)
+    return result.output
+
+
+def test_help_teaches_in_groups():
+    text = CliRunner().invoke(cli, ["train", "lm", "--help"]).output
+    for words in ("Data:", "Training:", "Model:", "Weight monitor:", "Early stopping", "Results:", "Examples:"):
+        assert words in text
+    for option in (
+        "--dataset", "--epochs", "--batch-size", "--lr", "--weight-decay", "--gradient-clip", "--log-interval",
+        "--snapshot-interval", "--keep-last-n-snapshots", "--weight-monitor", "--weight-monitor-interval N",
+        "--weight-monitor-sample-size SIZE", "--early-stopping", "--early-stop-patience", "--early-stop-min-delta",
+        "--early-stop-restore-best", "--resume", "--device", "--seed", "--result-dir", "--max-steps",
+    ):  # fmt: skip
+        assert option in text
+
+
+def test_it_trains_prints_lines_and_says_what_to_type_next(tmp_path):
+    text = run("--result-dir", tmp_path, "--max_steps", 40, "--weight_monitor", "--weight-monitor-interval", 5)
+    assert "epoch 0 | step 10/40 | loss " in text
+    assert " | ema " in text
+    assert " | norm " in text
+    assert " | tok/s " in text
+    assert "validation" in text
+    assert f"forewarn check {tmp_path}/lm/run" in text
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        loss = stored.series("train/loss").values
+        assert loss[-1] < loss[0]
+        assert "update/ratio" in stored.names()
+
+
+def test_a_text_of_your_own_and_tensorboard(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 500)
+    run("--dataset", text, "--result-dir", tmp_path, "--max-steps", 12, "--tensorboard", "--weight-monitor")
+    assert list((tmp_path / "lm" / "tensorboard").glob("events*"))
+
+
+def test_early_stopping_is_told(tmp_path):
+    text = run(
+        "--result-dir", tmp_path, "--early-stopping", "--early-stop-patience", 1,
+        "--early-stop-min-delta", 100, "--early-stop-restore-best", "--dataset", Path(__file__), "--epochs", 50,
+    )  # fmt: skip
+    assert "no improvement of the validation loss" in text
+
+
+def test_an_existing_run_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
+    run("--result-dir", tmp_path, "--max-steps", 3)
+    assert "--resume" in run("--result-dir", tmp_path, "--max-steps", 3, expect=3)
+    assert "different model" in run("--result-dir", tmp_path, "--depth", 2, "--resume", expect=3)
+    assert "nowhere.txt" in run("--dataset", "nowhere.txt", "--result-dir", tmp_path / "x", expect=3)
+    assert "width" in run("--width", 17, "--result-dir", tmp_path / "y", expect=3)
+
+
+def test_wikitext_without_its_package_ends_with_one_clear_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    text = run("--dataset", "wikitext", "--result-dir", tmp_path, expect=3)
+    assert "pip install datasets" in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_resume_goes_on_to_the_same_end_as_one_run(tmp_path):
+    run("--result-dir", tmp_path / "whole", "--max-steps", 30, "--snapshot-interval", 15)
+    run("--result-dir", tmp_path / "parts", "--max-steps", 30, "--snapshot-interval", 15)
+    snapshots = tmp_path / "parts" / "lm" / "snapshots"
+    (snapshots / "step-00000030.pt").unlink()
+    run("--result-dir", tmp_path / "parts", "--max-steps", 30, "--snapshot-interval", 15, "--resume")
+    with forewarn.open_run(tmp_path / "whole/lm/run") as whole, forewarn.open_run(tmp_path / "parts/lm/run") as parts:
+        assert whole.series("train/loss").values.tolist() == parts.series("train/loss").values.tolist()
+
+
+def test_ctrl_c_saves_a_snapshot_and_ends_cleanly(tmp_path):
+    command = [sys.executable, "-m", "forewarn", "train", "lm", *TINY, "--result-dir", str(tmp_path), "--epochs", "100"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and "step 20/" not in (line := process.stderr.readline()):
+        assert line, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "interrupted by Ctrl-C" in out
+    assert "--resume" in out
+    assert len(list((tmp_path / "lm" / "snapshots").glob("step-*.pt"))) == 1
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        before = stored.last_step
+    run("--result-dir", tmp_path, "--epochs", 100, "--max-steps", before + 5, "--resume")
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        assert stored.series("train/loss").steps.tolist() == list(range(before + 5))
+
+
+@pytest.mark.parametrize(("option", "value"), [("--lr", "0"), ("--epochs", "0"), ("--amp", "int4")])
+def test_values_out_of_range_are_refused(tmp_path, option, value):
+    result = CliRunner().invoke(cli, ["train", "lm", "--result-dir", str(tmp_path), option, value])
+    assert result.exit_code == 2
+    assert option in result.output
