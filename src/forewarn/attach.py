@@ -1,0 +1,183 @@
+"""`watch`: everything that is needed to monitor a run, put together with good defaults."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from forewarn import __version__
+from forewarn.actions import Policy
+from forewarn.config import Config
+from forewarn.monitor import Monitor
+from forewarn.probes.gradients import GradientProbe
+from forewarn.probes.loop import Loop
+from forewarn.probes.loss import LossProbe
+from forewarn.probes.lr import LearningRateProbe
+from forewarn.probes.parameters import Roster, block_names, unwrapped
+from forewarn.probes.probe import Probe
+from forewarn.probes.speed import SpeedProbe, Stopwatch
+from forewarn.probes.stepping import SteppingProbe
+from forewarn.probes.updates import UpdateProbe
+from forewarn.probes.user import UserProbe
+from forewarn.probes.weights import WeightProbe
+from forewarn.rules import enabled_rules
+from forewarn.schedule import Escalation, Schedule, as_predicate
+from forewarn.store.reader import Run, open_run
+from forewarn.store.writer import RunWriter
+from forewarn.types import Facts
+from forewarn.views import View
+from forewarn.views.console import AlertLines
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    run: str | Path | None = None,
+    *,
+    every: int | Schedule | Callable[[int], bool] = 100,
+    config: Config | str | Path | None = None,
+    views: Sequence[View] | None = None,
+    policy: str | Policy = "observe",
+    scaler: Any = None,
+    resume: bool = False,
+) -> Monitor:
+    """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
+
+    - `run`: the directory to record in; by default a new one under `runs/`.
+    - `every`: measure all tensors on the first 10 steps and then every so many; or a `Schedule`, or a function of the
+      step. Loss, learning rate, global gradient norm and time are read on every step.
+    - `config`: a `Config`, or the path of a TOML file.
+    - `views`: what shows the run; by default alerts are printed to standard error, `[]` shows nothing.
+    - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
+    - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
+    - `resume`: go on with the run that the directory holds.
+    """
+    optimizers = _checked(model, optimizer, scaler)
+    policy = Policy.of(policy)
+    predicate = as_predicate(every)
+    settings = config if isinstance(config, Config) else Config() if config is None else Config.load(config)
+    enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
+    roster = Roster(model, optimizers)
+    _check_parameters(roster, model)
+    facts = _facts(model, roster, settings, predicate)
+    path = Path(run) if run is not None else Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    earlier = open_run(path) if resume and (path / "run.json").exists() else None
+    first = _is_first_process()
+    writer = None
+    if first:
+        resume_at = None if earlier is None else (earlier.last_step or -1) + 1
+        writer = RunWriter(path, facts=facts, config=settings.to_dict(), resume_at=resume_at)
+    stopwatch = Stopwatch()
+    probes = _probes(roster, settings, scaler, stopwatch)
+    monitor = Monitor(
+        loop=Loop(model, optimizers, list(probes.values()), stopwatch),
+        probes=probes,
+        stopwatch=stopwatch,
+        schedule=Escalation(predicate, settings.escalation_steps),
+        config=settings,
+        facts=facts,
+        writer=writer,
+        views=([AlertLines()] if views is None else views) if first else [],
+        policy=policy,
+    )
+    if earlier is not None:
+        with earlier:
+            _recall(monitor, earlier)
+    return monitor
+
+
+def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
+    """The optimizers as a tuple; anything that is not what `watch` takes is an error here, before training starts."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(optimizers, list | tuple) or not optimizers:
+        raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it holds {each!r}")
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
+    return tuple(optimizers)
+
+
+def _check_parameters(roster: Roster, model: nn.Module) -> None:
+    if not roster.names:
+        raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to watch")
+    for at, optimizer in enumerate(roster.optimizers):
+        if not roster.of(at):
+            raise ValueError(
+                f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
+                "for another model, or before its parameters were replaced; make it from model.parameters()"
+            )
+
+
+def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -> dict[str, Probe]:
+    """Every probe, in the order in which they are read: what others build on comes first."""
+    thresholds = config.thresholds
+    stepping = SteppingProbe(roster.optimizers, scaler)
+    gradients = GradientProbe(
+        roster, stepping, scaler,
+        vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
+    )  # fmt: skip
+    updates = UpdateProbe(
+        roster, stepping, gradients, sample_size=config.sample_size,
+        threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
+    )  # fmt: skip
+    everything: list[Probe] = [
+        LearningRateProbe(roster.optimizers), stepping, LossProbe(config.ema_decay if config.enable_ema_loss else None), gradients, updates,
+        WeightProbe(roster), SpeedProbe(stopwatch), UserProbe(),
+    ]  # fmt: skip
+    return {probe.name: probe for probe in everything}
+
+
+def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable[[int], bool]) -> Facts:
+    return Facts(
+        model=type(unwrapped(model)).__name__,
+        num_parameters=sum(parameter.numel() for parameter in roster.parameters),
+        parameters=roster.facts(),
+        blocks=block_names(model),
+        optimizers=tuple(type(each).__name__ for each in roster.optimizers),
+        groups=tuple(_numbers(group) for each in roster.optimizers for group in each.param_groups),
+        hyperparameters=dict(config.hyperparameters),
+        every=predicate.every if isinstance(predicate, Schedule) else 1,
+        device=str(roster.parameters[0].device),
+        versions={"forewarn": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        started=time.time(),
+    )
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, float]:
+    """The numeric settings of an optimizer group; a pair such as betas becomes beta1 and beta2."""
+    found: dict[str, float] = {}
+    for name, value in group.items():
+        if name == "betas":
+            found |= {f"beta{at}": float(beta) for at, beta in enumerate(value, start=1)}
+        elif isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found
+
+
+def _recall(monitor: Monitor, earlier: Run) -> None:
+    """Let a resumed monitor look back as far as its history reaches."""
+    if earlier.last_step is None:
+        return
+    last_ema = float("nan")
+    if "train/loss_ema" in earlier.names():
+        averages = earlier.series("train/loss_ema").values
+        last_ema = float(averages[-1]) if len(averages) else last_ema
+    reach = 2 * monitor.config.history_window
+    monitor.recall(earlier.steps(max(0, earlier.last_step + 1 - reach)), last_ema)
+
+
+def _is_first_process() -> bool:
+    """Whether this process records and shows the run: the only one, or rank 0 of several."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -1,0 +1,90 @@
+"""Nothing that monitors may change what it monitors: the numbers of a run are the same with and without it."""
+
+import copy
+import io
+from functools import partial
+
+import pytest
+import torch
+
+from forewarn.trainer.data import TokenBatches, stdlib_text
+from forewarn.trainer.gpt import GPT, GPTConfig
+
+OPTIMIZERS = {
+    "adamw-foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
+    "adamw-fused": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+}
+
+
+def train(make_optimizer, watch, *, clip: str, steps: int = 200):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(context=16, depth=2, heads=2, width=32, dropout=0.1))
+    optimizer = make_optimizer(model.parameters())
+    batches = iter(TokenBatches(stdlib_text(200_000), batch_size=4, context=16, seed=0))
+    monitor = watch(model, optimizer, every=3) if watch else None
+    losses = []
+    for _ in range(steps):
+        loss = model(*next(batches))
+        loss.backward()
+        if clip == "monitor" and monitor:
+            monitor.clip_grad_norm_(0.5)
+        elif clip != "none":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor:
+            monitor.step(loss)
+        losses.append(loss.item())
+    return losses, model.state_dict(), torch.get_rng_state()
+
+
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [
+        ("adamw-foreach", "none"),
+        ("adamw-foreach", "monitor"),
+        ("adamw-fused", "torch"),
+        ("adamw-fused", "monitor"),
+        ("sgd", "none"),
+    ],
+)
+def test_loss_weights_and_random_state_are_bit_identical_over_200_steps(name, clip, watch):
+    bare = train(OPTIMIZERS[name], None, clip=clip)
+    watched = train(OPTIMIZERS[name], watch, clip=clip)
+    assert bare[0] == watched[0]
+    assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
+    assert torch.equal(bare[2], watched[2])
+
+
+def test_a_watched_model_can_be_copied_and_saved_and_its_copies_reach_nobody(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    model(torch.ones(2, 4)).sum().backward()
+    twin = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    before = monitor._probes["gradients"]._norm
+    for other in (twin, loaded):
+        (1000 * other(torch.ones(2, 4))).sum().backward()
+        assert not any(parameter._backward_hooks for parameter in other.parameters())
+    assert monitor._probes["gradients"]._norm is before
+    copy.deepcopy(optimizer)
+
+
+def test_an_output_that_is_saved_while_watched_gives_no_warning(small, watch):
+    model, optimizer = small
+    watch(model, optimizer)
+    torch.save(model(torch.ones(2, 4)), io.BytesIO())
+
+
+def test_closing_takes_every_hook_back(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    assert model._forward_hooks
+    monitor.close()
+    assert not model._forward_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
