@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
     "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "probes", "store", "views", "monitor"},
-    "trainer": {"types", "config", "attach", "monitor"},
+    "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
 }
 """What a part may import at any level; the command line may import everything."""
 

@@ -24,6 +24,7 @@ from forewarn.probes.parameters import Roster, block_names, unwrapped
 from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
+from forewarn.probes.system import SystemProbe
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
@@ -72,7 +73,7 @@ def watch(
     first = _is_first_process()
     writer = None
     if first:
-        resume_at = None if earlier is None else (earlier.last_step or -1) + 1
+        resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
         writer = RunWriter(path, facts=facts, config=settings.to_dict(), resume_at=resume_at)
     stopwatch = Stopwatch()
     probes = _probes(roster, settings, scaler, stopwatch)
@@ -133,7 +134,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     )  # fmt: skip
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers), stepping, LossProbe(config.ema_decay if config.enable_ema_loss else None), gradients, updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), UserProbe(),
+        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

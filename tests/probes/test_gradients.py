@@ -120,9 +120,7 @@ def test_tied_parameters_are_counted_once(watch):
 
 
 def test_sparse_and_half_precision_gradients_are_read(watch):
-    model = nn.ModuleDict(
-        {"embedding": nn.Embedding(10, 4, sparse=True), "low": nn.Linear(4, 2).to(torch.bfloat16)}
-    )
+    model = nn.ModuleDict({"embedding": nn.Embedding(10, 4, sparse=True), "low": nn.Linear(4, 2).to(torch.bfloat16)})
     model.forward = lambda x: model["low"](model["embedding"](x).to(torch.bfloat16)).float()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = watch(model, optimizer)

@@ -92,9 +92,7 @@ def break_lr(model, optimizer):
 )
 def test_what_is_broken_on_the_way_is_named_after_three_checks(watch, breakage, cause):
     model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(
-        [{"params": model[0].parameters()}, {"params": model[1].parameters()}], lr=0.1
-    )
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], lr=0.1)
     monitor = watch(model, optimizer)
     train(model, optimizer, monitor, steps=2)
     breakage(model, optimizer)
@@ -200,7 +198,9 @@ class TestWeightUpdateMonitor:
 
     def test_groups_with_their_own_lr_are_told_apart(self):
         model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
-        optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}], lr=0.1)
+        optimizer = torch.optim.SGD(
+            [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}], lr=0.1
+        )
         monitor = WeightUpdateMonitor(frozen_patience_steps=1)
         _, updates = self.run(model, optimizer, monitor)
         assert updates["0.weight"].cause is FrozenCause.ZERO_LR

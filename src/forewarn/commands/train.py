@@ -73,7 +73,13 @@ _AT_LEAST_0 = click.FloatRange(min=0.0)
 
 @click.group()
 def command() -> None:
-    """Train a model with the monitor in it."""
+    """Train a model with the monitor in it.
+
+    \b
+    Examples:
+      forewarn train lm --max-steps 200 --weight-monitor
+      forewarn train lm --help
+    """
 
 
 @command.command(

@@ -1,0 +1,178 @@
+"""`forewarn show`: the numbers of each layer at one step."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from forewarn.store import Run
+    from forewarn.types import Block
+
+COLUMNS = {
+    "gradient/norm": "gradient norm",
+    "weight/norm": "weight norm",
+    "update/ratio": "update ratio",
+    "gradient/zero_fraction": "zero fraction",
+    "gradient/nonfinite": "non-finite",
+    "update/frozen_cause": "moves",
+}
+"""What is shown of each layer unless --metric asks for something else."""
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--scope", metavar="REGEX", help="Only layers whose name matches.")
+@click.option("--step", type=int, metavar="N", help="The measured step at or before N; the last one by default.")
+@click.option("--metric", metavar="REGEX", help="Only these metrics, any that the run recorded.")
+def command(run: Path, scope: str | None, step: int | None, metric: str | None) -> None:
+    """Show every layer in numbers at one step.
+
+    \b
+    Examples:
+      forewarn show runs/demo
+      forewarn show runs/demo --scope 'blocks.0' --step 180
+      forewarn show runs/demo --metric 'update/'
+    """
+    from forewarn.commands.terminal import show
+
+    wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
+    show(*_picture(run, step, wanted_scope, wanted_metric))
+
+
+def _picture(
+    path: Path, step: int | None, scope: re.Pattern[str] | None, metric: re.Pattern[str] | None
+) -> list[RenderableType]:
+    """The step, its key numbers and its table of layers."""
+    from rich.text import Text
+
+    from forewarn.commands.terminal import opened, reading
+    from forewarn.views.wording import short
+
+    with opened(path) as run, reading():
+        names = _chosen(run, metric)
+        at = _measured_step(run, names, step)
+        rows = itertools.takewhile(lambda row: row[0] == at, run.steps(at))
+        blocks = [block for _, recorded in rows for block in recorded if not metric or metric.search(block.name)]
+        last_step = run.last_step
+    of = f" of {last_step}" if last_step != at else ""
+    parts: list[RenderableType] = [Text.assemble((short(str(path)), "bold"), f"  step {at}{of}\n")]
+    parts += _key_numbers([block for block in blocks if _is_of_the_run(block.name, block.scopes)])
+    return parts + _layers([block for block in blocks if block.name in names], scope)
+
+
+def _chosen(run: Run, wanted: re.Pattern[str] | None) -> list[str]:
+    """The metrics that decide which step is shown and are its table: those of layers, if any are among the wanted."""
+    from forewarn.commands.terminal import Failure
+
+    recorded = run.names()
+    if not recorded:
+        raise Failure(f"{run.path} has recorded nothing yet")
+    matching = [name for name in recorded if wanted is None or wanted.search(name)]
+    if not matching:
+        raise Failure(f"{run.path} has no such metric; it recorded {', '.join(recorded)}")
+    of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name))]
+    return [name for name in of_layers if wanted or name in COLUMNS] or matching
+
+
+def _is_of_the_run(name: str, scopes: tuple[str, ...]) -> bool:
+    """Whether a metric belongs to the run as a whole rather than to its layers."""
+    return scopes == ("",) or name == "train/lr"
+
+
+def _measured_step(run: Run, names: list[str], wanted: int | None) -> int:
+    """The newest step at or before the wanted one at which any of these metrics was measured."""
+    import numpy as np
+
+    from forewarn.commands.terminal import Failure
+
+    steps = np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names]))
+    early = steps if wanted is None else steps[steps <= wanted]
+    if not len(early):
+        raise Failure(f"nothing was measured at or before step {wanted}; the first measured step is {steps[0]}")
+    return int(early[-1])
+
+
+def _key_numbers(blocks: Sequence[Block]) -> list[RenderableType]:
+    """The values of the run as a whole, in columns."""
+    from rich.columns import Columns
+    from rich.text import Text
+
+    from forewarn.types import in_words
+    from forewarn.views.wording import short
+
+    pairs = [
+        (short(f"{block.name} {scope}" if len(block.scopes) > 1 else block.name), in_words(value))
+        for block in blocks
+        if "/topk_" not in block.name
+        for scope, value in zip(block.scopes, block.values.tolist(), strict=True)
+    ]
+    cells = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in sorted(pairs)]
+    return [Columns(cells, padding=(0, 3), column_first=True), Text()] if cells else []
+
+
+def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[RenderableType]:
+    """One row per layer, one column per metric."""
+    from rich.text import Text
+
+    from forewarn.commands.terminal import quiet_table
+    from forewarn.views.wording import short
+
+    layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes)]
+    if not layers:
+        return []
+    ordered = sorted(layers, key=lambda block: [*COLUMNS, block.name].index(block.name))
+    cells: dict[str, dict[str, float]] = {}
+    for block in ordered:
+        for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
+            cells.setdefault(scope, {})[block.name] = value
+    rows = {scope: row for scope, row in cells.items() if wanted is None or wanted.search(scope)}
+    if not rows:
+        return [Text(f"none of {len(cells)} layers matches --scope")]
+    table = quiet_table()
+    table.add_column("layer", overflow="fold")
+    for block in ordered:
+        table.add_column(COLUMNS.get(block.name, short(block.name)), justify="left" if _is_cause(block) else "right")
+    for scope, row in rows.items():
+        table.add_row(Text(short(scope)), *(_cell(block.name, row.get(block.name)) for block in ordered))
+    return [table]
+
+
+def _is_cause(block: Block) -> bool:
+    return block.name == "update/frozen_cause"
+
+
+def _cell(name: str, value: float | None) -> Text:
+    """One number; what must not be is red."""
+    import math
+
+    from rich.text import Text
+
+    from forewarn.types import FrozenCause, in_words
+
+    if value is None:
+        return Text("–", style="dim")
+    if name == "update/frozen_cause" and value in {float(cause) for cause in FrozenCause}:
+        cause = FrozenCause(int(value))
+        moves = cause is FrozenCause.MOVING
+        return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
+    broken = not math.isfinite(value) or (name == "gradient/nonfinite" and value > 0)
+    return Text(in_words(value), style="bold red" if broken else "")
+
+
+def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    from forewarn.commands.terminal import Failure
+
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise Failure(f"{option} {text!r} is not a regular expression: {error}") from error

@@ -1,0 +1,106 @@
+"""What the commands share: the console they write to, how they open a run, and how they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from forewarn.store import Run
+
+
+PLAIN_WIDTH = 160
+"""Columns of a file or a pipe."""
+
+
+class Failure(click.ClickException):
+    """What was asked for cannot be read: one sentence on standard error."""
+
+    exit_code = 3
+    """Not 1 or 2: those are verdicts on a run."""
+
+
+def output() -> Console:
+    """Standard output, wide enough for a table where it is not a terminal."""
+    from forewarn.views.console import plain_console
+
+    console = plain_console()
+    if not console.is_terminal:
+        console.width = max(console.width, PLAIN_WIDTH)
+    return console
+
+
+def show(*parts: RenderableType, console: Console | None = None) -> None:
+    """Print to standard output; where it is not a terminal, without the blanks that fill lines up."""
+    console = console or output()
+    if console.is_terminal:
+        console.print(*parts, sep="\n")
+        return
+    with console.capture() as captured:
+        console.print(*parts, sep="\n")
+    _write("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def opened(path: Path) -> Run:
+    """The stored run at a path, or a Failure that says what is there instead."""
+    from forewarn.store import RunError, open_run
+
+    try:
+        return open_run(path)
+    except (RunError, OSError) as error:
+        raise Failure(str(error)) from error
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Turns what a damaged run raises while it is read into a Failure."""
+    from forewarn.store import RunError
+
+    try:
+        yield
+    except RunError as error:
+        raise Failure(str(error)) from error
+
+
+def busy(words: str) -> contextlib.AbstractContextManager[object]:
+    """Says on the terminal that something takes a while; silent where there is none."""
+    from forewarn.views.console import plain_console
+
+    console = plain_console(stderr=True)
+    return console.status(words) if console.is_terminal else contextlib.nullcontext()
+
+
+def quiet_table() -> Table:
+    """A table with a header and no lines: easy to read, easy to copy."""
+    from rich.table import Table
+
+    return Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output, non-finite numbers as null."""
+    _write(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough; click would exit with 1
+        click.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value

@@ -1,0 +1,119 @@
+"""Alerts as lines on standard error, the view that `watch` gives every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from forewarn.types import Action, Alert, Block, Severity, State
+from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, numbers
+
+MOST_GROUPS = 3
+"""Kinds of alert that get a line of their own at one step; the others are counted."""
+MOST_REMEDIES = 3
+MOST_EVIDENCE = 4
+"""Numbers beside a value and its bound; `forewarn check` shows all."""
+QUIET_STEPS = 20
+"""For so many steps after a kind of alert was shown, more places of it at no higher severity are not news."""
+
+_INDENT = "    "
+
+
+class AlertLines:
+    """Prints alerts as they fire and resolve, a handful of lines per step however many layers are affected."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._console = plain_console(stream, stderr=True)
+        self._news = News()
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        print_lines(self._console, self._news.lines(step, changed, taken))
+
+    def close(self) -> None:
+        """Nothing is held back, so there is nothing to do."""
+
+
+class News:
+    """Turns what changed at a step into lines; remembers what was said, so that nothing is said twice."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, _Saying] = {}
+        """By code: its last line."""
+        self._advised: _Saying | None = None
+        """The last advice, whatever it was about."""
+
+    def lines(self, step: int, changed: Sequence[Alert], taken: Sequence[Action]) -> list[Text]:
+        """About ten lines at most, the most important first."""
+        fired = [alert for alert in changed if alert.state is State.FIRING]
+        over = [alert for alert in changed if alert.state is State.RESOLVED and alert.severity > Severity.INFO]
+        news = [group for group in grouped(fired) if _is_news(group.worst, step, self._said.get(group.worst.code))]
+        lines = [_headline(step, group) for group in news[:MOST_GROUPS]]
+        if len(news) > MOST_GROUPS:
+            lines.append(_line(step, "also", "dim", ", ".join(group.title for group in news[MOST_GROUPS:])))
+        if news:
+            lines += self._advice(news[0].worst, step)
+        if over:
+            lines.append(_line(step, "resolved", "green", ", ".join(group.where for group in grouped(over))))
+        lines += [_line(step, "done", "magenta", deed(action)) for action in taken[:MOST_GROUPS]]
+        if len(taken) > MOST_GROUPS:
+            lines.append(_line(step, "done", "magenta", f"{len(taken) - MOST_GROUPS} more actions"))
+        self._said |= {group.worst.code: _Saying(group.worst.severity, step) for group in news}
+        return lines
+
+    def _advice(self, alert: Alert, step: int) -> list[Text]:
+        """What to do, once for each kind of alert; fresh advice stands until something worse comes."""
+        said = self._said.get(alert.code)
+        repeated = said is not None and alert.severity <= said.severity
+        if alert.severity is Severity.INFO or repeated or not _is_news(alert, step, self._advised):
+            return []
+        self._advised = _Saying(alert.severity, step)
+        remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
+        lines = [Text(f"{_INDENT}{rank}. {advice(remedy)}") for rank, remedy in remedies]
+        return [*lines, Text(f"{_INDENT}why: forewarn explain {alert.name}", style="dim")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    severity: Severity
+    step: int
+
+
+def _is_news(alert: Alert, step: int, said: _Saying | None) -> bool:
+    return said is None or alert.severity > said.severity or step - said.step >= QUIET_STEPS
+
+
+class _PlainConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """Fall silent; rich would end the process, and with it the training run."""
+        self.quiet = True
+
+
+def plain_console(stream: IO[str] | None = None, stderr: bool = False) -> Console:
+    """A console that takes text literally: no markup, no emoji codes, no guessed highlights."""
+    return _PlainConsole(file=stream, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def print_lines(console: Console, lines: Sequence[Text]) -> None:
+    """Print lines whole, so that a log can be searched; on a terminal what does not fit goes on indented."""
+    for line in lines:
+        if not console.is_terminal:
+            console.print(line, soft_wrap=True)
+            continue
+        first, *rest = line.wrap(console, max(20, console.width - len(_INDENT)))
+        console.print(first)
+        for further in rest:
+            console.print(Text(_INDENT) + further)
+
+
+def _headline(step: int, group: AlertGroup) -> Text:
+    worst = group.worst
+    words = f"{group.where}: {numbers(worst.finding, MOST_EVIDENCE)}"
+    return _line(step, str(worst.severity), STYLES[worst.severity], words)
+
+
+def _line(step: int, label: str, style: str, words: str) -> Text:
+    return Text.assemble((f"forewarn step {step}: ", "dim"), (label, style), f" {words}")

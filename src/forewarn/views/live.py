@@ -1,0 +1,193 @@
+"""A live picture of the run in the terminal; one plain line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from forewarn.types import Action, Alert, Block, State, in_words
+from forewarn.views.console import News, plain_console, print_lines
+from forewarn.views.wording import STYLES, counted
+
+REDRAW_SECONDS = 0.2
+"""The least time between two drawings: a view must cost about nothing."""
+CHART_ROWS = 3
+
+_SHOWN = {
+    "train/loss": "loss",
+    "train/loss_ema": "EMA",
+    "train/lr": "lr",
+    "gradient/global_norm": "gradient norm",
+    "monitor/update_ratio_median": "update ratio",
+}
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
+
+
+class LiveView:
+    """Loss, its average, learning rate, gradient norm and update ratio now; the loss so far; progress; alerts.
+
+    Without a terminal it prints one line every `every` steps instead, and the alerts as they come.
+    """
+
+    def __init__(self, total_steps: int | None = None, every: int = 50, console: Console | None = None) -> None:
+        self._console = console or plain_console(stderr=True)
+        self._total_steps = total_steps
+        self._every = every
+        self._news = News()
+        self._latest: dict[str, float] = {}
+        self._firing: dict[tuple[str, str], Alert] = {}
+        self._losses = Trace()
+        self._pace = _Pace()
+        self._step = 0
+        self._drawn_at = -math.inf
+        self._live: Live | None = None
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        self._step = step
+        for block in blocks:
+            if block.name in _SHOWN and len(block.values):
+                self._latest[block.name] = float(block.values.max())
+            if block.name == "train/loss":
+                self._losses.append(float(block.values[0]))
+        for alert in changed:
+            if alert.state is State.FIRING:
+                self._firing[alert.identity] = alert
+            else:
+                self._firing.pop(alert.identity, None)
+        print_lines(self._console, self._news.lines(step, changed, taken))
+        if self._console.is_terminal:
+            self._redraw()
+        elif step % self._every == 0:
+            self._console.print(self._line(), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _redraw(self) -> None:
+        now = time.monotonic()
+        if now - self._drawn_at < REDRAW_SECONDS:
+            return
+        self._drawn_at = now
+        self._pace.see(now, self._step)
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(self._picture(), refresh=True)
+
+    def _line(self) -> str:
+        """The same numbers as one line: `step 150/300  loss 2.31  lr 0.001`."""
+        of = f"/{self._total_steps}" if self._total_steps else ""
+        numbers = [f"{label} {in_words(self._latest[name])}" for name, label in _SHOWN.items() if name in self._latest]
+        return "  ".join([f"step {self._step}{of}", *numbers, *([self._alerts()] if self._firing else [])])
+
+    def _picture(self) -> RenderableType:
+        numbers = Table.grid(padding=(0, 3, 0, 0))
+        shown = [(label, in_words(self._latest.get(name, "–"))) for name, label in _SHOWN.items()]
+        for label, _ in shown:
+            numbers.add_column(min_width=max(8, len(label)))  # so that nothing moves while digits come and go
+        numbers.add_row(*(Text(label, style="dim") for label, _ in shown))
+        numbers.add_row(*(Text(value, style="bold") for _, value in shown))
+        options = self._console.options
+        width = max(10, min(options.max_width, 100) - 2)
+        chart = self._losses.chart(width, CHART_ROWS, _ASCII_BARS if options.ascii_only else _BARS)
+        worst = max((alert.severity for alert in self._firing.values()), default=None)
+        alerts = Text(self._alerts(), style="green" if worst is None else STYLES[worst])
+        return Group(self._progress(width), numbers, Text(chart, style="cyan"), alerts)
+
+    def _progress(self, width: int) -> RenderableType:
+        pace = self._pace.steps_per_second
+        speed = f"{pace:.1f} steps/s" if pace else ""
+        if not self._total_steps:
+            return Text(f"step {self._step}   {speed}")
+        done = min(self._step + 1, self._total_steps)
+        left = f"{_clock((self._total_steps - done) / pace)} left" if pace else ""
+        row = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(self._total_steps, done, width=max(10, width - 50), complete_style="cyan")
+        row.add_row(Text(f"step {self._step}/{self._total_steps}"), bar, Text(left), Text(speed, style="dim"))
+        return row
+
+    def _alerts(self) -> str:
+        return f"alerts firing: {counted(list(self._firing.values())) or 'none'}"
+
+
+class Trace:
+    """A series of any length in bounded memory: when it is full, every two neighbours become their mean."""
+
+    CAPACITY = 512
+
+    def __init__(self) -> None:
+        self._means: list[float] = []
+        self._stride = 1
+        self._sum, self._count = 0.0, 0
+
+    def append(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+        if self._count < self._stride:
+            return
+        self._means.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self._means) == self.CAPACITY:
+            pairs = zip(self._means[::2], self._means[1::2], strict=True)
+            self._means = [(first + second) / 2 for first, second in pairs]
+            self._stride *= 2
+
+    def chart(self, width: int, rows: int = 1, bars: str = _BARS) -> str:
+        """The whole series in `width` columns, on a logarithmic scale if all is positive; × is not finite."""
+        values = np.array(self._means)
+        if len(values) > width:
+            with np.errstate(invalid="ignore"):  # inf and -inf in one part
+                values = np.array([part.mean() for part in np.array_split(values, width)])
+        finite = np.isfinite(values)
+        usable = np.where(finite, values, values[finite].min() if finite.any() else 1.0)
+        scaled = np.log(usable) if (usable > 0).all() else usable
+        span = np.ptp(scaled) if len(scaled) else 0.0
+        levels = np.round((scaled - scaled.min(initial=np.inf)) / (span or 1.0) * (rows * len(bars) - 1)).astype(int)
+        return "\n".join(
+            "".join(
+                _cell(level - row * len(bars), bars) if good else " ×"[row == 0]
+                for level, good in zip(levels, finite, strict=True)
+            )
+            for row in reversed(range(rows))
+        )
+
+
+def _cell(level: int, bars: str) -> str:
+    """One character of a bar that reaches `level` above the foot of this row."""
+    return bars[min(level, len(bars) - 1)] if level >= 0 else " "
+
+
+class _Pace:
+    """How fast steps went by over the last drawings."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=25)
+
+    def see(self, now: float, step: int) -> None:
+        self._seen.append((now, step))
+
+    @property
+    def steps_per_second(self) -> float:
+        """0 while it is not known."""
+        if len(self._seen) < 2:
+            return 0.0
+        (start, first), (end, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,107 @@
+"""Alerts in words for a person: grouped by what is wrong, with numbers, and with names that cannot harm a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from forewarn.types import Action, Alert, Finding, Remedy, Severity, State, in_words
+
+LONGEST_NAME = 80
+"""Characters after which a name is cut in the middle, where it says least."""
+
+STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+
+
+def literal(text: str) -> str:
+    """Text that shows exactly what it holds: whatever a terminal would act on is written out as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def short(name: str) -> str:
+    """A name made literal, and cut in the middle if it is long."""
+    name, half = literal(name), LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertGroup:
+    """All alerts of one code: the same thing wrong in one or many places."""
+
+    alerts: tuple[Alert, ...]
+
+    @property
+    def worst(self) -> Alert:
+        """Firing before resolved, then the most severe, then the furthest beyond its bound."""
+        return max(self.alerts, key=_weight)
+
+    @property
+    def title(self) -> str:
+        return f"{self.alerts[0].name} ({self.alerts[0].code})"
+
+    @property
+    def place(self) -> str:
+        """Where it is seen: the only scope, or how many and the worst; nothing if it is about the run as a whole."""
+        scopes = {alert.scope for alert in self.alerts}
+        worst = self.worst.scope
+        if len(scopes) == 1:
+            return f"in {short(worst)}" if worst else ""
+        if not worst:
+            return f"in the run as a whole and in {len(scopes) - 1} {'place' if len(scopes) == 2 else 'places'}"
+        return f"in {len(scopes)} places, worst {short(worst)}"
+
+    @property
+    def where(self) -> str:
+        """The title and the place."""
+        return f"{self.title} {self.place}".rstrip()
+
+    @property
+    def is_firing(self) -> bool:
+        return any(alert.state is State.FIRING for alert in self.alerts)
+
+
+def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
+    """Alerts by code, in the order in which the codes first appear."""
+    by_code: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        by_code.setdefault(alert.code, []).append(alert)
+    return [AlertGroup(tuple(members)) for members in by_code.values()]
+
+
+def numbers(finding: Finding, most: int | None = None) -> str:
+    """The value, its bound and the evidence, or the first of it: `9.1 (bound 2.3), level 2.1, ratio 4.3`."""
+    shown = [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
+    for name, value in list(finding.evidence.items())[:most]:
+        shown.append(f"{literal(name).replace('_', ' ')} {literal(in_words(value))}")
+    return ", ".join(shown)
+
+
+def advice(remedy: Remedy) -> str:
+    """What to do and why, on one line."""
+    return f"{literal(str(remedy))}: {literal(remedy.why)}"
+
+
+def deed(action: Action) -> str:
+    """What was done to the run and because of which alert."""
+    done = literal(str(Remedy(action.action, action.parameters, "")))
+    return f"{done}, because of {literal(action.code)}" + (f" in {short(action.scope)}" if action.scope else "")
+
+
+def counted(alerts: Sequence[Alert]) -> str:
+    """How many of each severity, the worst first: `2 critical, 3 warnings`; nothing if there are none."""
+    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
+    plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
+    return ", ".join(f"{count} {plural[level]}" for level, count in counts.items() if count)
+
+
+def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:
+    """Orders alerts of one code; how far a value lies beyond its bound counts in either direction."""
+    value, bound = abs(alert.finding.value), abs(alert.finding.bound)
+    if not math.isfinite(value):
+        value = excess = math.inf
+    else:
+        excess = abs(math.log(value / bound)) if value and bound else math.inf
+    return (alert.state is State.FIRING, alert.severity, excess, value)

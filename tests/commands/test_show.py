@@ -1,0 +1,99 @@
+"""`forewarn show`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.config import Config
+from forewarn.store import RunWriter
+from tests.commands.conftest import FACTS, LAYERS, Said, block
+
+Call = Callable[..., Said]
+
+
+def row_of(said: Said, layer: str) -> list[str]:
+    """The cells of a layer, as words."""
+    (line,) = (line for line in said.out.splitlines() if line.startswith(layer))
+    return line.split()
+
+
+def test_the_last_measured_step_is_shown_by_default(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy)
+    assert said.code == 0
+    assert "step 290 of 299" in said.out
+    assert row_of(said, "blocks.1.weight")[1:] == ["0.25", "4", "0.002", "0.25"]
+    assert "gradient/global_norm 1.03" in said.out
+    assert "activation/std" not in said.out
+
+
+def test_step_means_the_measured_step_at_or_before(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy, "--step", 125)
+    assert "step 120 of 299" in said.out
+    assert row_of(said, "[red]evil")[2] == "5.12"
+
+
+def test_names_are_shown_literally(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy)
+    assert "[red]evil[/red]\\x1b[31m" in said.out
+    assert "\x1b" not in said.out
+
+
+def test_scope_and_metric_choose(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy, "--scope", r"\.1\.", "--metric", "norm$")
+    assert row_of(said, "layer") == ["layer", "gradient", "norm", "weight", "norm"]
+    assert row_of(said, "blocks.1.weight")[1:] == ["0.25", "4"]
+    assert "blocks.0.weight" not in said.out
+    assert "train/loss" not in said.out
+    assert "activation/std" in forewarn("show", healthy, "--metric", "activation").out
+
+
+def test_a_metric_of_the_whole_run_needs_no_layers(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy, "--metric", "^train/loss$", "--step", 5)
+    assert "step 5 of 299" in said.out
+    assert "train/loss 4." in said.out
+    assert "layer" not in said.out
+
+
+def test_a_scope_that_matches_nothing_says_so(forewarn: Call, healthy: Path) -> None:
+    assert "none of 3 layers matches" in forewarn("show", healthy, "--scope", "conv").out
+
+
+def test_a_frozen_layer_says_why_and_a_broken_number_is_shown_as_it_is(forewarn: Call, tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    blocks = [
+        block(0, "gradient/norm", 1.0, float("nan"), 1.0, scopes=LAYERS),
+        block(0, "gradient/nonfinite", 0.0, 7.0, 0.0, scopes=LAYERS),
+        block(0, "update/frozen_cause", 0.0, 2.0, 99.0, scopes=LAYERS),
+    ]
+    writer.append(0, blocks)
+    writer.close()
+    said = forewarn("show", tmp_path / "run")
+    assert row_of(said, "blocks.0.weight")[1:] == ["1", "0", "yes"]
+    assert row_of(said, "blocks.1.weight")[1:] == ["nan", "7", "no:", "in", "no", "optimizer", "group"]
+    assert row_of(said, "[red]")[1:] == ["1", "0", "99"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--scope", "("], "--scope '(' is not a regular expression"),
+        (["--metric", "*"], "--metric '*' is not a regular expression"),
+        (["--step", "-1"], "nothing was measured at or before step -1; the first measured step is 0"),
+        (["--metric", "nothing-like-it"], "no such metric"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(forewarn: Call, healthy: Path, options: list[str], words: str) -> None:
+    said = forewarn("show", healthy, *options)
+    assert said.code == 3
+    assert words in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_an_empty_run_is_one_sentence(forewarn: Call, tmp_path: Path) -> None:
+    RunWriter(tmp_path / "run", facts=FACTS, config={}).close()
+    said = forewarn("show", tmp_path / "run")
+    assert said.code == 3
+    assert "has recorded nothing yet" in said.err
