@@ -117,7 +117,7 @@ def test_a_run_is_judged_by_its_own_config_unless_another_is_given(tmp_path: Pat
     with open_run(path) as run:
         assert "L102" not in {one.code for one in replay(run).alerts}
         assert "L102" in {one.code for one in replay(run, Config()).alerts}
-        lax = Config(thresholds=Thresholds(loss_spike=LossSpike(floor=math.log(1e6))))
+        lax = Config(thresholds=Thresholds(loss_spike=LossSpike(floor=math.log(1e6), ceiling=math.log(1e6))))
         assert "L102" not in {one.code for one in replay(run, lax).alerts}
 
 

@@ -137,9 +137,14 @@ def test_the_stop_policy_asks_for_a_stop_and_the_default_never_does(small, watch
 
 def test_an_exception_that_ends_the_run_is_recorded_as_its_end(small, tmp_path):
     model, optimizer = small
-    with pytest.raises(RuntimeError, match="out of memory"), forewarn.watch(model, optimizer, tmp_path / "r", views=[]) as monitor:  # fmt: skip
-        train(model, optimizer, monitor, 2)
-        raise RuntimeError("CUDA out of memory")
+
+    def train_out_of_memory():
+        with forewarn.watch(model, optimizer, tmp_path / "r", views=[]) as monitor:
+            train(model, optimizer, monitor, 2)
+            raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train_out_of_memory()
     with forewarn.open_run(tmp_path / "r") as run:
         assert run.end[0] == "RuntimeError: CUDA out of memory"
         assert run.last_step == 1

@@ -132,8 +132,9 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
         roster, stepping, gradients, sample_size=config.sample_size,
         threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
     )  # fmt: skip
+    loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers), stepping, LossProbe(config.ema_decay if config.enable_ema_loss else None), gradients, updates,
+        LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
         WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}

@@ -170,6 +170,17 @@ def test_lbfgs_and_other_closures_are_read_after_the_step(small, watch):
     assert not monitor.alerts
 
 
+def test_gradients_are_read_before_the_optimizer_can_change_them(small, watch):
+    model, optimizer = small
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad(set_to_none=False))
+    monitor = watch(model, optimizer)
+    loss = backward(model)
+    norm = model[0].weight.grad.norm().item()
+    optimizer.step()
+    monitor.step(loss)
+    assert last(monitor, "gradient/norm", "0.weight") == pytest.approx(norm, rel=1e-5)
+
+
 def test_two_optimizers_each_give_their_own_gradients(small, watch):
     model, _ = small
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -197,7 +208,9 @@ def test_a_scheduler_that_steps_before_the_monitor_does_not_change_the_lr_read(s
     assert last(monitor, "train/lr", "0") == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("ratio", "scaled"), [(65536.0, True), (1024 * (1 + 1e-7), True), (1000.0, False), (2.0, False),
-                                               (math.nan, False), (math.inf, False), (0.25, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ratio", "scaled"),
+    [(65536.0, True), (1024.0001, True), (1000.0, False), (2.0, False), (math.nan, False), (math.inf, False)],
+)
 def test_a_loss_scale_is_told_from_clipping(ratio, scaled):
     assert is_loss_scale(ratio) is scaled

@@ -303,7 +303,8 @@ def test_without_the_weight_monitor_no_tensor_is_measured(tmp_path):
 def test_the_thresholds_of_the_config_reach_the_monitor(tmp_path):
     trainer, loader = mlp_trainer(
         tmp_path, max_steps=1, vanishing_grad_threshold=1e-5, exploding_grad_threshold=50.0,
-        frozen_update_ratio_threshold=1e-9, frozen_patience_steps=4, weight_monitor_sample_size=64, ema_decay=0.9, enable_ema_loss=False,
+        frozen_update_ratio_threshold=1e-9, frozen_patience_steps=4, weight_monitor_sample_size=64, ema_decay=0.9,
+        enable_ema_loss=False,
     )  # fmt: skip
     trainer.train(loader)
     config = trainer.monitor.config

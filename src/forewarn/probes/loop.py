@@ -70,8 +70,9 @@ class Loop:
 
     def _stepper(self, event: str, at: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            closure = kwargs.get("closure", args[0] if args else None) is not None
-            self._tell(event, at, optimizer, self.measured, closure)
+            given = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer itself as well
+            closure = kwargs.get("closure", given[0] if given else None)
+            self._tell(event, at, optimizer, self.measured, closure is not None)
 
         return stepped
 

@@ -1,0 +1,256 @@
+"""A run in TensorBoard: one event per step, curves that stay few, and alerts as text."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from forewarn.types import Action, Alert, Block, FrozenCause, State, Values
+from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
+
+TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
+
+FLUSH_SECONDS = 10
+"""TensorBoard looks for news every 30 seconds by default; this stays well below."""
+QUEUED_EVENTS = 100
+"""Events that may wait for the disk before a step waits for them: far more than the dense start of a run."""
+MOST_PLACES = 20
+"""Rows in the table of one alert; further places are counted."""
+LEAD = 2.0
+"""A gradient that is so many times as large as any that has a tag takes one of the tags kept for later."""
+
+_LEFT_OUT = {"update/optimizer_steps", "gradient/residual_norm"}
+"""Almost always exactly 1 and 0, and alerts say when they are not. `update/skipped` and `monitor/overhead_share` stay:
+how often a scaler skips a step and what the monitor costs are curves that people look at."""
+
+_NOT_IN_A_TAG = re.compile(r"[^\w.\-]")
+"""As in torch's SummaryWriter, but for the slash: in the name of a model's tensor it would start another level."""
+_NOT_IN_MARKDOWN = re.compile(r"[&<>`|*~\[\]\\]|_(?![^\W_])")
+"""What markdown or HTML would act on; an underscore before a letter ends no emphasis, and is common in names."""
+
+
+class TensorBoardView:
+    """Writes a run where `tensorboard --logdir` finds it.
+
+    With `detail="aggregates"` the curves are the readings of the run as a whole (loss and its average, learning rate,
+    global norms, speed, what you logged without a scope, the aggregates over tensors) and two short lists:
+
+    - `monitor/topk_grad/{tensor}`, the gradient norm of up to `topk` tensors. The largest at the first measured step
+      take half of the tags, rounded up; the others are kept for tensors whose gradient becomes twice as large as any
+      that has a tag. So the one that explodes at step 50,000 still gets its curve.
+    - `monitor/topk_frozen/{tensor}`, the update ratio of up to `topk` frozen weights: the first to freeze, of those
+      that do so together the stillest. Weights that were frozen on purpose do not count.
+
+    A tensor keeps its tag and is written at every measured step, so no curve has gaps and no run has more than `topk`
+    tags of a kind. `detail="full"` adds every scoped reading as `family/scope/quantity`, such as
+    `gradient/blocks.0.attn.weight/norm`: for 2,000 values about 2 ms on a measured step, and then some 15 ms of the
+    writer's thread, in which Python computes checksums.
+
+    NaN is left out. Alerts are text under one tag per rule, such as `alerts/L102-loss-spike`. A resumed run adds an
+    event file to the same folder and goes on with the tags that `forewarn-topk.json` there remembers.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, topk: int = 5, detail: Literal["aggregates", "full"] = "aggregates"
+    ) -> None:
+        if topk < 0:
+            raise ValueError(f"topk is a number of tensors, 0 or more, not {topk}")
+        if detail not in ("aggregates", "full"):
+            raise ValueError(f"detail is 'aggregates' or 'full', not {detail!r}")
+        self._folder = str(folder)
+        self._new_writer = _part("summary.writer.event_file_writer").EventFileWriter
+        self._new_event = _part("compat.proto.event_pb2").Event
+        self._new_tensor = _part("util.tensor_util").make_tensor_proto
+        self._text = _part("plugins.text.metadata").create_summary_metadata("", "")
+        self._files = _part("compat").tf.io.gfile  # what the event writer uses: a folder may be on remote storage
+        self._files.makedirs(self._folder)  # one that cannot be made is an error here, not at the first step
+        self._writer: Any = None
+        self._tags = _Tags(full=detail == "full")
+        self._memory = f"{self._folder}/forewarn-topk.json"
+        earlier = self._remembered()
+        self._gradients = _Picks(topk, topk // 2, earlier.get(TOPK_GRADIENTS, []))
+        self._frozen = _Picks(topk, 0, earlier.get(TOPK_FROZEN, []))
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        event = self._new_event(wall_time=blocks[0].time if blocks else time.time(), step=step)
+        add = event.summary.value.add
+        for block in blocks:
+            tags = self._tags.of(block)
+            if tags:
+                for tag, value in zip(tags, block.values.tolist(), strict=True):
+                    if tag and value == value:
+                        add(tag=tag, simple_value=value)
+        for tag, value in self._topk({block.name: block for block in blocks}):
+            if value == value:
+                add(tag=tag, simple_value=value)
+        for tag, text in _texts(changed, taken):
+            add(tag=tag, metadata=self._text, tensor=self._new_tensor(text))
+        if not event.summary.value:
+            return
+        if self._writer is None:  # not before: of several processes only the first shows anything
+            self._writer = self._new_writer(self._folder, QUEUED_EVENTS, FLUSH_SECONDS)
+        self._writer.add_event(event)
+
+    def close(self) -> None:
+        """Write out what is queued and close the file; may be called twice."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:
+        """Tags and values of the tensors in the two short lists, which may grow at this step."""
+        num_given = len(self._gradients.scopes) + len(self._frozen.scopes)
+        norm = measured.get("gradient/norm")
+        if norm is not None:
+            largest = max((value for _, value in self._gradients.read(norm) if value == value), default=0.0)
+            self._gradients.give(norm.scopes, norm.values, above=LEAD * largest)
+            for scope, value in self._gradients.read(norm):
+                yield self._tags.one(TOPK_GRADIENTS, scope), value
+        ratio, cause = measured.get("update/ratio"), measured.get("update/frozen_cause")
+        if ratio is not None and cause is not None and ratio.scopes == cause.scopes:
+            stillness = np.where(cause.values > FrozenCause.ON_PURPOSE, -ratio.values, np.nan)
+            self._frozen.give(ratio.scopes, stillness, above=-np.inf)
+            for scope, value in self._frozen.read(ratio):
+                yield self._tags.one(TOPK_FROZEN, scope), value
+        if len(self._gradients.scopes) + len(self._frozen.scopes) > num_given:
+            self._remember()
+
+    def _remember(self) -> None:
+        with self._files.GFile(self._memory, "w") as file:
+            file.write(json.dumps({TOPK_GRADIENTS: self._gradients.scopes, TOPK_FROZEN: self._frozen.scopes}))
+
+    def _remembered(self) -> dict[str, list[str]]:
+        """Which tensors had a tag before a resume; a file that makes no sense is as good as none."""
+        if not self._files.exists(self._memory):
+            return {}
+        try:
+            with self._files.GFile(self._memory, "r") as file:
+                return {name: [str(scope) for scope in scopes] for name, scopes in json.loads(file.read()).items()}
+        except (ValueError, TypeError, AttributeError):
+            return {}
+
+
+class _Tags:
+    """The names of readings in TensorBoard: made once, and different for different readings whatever their names."""
+
+    def __init__(self, *, full: bool) -> None:
+        self._full = full
+        self._layouts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        """By metric: the scopes of its last block, and their tags."""
+        self._made: dict[tuple[str, str], str] = {}
+        self._used: set[str] = set()
+
+    def of(self, block: Block) -> tuple[str, ...]:
+        """A tag for each value of a block, empty for one that is not shown; nothing at all if none is."""
+        known = self._layouts.get(block.name)
+        if known is None or (known[0] is not block.scopes and known[0] != block.scopes):
+            tags = tuple(self._shown(block.name, scope, len(block.scopes)) for scope in block.scopes)
+            known = self._layouts[block.name] = (block.scopes, tags if any(tags) else ())
+        return known[1]
+
+    def one(self, name: str, scope: str) -> str:
+        tag = self._made.get((name, scope))
+        if tag is None:
+            tag = _tag(name, scope)
+            while tag in self._used:  # characters that were replaced may have been all the difference
+                tag += "_"
+            self._used.add(tag)
+            self._made[name, scope] = tag
+        return tag
+
+    def _shown(self, name: str, scope: str, num_scopes: int) -> str:
+        if name == "train/lr":  # its scopes are optimizer groups: a few, and none if there is nothing to tell apart
+            return self.one(name, scope if num_scopes > 1 else "")
+        shown = self._full if scope else name not in _LEFT_OUT
+        return self.one(name, scope) if shown else ""
+
+
+class _Picks:
+    """The tensors that have a top-k tag: never more than `most`, and none loses its tag."""
+
+    def __init__(self, most: int, kept: int, scopes: Sequence[str]) -> None:
+        self.scopes = list(scopes[:most])
+        self._most = most
+        self._kept = kept
+        """Tags that are not given the first time."""
+        self._layout: tuple[str, ...] = ()
+        self._places: dict[str, int] = {}
+
+    def give(self, scopes: tuple[str, ...], scores: Values, above: float) -> None:
+        """Give free tags to the tensors with the highest scores, if these are above a bound."""
+        num_free = self._most - len(self.scopes) - (0 if self.scopes else self._kept)
+        if num_free <= 0:
+            return
+        able = np.flatnonzero(scores > above)
+        best = able[np.argsort(-scores[able], kind="stable")].tolist()
+        new = [scopes[at] for at in best[: self._most] if scopes[at] not in self.scopes]
+        self.scopes += new[:num_free]
+
+    def read(self, block: Block) -> list[tuple[str, float]]:
+        """The tensors that have a tag and their values; those that the block does not hold are left out."""
+        if block.scopes is not self._layout:
+            self._layout = block.scopes
+            self._places = {scope: at for at, scope in enumerate(block.scopes)}
+        places = self._places
+        return [(scope, float(block.values[places[scope]])) for scope in self.scopes if scope in places]
+
+
+def _tag(name: str, scope: str) -> str:
+    """`family/scope/quantity`, so that a person can open one layer; the short lists are `name/scope`."""
+    name = "/".join(_NOT_IN_A_TAG.sub("_", part) for part in name.split("/"))
+    if not scope:
+        return name
+    scope = _NOT_IN_A_TAG.sub("_", scope)
+    family, _, quantity = name.partition("/")
+    return f"{name}/{scope}" if name in (TOPK_GRADIENTS, TOPK_FROZEN) else f"{family}/{scope}/{quantity}"
+
+
+def _texts(changed: Sequence[Alert], taken: Sequence[Action]) -> Iterator[tuple[str, str]]:
+    """Tags and markdown: one tag per rule, however many places it is about, and one for all actions."""
+    for group in grouped(alert for alert in changed if alert.state is not State.PENDING):
+        yield _tag(f"alerts/{group.worst.code}-{group.worst.name}", ""), _markdown(group)
+    if taken:
+        yield "actions", "\n".join(f"- {_escaped(deed(action))}" for action in taken)
+
+
+def _markdown(group: AlertGroup) -> str:
+    """What is wrong, where, in which numbers, and what to do."""
+    worst = group.worst
+    alerts = [worst, *(alert for alert in group.alerts if alert is not worst)]
+    lines = [f"**{worst.severity if group.is_firing else worst.state}** {_escaped(group.where)}", ""]
+    lines += ["| where | severity | state | since step | numbers |", "|---|---|---|---|---|"]
+    for alert in alerts[:MOST_PLACES]:
+        where = _escaped(short(alert.scope)) or "the run"
+        words = _escaped(numbers(alert.finding))
+        lines.append(f"| {where} | {alert.severity} | {alert.state} | {alert.since} | {words} |")
+    if len(alerts) > MOST_PLACES:
+        lines += ["", f"and {len(alerts) - MOST_PLACES} more"]
+    if group.is_firing:
+        lines += ["", *(f"{rank}. {_escaped(advice(remedy))}" for rank, remedy in enumerate(worst.remedies, 1))]
+        lines += ["", f"why: forewarn explain {_escaped(worst.name)}"]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Text that markdown shows as it is, in any dialect: what it would act on becomes a numbered entity."""
+    return _NOT_IN_MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", text)
+
+
+def _part(name: str) -> Any:
+    """A module of the tensorboard package, which is optional and has no types."""
+    try:
+        import_module("tensorboard")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorboard":
+            raise
+        raise ModuleNotFoundError(
+            "TensorBoardView needs tensorboard: pip install 'forewarn[tensorboard]'", name="tensorboard"
+        ) from None
+    return import_module(f"tensorboard.{name}")

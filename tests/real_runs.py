@@ -1,0 +1,326 @@
+"""Small real training runs: healthy ones of four kinds, and one broken in a known way for every rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW
+
+import forewarn
+from forewarn.trainer.data import TokenBatches, classification, images, sequences, stdlib_text
+from forewarn.trainer.gpt import GPT, GPTConfig
+from forewarn.trainer.networks import CNN, MLP, LSTMClassifier
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+def shuffled(inputs: Tensor, targets: Tensor, seed: int, size: int = 32) -> Batches:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        which = torch.randint(len(inputs), (size,), generator=generator)
+        yield inputs[which], targets[which]
+
+
+def make_gpt(seed: int) -> tuple[nn.Module, Batches, float]:
+    model = GPT(GPTConfig(context=32, depth=2, heads=2, width=48, dropout=0.1))
+    return model, iter(TokenBatches(stdlib_text(400_000), batch_size=8, context=32, seed=seed)), 1e-3
+
+
+def make_mlp(seed: int) -> tuple[nn.Module, Batches, float]:
+    return MLP([16, 64, 64, 5]), shuffled(*classification(2000, 16, 5, seed=seed), seed), 1e-3
+
+
+def make_cnn(seed: int) -> tuple[nn.Module, Batches, float]:
+    return CNN([1, 8, 16], 4), shuffled(*images(600, 4, seed=seed), seed), 1e-3
+
+
+def make_lstm(seed: int) -> tuple[nn.Module, Batches, float]:
+    data = sequences(1000, 12, 3, seed=seed)
+    return LSTMClassifier(data[0].shape[-1], 32, 3), shuffled(*data, seed), 3e-3
+
+
+KINDS: dict[str, Callable[[int], tuple[nn.Module, Batches, float]]] = {
+    "gpt": make_gpt,
+    "mlp": make_mlp,
+    "cnn": make_cnn,
+    "lstm": make_lstm,
+}
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    logits = model(inputs)
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def healthy(kind: str, seed: int, run: Path, steps: int = 200) -> forewarn.Monitor:
+    """A run as people train: AdamW, warm-up and cosine, clipping."""
+    torch.manual_seed(seed)
+    model, batches, peak = KINDS[kind](seed)
+    optimizer = AdamW(model.parameters(), lr=peak, weight_decay=0.01)
+    warm_up = steps // 10
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / warm_up) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    with forewarn.watch(model, optimizer, run, every=5, views=[]) as monitor:
+        for _ in range(steps):
+            loss = loss_of(model, *next(batches))
+            loss.backward()
+            monitor.clip_grad_norm_(1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+class Breakable:
+    """An MLP in training that a fault may change at any point of the loop."""
+
+    def __init__(
+        self,
+        run: Path,
+        model: nn.Module | None = None,
+        lr: float = 1e-3,
+        parameters: Callable[[nn.Module], Any] = lambda model: model.parameters(),
+        **settings: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = model or MLP([16, 64, 64, 64, 5])
+        self.optimizer = AdamW(parameters(self.model), lr=lr, **settings)
+        self.batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
+        self.run = run
+        self.clip: float | None = 1.0
+        self.zero_grad = self.step_optimizer = True
+        self.change_batch: Callable[[int, Tensor], Tensor] = lambda step, inputs: inputs
+        self.change_loss: Callable[[int, Tensor], Tensor] = lambda step, loss: loss
+        self.before_step: Callable[[int], None] = lambda step: None
+        self.after_update: Callable[[int], None] = lambda step: None
+        self.after_attach: Callable[[forewarn.Monitor], None] = lambda monitor: None
+
+    def linears(self) -> list[nn.Linear]:
+        return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+
+    def train(self, steps: int = 160) -> forewarn.Monitor:
+        with forewarn.watch(self.model, self.optimizer, self.run, every=5, views=[]) as monitor:
+            self.after_attach(monitor)
+            for step in range(steps):
+                self.before_step(step)
+                inputs, targets = next(self.batches)
+                loss = loss_of(self.model, self.change_batch(step, inputs), targets)
+                self.change_loss(step, loss).backward()
+                if self.clip:
+                    monitor.clip_grad_norm_(self.clip)
+                if self.step_optimizer:
+                    self.optimizer.step()
+                self.after_update(step)
+                if self.zero_grad:
+                    self.optimizer.zero_grad()
+                monitor.step(loss)
+        return monitor
+
+
+WHEN = 120
+"""The step at which a fault that comes on the way comes; one that is measured in detail."""
+
+
+def nan_in_a_batch(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_batch = lambda step, inputs: inputs * math.nan if step == WHEN else inputs
+    return it.train()
+
+
+def one_absurd_batch(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_batch = lambda step, inputs: inputs * 50 if step == WHEN else inputs
+    return it.train()
+
+
+def ascent_instead_of_descent(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_loss = lambda step, loss: -loss if step >= WHEN else loss
+    return it.train(320)
+
+
+def nan_in_the_backward_pass(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def poison(step: int) -> None:
+        if step == WHEN:
+            it.linears()[1].weight.register_hook(lambda gradient: gradient * math.nan)
+
+    it.before_step = poison
+    return it.train()
+
+
+def loss_summed_over_everything(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_loss = lambda step, loss: loss * 32 * 1000
+    return it.train(60)
+
+
+def deep_sigmoids(run: Path) -> forewarn.Monitor:
+    return Breakable(run, MLP([16, *[32] * 14, 5], activation=nn.Sigmoid)).train()
+
+
+def one_step_with_a_huge_gradient(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_loss = lambda step, loss: loss * 30 if WHEN <= step < WHEN + 5 else loss
+    return it.train()
+
+
+class _DetachedMLP(MLP):
+    def forward(self, features: Tensor) -> Tensor:
+        layers = next(iter(self.children()))
+        return layers[2:](layers[:2](features).detach())
+
+
+def detached_layer(run: Path) -> forewarn.Monitor:
+    return Breakable(run, _DetachedMLP([16, 64, 64, 64, 5])).train(60)
+
+
+def forgotten_zero_grad(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.zero_grad = False
+    return it.train(60)
+
+
+def frozen_on_the_way(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, weight_decay=0.0)
+
+    def freeze(step: int) -> None:
+        if step == 100:
+            it.linears()[1].requires_grad_(False)
+
+    it.before_step = freeze
+    return it.train()
+
+
+def lr_far_too_high(run: Path) -> forewarn.Monitor:
+    return Breakable(run, lr=0.1).train(60)
+
+
+def lr_far_too_low(run: Path) -> forewarn.Monitor:
+    return Breakable(run, lr=2e-9, weight_decay=0.0).train(60)
+
+
+def lr_jump(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def jump(step: int) -> None:
+        it.optimizer.param_groups[0]["lr"] = 1e-3 if step < WHEN else 3e-2
+
+    it.before_step = jump
+    return it.train()
+
+
+def optimizer_never_stepped(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.step_optimizer = False
+    return it.train(60)
+
+
+def layer_left_out_of_the_optimizer(run: Path) -> forewarn.Monitor:
+    def without_the_first(model: nn.Module) -> list[nn.Parameter]:
+        return list(model.parameters())[2:]
+
+    return Breakable(run, parameters=without_the_first).train(60)
+
+
+def nan_written_into_a_weight(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def poison(step: int) -> None:
+        if step == WHEN:
+            with torch.no_grad():
+                it.linears()[2].weight[0, 0] = math.nan
+
+    it.after_update = poison
+    return it.train()
+
+
+def weights_of_a_bad_checkpoint(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def load(step: int) -> None:
+        if step == WHEN:
+            with torch.no_grad():
+                for linear in it.linears():
+                    linear.weight.mul_(20.0)
+
+    it.before_step = load
+    return it.train()
+
+
+class _Normalized(nn.Sequential):
+    """Layers that are normalised after each step, so that the scale of a weight does not show in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(16, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(),
+            nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 5),
+        )  # fmt: skip
+
+
+def one_layer_of_another_scale(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, _Normalized())
+    with torch.no_grad():
+        it.linears()[1].weight.mul_(5000.0)
+    return it.train()
+
+
+def absurd_weight_decay(run: Path) -> forewarn.Monitor:
+    return Breakable(run, lr=2e-4, weight_decay=100.0).train(200)
+
+
+def probe_that_raises(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def explode(measured: bool) -> None:
+        raise RuntimeError("cannot read this")
+
+    it.after_attach = lambda monitor: setattr(monitor._probes["weights"], "collect", explode)
+    return it.train(60)
+
+
+def forward_that_is_bypassed(run: Path) -> forewarn.Monitor:
+    class Bypassed(MLP):
+        def __call__(self, features: Tensor) -> Tensor:
+            return self.forward(features)
+
+    it = Breakable(run, Bypassed([16, 64, 64, 5]))
+    it.clip = None
+    return it.train(60)
+
+
+FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
+    "L101": nan_in_a_batch,
+    "L102": one_absurd_batch,
+    "L103": ascent_instead_of_descent,
+    "G101": nan_in_the_backward_pass,
+    "G102": loss_summed_over_everything,
+    "G103": deep_sigmoids,
+    "G104": one_step_with_a_huge_gradient,
+    "G108": detached_layer,
+    "G109": forgotten_zero_grad,
+    "U101": frozen_on_the_way,
+    "U102": lr_far_too_high,
+    "U103": lr_far_too_low,
+    "U104": lr_jump,
+    "U105": optimizer_never_stepped,
+    "U106": layer_left_out_of_the_optimizer,
+    "W101": nan_written_into_a_weight,
+    "W102": weights_of_a_bad_checkpoint,
+    "W103": one_layer_of_another_scale,
+    "W104": absurd_weight_decay,
+    "X101": probe_that_raises,
+    "X103": forward_that_is_bypassed,
+}
+"""By the code of the rule that must name it first; X102 and X104 are no faults of a run, and tested elsewhere."""

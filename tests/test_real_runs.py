@@ -1,0 +1,46 @@
+"""Every rule on real training: its own fault is named first, healthy runs are left in peace."""
+
+import pytest
+
+import forewarn
+from forewarn.diagnosis import replay
+from forewarn.rules import all_rules
+from forewarn.types import Severity
+from tests.real_runs import FAULTS, KINDS, healthy
+
+
+def described(monitor: forewarn.Monitor) -> list[str]:
+    ranked = monitor._ledger.ranked(monitor.alerts)
+    return [f"{a.code} {a.name} {a.scope} {a.severity} since {a.since} {dict(a.finding.evidence)}" for a in ranked]
+
+
+def warnings_of(monitor: forewarn.Monitor) -> list[str]:
+    loud = [alert for alert in monitor.alerts if alert.severity >= Severity.WARNING]
+    return [f"{a.code} {a.scope} {a.finding}" for a in loud]
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_a_fault_is_named_first_and_is_judged_the_same_again(code, tmp_path):
+    monitor = FAULTS[code](tmp_path / "run")
+    assert monitor.alerts, "nothing fired"
+    ranked = monitor._ledger.ranked(monitor.alerts)
+    assert ranked[0].code == code, "\n".join(described(monitor))
+    assert ranked[0].remedies
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert repr(replay(run).alerts) == repr(monitor.alerts)
+
+
+def test_every_rule_has_a_fault_or_a_test_of_its_own():
+    assert {rule.code for rule in all_rules()} - set(FAULTS) == {"X102", "X104"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_run_raises_no_warning(kind, tmp_path):
+    assert warnings_of(healthy(kind, 0, tmp_path / "run")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_healthy_seeds_raise_no_warning(kind, seed, tmp_path):
+    assert warnings_of(healthy(kind, seed, tmp_path / "run")) == []
