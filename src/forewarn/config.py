@@ -12,7 +12,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 
 def between(default: Any, low: float, high: float = math.inf) -> Any:
@@ -56,11 +57,23 @@ class Settings:
 
 def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> None:
     name = f"{owner.__name__}.{each.name}"
-    if kind in (int, float, bool):
+    if get_origin(kind) is UnionType:  # a value that may be None
+        if value is None:
+            return
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    elif kind in (int, float, bool):
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         fits = isinstance(value, bool) if kind is bool else numeric and (kind is float or isinstance(value, int))
         if not fits:
             raise TypeError(f"{name} must be {kind.__name__}, not {value!r}")
+    elif get_origin(kind) is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+            raise TypeError(f"{name} must be a tuple of strings, not {value!r}")
+    elif not isinstance(value, get_origin(kind) or kind):
+        raise TypeError(f"{name} must be a {(get_origin(kind) or kind).__name__}, not {value!r}")
     low, high = each.metadata.get("low", -math.inf), each.metadata.get("high", math.inf)
     if kind in (int, float) and not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
@@ -75,6 +88,8 @@ class Spike(Settings):
     """How many robust standard deviations (1.4826 × MAD) above the median."""
     floor: float = between(0.1, 0.0)
     """The least excess in natural-log units, whatever the spread: 0.1 is 10%, ln 2 is a doubling."""
+    ceiling: float = between(math.log(100.0), 0.0)
+    """The excess that is an outlier whatever the spread: a loss that falls fast spreads widely by its trend alone."""
     window: int = between(64, 8)
     """How many accepted values make the level."""
     minimum: int = between(32, 4)
@@ -86,16 +101,19 @@ class Spike(Settings):
         super(Spike, self).__post_init__()
         if self.minimum > self.window:
             raise ValueError(f"Spike.minimum ({self.minimum}) must not exceed Spike.window ({self.window})")
+        if self.floor > self.ceiling:
+            raise ValueError(f"Spike.floor ({self.floor:g}) must not exceed Spike.ceiling ({self.ceiling:g})")
 
     @property
     def key(self) -> tuple[float, ...]:
         """The numbers that make a baseline what it is: rules that agree on them share one."""
-        return (self.k, self.floor, self.window, self.minimum, self.readmit_after)
+        return (self.k, self.floor, self.ceiling, self.window, self.minimum, self.readmit_after)
 
     @staticmethod
     def from_key(key: Sequence[float]) -> Spike:
-        k, floor, window, minimum, readmit_after = key
-        return Spike(k=k, floor=floor, window=int(window), minimum=int(minimum), readmit_after=int(readmit_after))
+        k, floor, ceiling, *counts = key
+        window, minimum, readmit_after = map(int, counts)
+        return Spike(k=k, floor=floor, ceiling=ceiling, window=window, minimum=minimum, readmit_after=readmit_after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

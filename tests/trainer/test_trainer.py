@@ -333,8 +333,8 @@ def forewarn_source():
     ("setting", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1"),
-        ({"amp": "int8"}, "amp must be off, bf16 or fp16"),
-        ({"max_steps": 0}, "max_steps must be None or an int of at least 1"),
+        ({"amp": "int8"}, "amp must be one of off, bf16, fp16"),
+        ({"max_steps": 0}, "max_steps must be at least 1"),
         ({"model_name": "../x"}, "plain name without slashes"),
         ({"ema_decay": 1.5}, "ema_decay must be between"),
     ],

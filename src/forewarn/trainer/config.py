@@ -23,9 +23,9 @@ class TrainerConfig(Settings):
     """Mixed precision by autocast; fp16 comes with a gradient scaler."""
     epochs: int = between(1, 1)
     """Passes over the training data."""
-    steps_per_epoch: int | None = None
+    steps_per_epoch: int | None = between(None, 1)
     """Optimizer steps that make an epoch, for data without an end; None: until the data is used up."""
-    max_steps: int | None = None
+    max_steps: int | None = between(None, 1)
     """Optimizer steps after which training ends, whatever the epoch."""
     accumulation_steps: int = between(1, 1)
     """Batches whose gradients are added up for one optimizer step."""
@@ -34,7 +34,7 @@ class TrainerConfig(Settings):
     log_interval: int = between(100, 1)
     """One line on the console every so many steps."""
 
-    snapshot_interval: int | None = None
+    snapshot_interval: int | None = between(None, 1)
     """A snapshot every so many steps; None: none between epochs."""
     snapshot_per_epoch: bool = True
     """A snapshot at the end of every epoch."""
@@ -73,16 +73,6 @@ class TrainerConfig(Settings):
 
     def __post_init__(self) -> None:
         super(TrainerConfig, self).__post_init__()
-        for name in ("steps_per_epoch", "max_steps", "snapshot_interval"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"TrainerConfig.{name} must be None or an int of at least 1, not {value!r}")
-        if self.amp not in ("off", "bf16", "fp16"):
-            raise ValueError(f"TrainerConfig.amp must be off, bf16 or fp16, not {self.amp!r}")
-        if self.tensorboard_detail not in ("aggregates", "full"):
-            raise ValueError(
-                f"TrainerConfig.tensorboard_detail must be aggregates or full, not {self.tensorboard_detail!r}"
-            )
         if Path(self.model_name).name != self.model_name or self.model_name in ("", ".", ".."):
             raise ValueError(f"TrainerConfig.model_name must be a plain name without slashes, not {self.model_name!r}")
 

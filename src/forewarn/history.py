@@ -1,0 +1,136 @@
+"""The recent past in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from forewarn.config import Spike
+from forewarn.series import Baseline, Deviation, Panel, Series
+from forewarn.types import Block
+
+_OF_THE_RUN = "train/"
+"""Family of metrics that are read on every step and kept as long as unscoped ones, such as the lr of each group."""
+
+_NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
+
+
+class _Ring:
+    """The last readings of one metric; twice as long as its window, so that a window is always one slice."""
+
+    def __init__(self, scopes: tuple[str, ...], window: int) -> None:
+        self.scopes = scopes
+        self.window = window
+        self.seen = 0
+        self.baselines: dict[tuple[float, ...], Baseline] = {}
+        self._end = 0
+        self._steps = np.zeros(2 * window, np.int64)
+        self._values = np.full((2 * window, len(scopes)), np.nan, np.float32)
+
+    def append(self, block: Block) -> None:
+        if block.scopes is not self.scopes and block.scopes != self.scopes:
+            self._make_room(block.scopes)
+        if self._end == len(self._steps):
+            keep = self.window - 1
+            self._steps[:keep] = self._steps[self._end - keep :]
+            self._values[:keep] = self._values[self._end - keep :]
+            self._end = keep
+        row = self._values[self._end]
+        if block.scopes == self.scopes:
+            row[:] = block.values
+        else:
+            row[:] = np.nan
+            position = {scope: at for at, scope in enumerate(self.scopes)}
+            row[[position[scope] for scope in block.scopes]] = block.values
+        self._steps[self._end] = block.step
+        self._end += 1
+        self.seen += 1
+
+    def _make_room(self, scopes: tuple[str, ...]) -> None:
+        known = set(self.scopes)
+        added = tuple(scope for scope in scopes if scope not in known)
+        if added:
+            blank = np.full((len(self._values), len(added)), np.nan, np.float32)
+            self._values = np.concatenate([self._values, blank], axis=1)
+            self.scopes += added
+
+    def panel(self) -> Panel:
+        start = max(0, self._end - self.window)
+        return Panel(self.scopes, self._steps[start : self._end], self._values[start : self._end], self.deviation)
+
+    def deviation(self, spike: Spike) -> Deviation:
+        """How the newest row stands to its usual level; each row joins the level once, whoever asks."""
+        baseline = self.baselines.get(spike.key)
+        if baseline is None:
+            baseline = self.baselines[spike.key] = Baseline(len(self.scopes), spike)
+            baseline.seen = self.seen - len(self.panel())
+        baseline.grow(len(self.scopes))
+        for row in self._values[self._end - min(self.seen - baseline.seen, self._end) : self._end]:
+            baseline.observe(row)
+        return baseline.latest
+
+    def state_dict(self) -> dict[str, Any]:
+        panel = self.panel()
+        return {
+            "scopes": list(self.scopes),
+            "window": self.window,
+            "seen": self.seen,
+            "steps": panel.steps.copy(),
+            "values": panel.values.copy(),
+            "baselines": [
+                {"key": list(key), **baseline.state_dict()} for key, baseline in sorted(self.baselines.items())
+            ],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> _Ring:
+        ring = cls(tuple(state["scopes"]), int(state["window"]))
+        ring._end = len(state["steps"])
+        ring._steps[: ring._end] = state["steps"]
+        ring._values[: ring._end] = state["values"]
+        ring.seen = int(state["seen"])
+        for plain in state["baselines"]:
+            spike = Spike.from_key(plain["key"])
+            ring.baselines[spike.key] = Baseline.from_state(spike, plain)
+        return ring
+
+
+class History:
+    """The last readings of every metric: what rules look at, live and replayed."""
+
+    def __init__(self, window: int = 1024, detail_window: int = 64) -> None:
+        self._window = window
+        self._detail_window = detail_window
+        self._rings: dict[str, _Ring] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rings
+
+    def names(self) -> list[str]:
+        return sorted(self._rings)
+
+    def append(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            ring = self._rings.get(block.name)
+            if ring is None:
+                whole_run = block.scopes == ("",) or block.name.startswith(_OF_THE_RUN)
+                window = self._window if whole_run else self._detail_window
+                ring = self._rings[block.name] = _Ring(block.scopes, window)
+            ring.append(block)
+
+    def panel(self, name: str) -> Panel:
+        """All scopes of a metric; empty if it was never read."""
+        ring = self._rings.get(name)
+        return _NO_PANEL if ring is None else ring.panel()
+
+    def series(self, name: str, scope: str = "") -> Series:
+        """One scope of a metric; empty if it was never read."""
+        return Series(self.panel(name), scope)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: ring.state_dict() for name, ring in self._rings.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rings = {name: _Ring.from_state(one) for name, one in state.items()}

@@ -1,0 +1,18 @@
+"""What is judged, one file per family; importing this package registers every rule."""
+
+from forewarn.rules import gradients, loss, monitor, updates, weights
+from forewarn.rules.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule
+
+__all__ = [
+    "Judge",
+    "Judgement",
+    "Rule",
+    "all_rules",
+    "enabled_rules",
+    "find_rule",
+    "gradients",
+    "loss",
+    "monitor",
+    "updates",
+    "weights",
+]

@@ -1,0 +1,86 @@
+"""What the learning rate did: by it rules tell a plan from a jump."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.series import Bools, Floats, Panel, Steps
+from forewarn.types import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A rise of the learning rate within one step that no schedule makes."""
+
+    step: int
+    before: float
+    after: float
+
+
+def rates(lr: Panel, steps: Steps | None = None) -> Floats:
+    """The largest learning rate among the groups at each of these steps, by default at every kept one.
+
+    A step before the first kept one has none: NaN.
+    """
+    highest: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=1, initial=np.nan)
+    if steps is None:
+        return highest
+    at = np.searchsorted(lr.steps, steps, side="right") - 1
+    return np.where(at >= 0, np.append(highest, np.nan)[at], np.nan)
+
+
+def declared_peak(facts: Facts) -> float:
+    """The highest learning rate that an optimizer group or its scheduler named at attach time; 0 if none did."""
+    named = (group.get(name, 0.0) for group in facts.groups for name in ("lr", "initial_lr", "max_lr"))
+    return max(named, default=0.0)
+
+
+def newest_jump(lr: Panel, factor: float, tolerance: float, facts: Facts) -> Jump | None:
+    """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
+    if len(lr) < 2:
+        return None
+    before, after = lr.values[-2:].astype(np.float64)
+    if not (after >= factor * before).any():
+        return None
+    return _last(lr, _jumps(lr, factor, tolerance, facts)[-1:])
+
+
+def last_jump(lr: Panel, since: int, factor: float, tolerance: float, facts: Facts) -> Jump | None:
+    """The newest jump after step `since`, if any."""
+    jumps = _jumps(lr, factor, tolerance, facts)
+    return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :])
+
+
+def planned_growth(lr: Panel, steps: Steps, factor: float, tolerance: float, facts: Facts) -> Floats:
+    """By how much the lr has risen since each of these steps by plan, jumps left out: 1 where it has fallen.
+
+    A step before the first kept one has no answer: NaN.
+    """
+    before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
+    usable = np.isfinite(lr.values) & (lr.values > 0)
+    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, factor, tolerance, facts)
+    growth = np.log(np.where(smooth, after, 1.0)) - np.log(np.where(smooth, before, 1.0))
+    so_far = np.concatenate([np.zeros((1, growth.shape[1])), growth.cumsum(axis=0)])
+    at = np.searchsorted(lr.steps, steps, side="right") - 1
+    grown = np.exp((so_far[-1] - so_far[at]).max(axis=1, initial=0.0))
+    return np.where(at >= 0, grown, np.nan)
+
+
+def _jumps(lr: Panel, factor: float, tolerance: float, facts: Facts) -> Bools:
+    """For each kept step but the first, and each group: whether the lr jumped there. A return to its peak is a plan."""
+    before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
+    peak = np.maximum(np.fmax.accumulate(before, axis=0), declared_peak(facts))
+    restarts = (after >= (1 - tolerance) * peak) & (after <= (1 + tolerance) * peak)
+    jumps: Bools = (before > 0) & (after >= factor * before) & ~restarts
+    return jumps
+
+
+def _last(lr: Panel, jumps: Bools) -> Jump | None:
+    """The last True among the newest rows of `_jumps`."""
+    rows, groups = np.nonzero(jumps)
+    if not len(rows):
+        return None
+    at = len(lr) - len(jumps) + int(rows[-1])
+    return Jump(int(lr.steps[at]), float(lr.values[at - 1, groups[-1]]), float(lr.values[at, groups[-1]]))

@@ -1,0 +1,193 @@
+"""What a rule is, how it is declared, and how all of them are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forewarn.config import Config, Settings
+from forewarn.history import History
+from forewarn.remedies import Prescription
+from forewarn.types import Block, Facts, Finding, Severity
+
+_log = logging.getLogger("forewarn")
+
+RULE_FAILED = "X102"
+
+Check = Callable[..., Finding | Iterable[Finding] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong, and how it is seen."""
+
+    code: str
+    name: str
+    reads: tuple[str, ...]
+    """Metric names; any of them may be empty."""
+    when: tuple[str, ...]
+    """Those whose new readings the rule judges. A finding has a scope of theirs, and only theirs can take it back."""
+    check: Check
+    per_scope: bool
+    """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
+    hold: int
+    """Checks in a row that a finding must persist for before it fires."""
+    keep: int
+    """Steps that the alert stays open for after it was last seen."""
+    remedies: tuple[Prescription, ...]
+    """Best first."""
+    explains: tuple[str, ...]
+    """Codes of rules whose alerts are symptoms of this one."""
+    wants_config: bool
+    wants_facts: bool
+
+    @property
+    def documentation(self) -> str:
+        """The docstring, the only source of what is said about the rule."""
+        return inspect.getdoc(self.check) or ""
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, in one sentence."""
+        return self.documentation.partition("\n")[0]
+
+    def judge(self, step: int, history: History, config: Config, facts: Facts) -> list[Finding]:
+        """What this rule finds in the newest readings."""
+        look: Callable[[str], Any] = history.panel if self.per_scope else history.series
+        named: dict[str, Any] = {}
+        if self.wants_config:
+            named["config"] = self.settings(config)
+        if self.wants_facts:
+            named["facts"] = facts
+        found = self.check(*map(look, self.reads), **named)
+        if found is None:
+            return []
+        findings = [found] if isinstance(found, Finding) else found
+        return [dataclasses.replace(one, code=self.code, step=step) for one in findings]
+
+    def settings(self, config: Config) -> Settings:
+        """The thresholds of this rule."""
+        settings: Settings = getattr(config.thresholds, self.name.replace("-", "_"))
+        return settings
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    code: str,
+    name: str,
+    *,
+    reads: tuple[str, ...],
+    remedies: tuple[Prescription, ...],
+    when: tuple[str, ...] = (),
+    per_scope: bool = False,
+    hold: int = 1,
+    keep: int = 50,
+    explains: tuple[str, ...] = (),
+) -> Callable[[Check], Check]:
+    """Declare a rule.
+
+    The check takes one series (or panel) per name it reads, then `config` and `facts` if it names them. It is called
+    when a metric in `when` has a new reading; by default that is the first that it reads.
+    """
+
+    def declare(check: Check) -> Check:
+        taken = {known.name for known in _RULES.values()}
+        if code in _RULES or name in taken:
+            raise ValueError(f"the rule {code} {name} is declared twice; a code and a name are never reused")
+        parameters = inspect.signature(check).parameters
+        _RULES[code] = Rule(
+            code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,
+            wants_config="config" in parameters, wants_facts="facts" in parameters,
+        )  # fmt: skip
+        return check
+
+    return declare
+
+
+def found(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
+    """A finding as a check returns it; the rule's code and the step are filled in by `Rule.judge`."""
+    plain = {name: one if isinstance(one, str) else float(one) for name, one in evidence.items()}
+    return Finding("", scope, -1, severity, float(value), float(bound), plain)
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, by code."""
+    return tuple(_RULES[code] for code in sorted(_RULES))
+
+
+def find_rule(code_or_name: str) -> Rule:
+    """The rule with this code or name."""
+    wanted = code_or_name.strip()
+    for each in _RULES.values():
+        if wanted.upper() == each.code or wanted.lower() == each.name:
+            return each
+    names = [each.name for each in _RULES.values()] + list(_RULES)
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn rules` lists them all"
+    raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
+
+
+def enabled_rules(config: Config) -> tuple[Rule, ...]:
+    """The rules that this config leaves on; an unknown one in `disable` is a ValueError."""
+    off = {find_rule(name).code for name in config.disable}
+    return tuple(each for each in all_rules() if each.code not in off)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the rules said about one step."""
+
+    step: int
+    judged: Mapping[str, tuple[Block, ...]]
+    """For the code of each rule that had something new to look at: the new readings."""
+    findings: tuple[Finding, ...]
+
+    def covered(self, code: str) -> set[str]:
+        """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
+        return {
+            block.scopes[at] for block in self.judged.get(code, ()) for at in np.flatnonzero(np.isfinite(block.values))
+        }
+
+
+class Judge:
+    """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
+
+    def __init__(self, rules: Sequence[Rule], config: Config, facts: Facts) -> None:
+        self.rules = tuple(rules)
+        self.config = config
+        self.facts = facts
+        self.failed: set[str] = set()
+        """Codes of rules that raised."""
+        self._by_metric: dict[str, list[Rule]] = {}
+        for each in self.rules:
+            for name in each.when:
+                self._by_metric.setdefault(name, []).append(each)
+
+    def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
+        """Judge the step whose blocks have just joined the history."""
+        new: dict[str, list[Block]] = {}
+        for block in blocks:
+            new.setdefault(block.name, []).append(block)
+        due = {each.code: each for name in new for each in self._by_metric.get(name, ())}
+        judged: dict[str, tuple[Block, ...]] = {}
+        findings: list[Finding] = []
+        for code, each in due.items():
+            if code in self.failed:
+                continue
+            try:
+                findings += each.judge(step, history, self.config, self.facts)
+                judged[code] = tuple(block for name in each.when for block in new.get(name, ()))
+            except Exception:
+                _log.exception("the rule %s %s failed and is switched off", code, each.name)
+                self.failed.add(code)
+                findings.append(Finding(RULE_FAILED, each.name, step, Severity.WARNING, 1.0, 0.0))
+        return Judgement(step, judged, tuple(findings))

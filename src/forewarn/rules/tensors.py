@@ -1,0 +1,74 @@
+"""What is known of the tensors behind scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.series import Bools, Floats
+from forewarn.types import Facts
+
+
+def is_matrix(scopes: tuple[str, ...], facts: Facts) -> Bools:
+    """Which tensors have two dimensions or more, or are not known: all but biases, weights of norms, scalars.
+
+    Vectors often start at zero, and some have no gradient by construction (a bias before a batch norm, the bias of
+    attention keys), so what is a fault in a matrix is nothing there.
+    """
+    return _is_matrix(_Same(facts), scopes)
+
+
+def matrices(where: Bools, scopes: tuple[str, ...], facts: Facts) -> Iterator[int]:
+    """The places that are marked and hold a matrix."""
+    return (int(at) for at in np.flatnonzero(where & is_matrix(scopes, facts))) if where.any() else iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Matrices of the same kind side by side."""
+
+    members: tuple[NDArray[np.intp], ...]
+    """For each kind, where its tensors are among the scopes."""
+    root_counts: Floats
+    """The square root of the number of elements, by scope: norm over this is the root mean square."""
+
+
+def kinds(scopes: tuple[str, ...], facts: Facts, at_least: int) -> Kinds:
+    """The kinds that have at least so many matrices."""
+    return _kinds(_Same(facts), scopes, at_least)
+
+
+class _Same:
+    """Facts compared by identity: they never change within a run, and are too large to compare by value."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    def __hash__(self) -> int:
+        return id(self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.facts is other.facts
+
+
+@lru_cache(maxsize=8)
+def _is_matrix(same: _Same, scopes: tuple[str, ...]) -> Bools:
+    shapes = (known.shape if (known := same.facts.parameters.get(scope)) else None for scope in scopes)
+    return np.array([shape is None or len(shape) >= 2 for shape in shapes], np.bool_)
+
+
+@lru_cache(maxsize=8)
+def _kinds(same: _Same, scopes: tuple[str, ...], at_least: int) -> Kinds:
+    members: dict[str, list[int]] = {}
+    counts = np.ones(len(scopes))
+    for at, scope in enumerate(scopes):
+        known = same.facts.parameters.get(scope)
+        if known is not None and len(known.shape) >= 2:
+            members.setdefault(known.kind, []).append(at)
+            counts[at] = max(1, np.prod(known.shape, dtype=np.float64))
+    enough = tuple(np.array(each, np.intp) for each in members.values() if len(each) >= at_least)
+    return Kinds(enough, np.sqrt(counts))

@@ -1,0 +1,117 @@
+"""The settings: what is out of range, unknown or of the wrong type says so."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from forewarn.config import Config, GradientSpike, LossSpike, Settings, Spike, Thresholds
+from forewarn.rules import enabled_rules
+from forewarn.rules.documentation import field_docs
+
+TABLES = [Config, Thresholds, *(type(getattr(Thresholds(), each.name)) for each in dataclasses.fields(Thresholds))]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_every_field_has_a_docstring_of_its_own(table):
+    documented = field_docs(table)
+    for each in dataclasses.fields(table):
+        if table is not Thresholds and not issubclass(type(each.default), Settings):
+            assert documented[each.name].endswith("."), each.name
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_every_default_is_within_its_own_bounds(table):
+    table()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ema_decay": 1.0}, "Config.ema_decay must be between 0 and 0.99999, not 1.0"),
+        ({"sample_size": 0}, "Config.sample_size must be at least 1, not 0"),
+        ({"ema_decay": math.nan}, "Config.ema_decay must be between"),
+        ({"history_window": 63}, "Config.history_window must be at least 64"),
+    ],
+)
+def test_a_value_out_of_range_says_what_was_expected(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Config(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sample_size": 10.5}, {"sample_size": True}, {"ema_decay": "0.9"}, {"ema_decay": None}, {"disable": "L102"},
+        {"disable": ("L102", 3)}, {"hyperparameters": 3}, {"thresholds": {"loss_spike": {}}}, {"thresholds": None},
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_says_which(settings):
+    with pytest.raises(TypeError, match=f"Config.{next(iter(settings))} must be"):
+        Config(**settings)
+
+
+def test_a_whole_number_is_a_float_where_one_is_wanted():
+    assert Config(ema_decay=0).ema_decay == 0
+
+
+def test_a_level_needs_no_more_values_than_it_has():
+    with pytest.raises(ValueError, match=r"Spike.minimum \(70\) must not exceed Spike.window \(64\)"):
+        Spike(minimum=70)
+
+
+def test_unknown_names_come_with_a_suggestion():
+    with pytest.raises(ValueError, match="unknown setting 'sample_sise'; did you mean 'sample_size'"):
+        Config.from_dict({"sample_sise": 3})
+    with pytest.raises(ValueError, match=r"'thresholds.loss_spike.warning_facto'; did you mean 'warning_factor'"):
+        Config.from_dict({"thresholds": {"loss_spike": {"warning_facto": 3}}})
+    with pytest.raises(ValueError, match="unknown setting 'zzz'; known are detail_window, disable, "):
+        Config.from_dict({"zzz": 3})
+
+
+def test_a_table_cannot_be_a_number():
+    with pytest.raises(TypeError, match=r"setting 'thresholds.loss_spike' is a table of settings, not 3"):
+        Config.from_dict({"thresholds": {"loss_spike": 3}})
+
+
+def test_settings_are_read_from_toml(tmp_path):
+    path = tmp_path / "forewarn.toml"
+    path.write_text(
+        'sample_size = 64\ndisable = ["loss-spike", "G104"]\n[hyperparameters]\nsteps = 1000\n'
+        "[thresholds.exploding_gradient]\nwarning = 10\n"
+    )
+    config = Config.load(path)
+    assert config.sample_size == 64
+    assert config.hyperparameters == {"steps": 1000}
+    assert config.thresholds.exploding_gradient.warning == 10
+    assert config.thresholds.exploding_gradient.critical == 1000, "what is not named keeps its default"
+    assert {"L102", "G104"}.isdisjoint(rule.code for rule in enabled_rules(config))
+
+
+def test_toml_that_is_none_says_where(tmp_path):
+    path = tmp_path / "forewarn.toml"
+    path.write_text("sample_size = = 3")
+    with pytest.raises(ValueError, match=r"forewarn.toml is not valid TOML: .*line 1"):
+        Config.load(path)
+
+
+def test_a_missing_file_stays_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Config.load(tmp_path / "none.toml")
+
+
+def test_a_config_survives_json():
+    config = Config(sample_size=7, disable=("L102",), thresholds=Thresholds(loss_spike=LossSpike(k=3.0)))
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_rules_that_agree_on_a_level_share_it():
+    assert LossSpike(warning_factor=3.0).key == LossSpike().key == Spike().key
+    assert GradientSpike().key != Spike().key
+    assert Spike.from_key(GradientSpike().key).key == GradientSpike().key
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().sample_size = 3

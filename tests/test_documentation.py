@@ -1,0 +1,140 @@
+"""What the README and the docs show works: every command and every piece of Python in them runs here."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import forewarn
+from forewarn.cli import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+class Toy(nn.Module):
+    """A model whose output is its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, batch):
+        return self.layer(batch).square().mean()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a finished run `runs/demo` in it."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = Toy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with forewarn.watch(model, optimizer, "runs/demo", views=[]) as monitor:
+        for _ in range(12):
+            loss = model(torch.randn(8, 4))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    Path("forewarn.toml").write_text(next(iter(blocks(ROOT / "docs" / "monitor.md", "toml"))))
+    return tmp_path
+
+
+PYTHON = [(page, at, code) for page in PAGES for at, code in enumerate(blocks(page, "python"))]
+
+
+@pytest.mark.parametrize(("page", "at", "code"), PYTHON, ids=[f"{page.stem}-{at}" for page, at, _ in PYTHON])
+def test_python_of_the_documentation_runs(page, at, code, place):
+    model = Toy()
+    names = {
+        "torch": torch,
+        "forewarn": forewarn,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "loader": torch.randn(3, 8, 4),
+        "path": "saved.pt",
+        "accuracy": 0.5,
+        "auxiliary": torch.tensor(1.0),
+    }
+    names["loss"] = model(torch.randn(8, 4))
+    if "monitor." in code and "monitor =" not in code:
+        names["monitor"] = forewarn.watch(model, names["optimizer"], "runs/mine", views=[])
+    if 'run="runs/exp1", resume=True' in code:
+        names["monitor"] = forewarn.watch(model, names["optimizer"], "runs/exp1", views=[])
+    if "GradScaler" in code:
+        code = code.replace('"cuda"', '"cpu"').replace("...\n", "")
+    if code.count("forewarn.watch(model, optimizer, every=") > 1:  # a list of alternatives, not one program
+        for number, line in enumerate(filter(None, code.splitlines())):
+            exec(line.replace("optimizer,", f"optimizer, 'runs/{number}', views=[],", 1), names)
+        return
+    exec(compile(code, str(page), "exec"), names)
+    for name in ("monitor",):
+        if name in names:
+            names[name].close()
+
+
+COMMANDS = [
+    (page, line.partition("#")[0].strip())
+    for page in PAGES
+    for block in blocks(page, "bash")
+    for line in block.splitlines()
+    if line.startswith("forewarn ")
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
+def test_commands_of_the_documentation_run(page, line, place):
+    arguments = shlex.split(line)[1:]
+    if arguments[0] == "train":
+        arguments += ["--width", "16", "--heads", "2", "--depth", "1", "--max-steps", "5", "--result-dir", str(place)]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code in (0, 1, 2), result.output
+    assert result.output.strip()
+
+
+def test_every_make_target_of_the_readme_exists():
+    targets = set(re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text()))
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets
+    assert targets <= known
+
+
+def test_settings_of_the_documentation_load(place):
+    for page in PAGES:
+        for block in blocks(page, "toml"):
+            forewarn.Config.from_dict(tomllib.loads(block))
+
+
+def test_links_between_pages_lead_somewhere():
+    dead = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                dead.append(f"{page.name}: {target}")
+    assert not dead
+
+
+def test_every_metric_that_a_run_records_is_documented(place):
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    families = re.findall(r"`([a-z]+)/\{([a-z0-9_,]+)\}`", text) + re.findall(
+        r"`([a-z]+)/([a-z_]+)\{([a-z0-9,]+)\}`", text
+    )
+    documented = set(re.findall(r"`([a-z]+/[a-z_]+)`", text))
+    for found in families:
+        prefix = found[1] if len(found) == 3 else ""
+        documented |= {f"{found[0]}/{prefix}{quantity}" for quantity in found[-1].split(",")}
+    for family, rest, quantities in re.findall(r"`(monitor)/([a-z_]*)\{([a-z0-9,]+)\}(?:_count)?`", text):
+        documented |= {f"{family}/{rest}{quantity}" for quantity in quantities.split(",")}
+        documented |= {f"{family}/{quantity}_count" for quantity in quantities.split(",")}
+    with forewarn.open_run("runs/demo") as run:
+        assert set(run.names()) - documented == set()
