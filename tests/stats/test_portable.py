@@ -4,16 +4,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.stats import measure, summarize
-from forewarn.stats.portable import device_order
+from forewarn.stats import COLUMNS, measure, summarize
 from forewarn.stats.summary import rescale
 
 
 def quantities_of(*tensors):
-    rows = np.concatenate([part.numpy() for part in measure(tensors)])
-    back = np.empty_like(rows)
-    back[device_order(tensors)] = rows
-    return summarize(back)
+    return summarize(rows_of(tensors))
+
+
+def rows_of(tensors):
+    found = measure(tensors)
+    rows = np.empty((len(tensors), len(COLUMNS)))
+    rows[list(found.order)] = np.concatenate([np.asarray(part) for part in found.rows])
+    return rows
 
 
 def expected(values: np.ndarray) -> dict[str, float]:
@@ -101,8 +104,8 @@ def test_memory_layout_does_not_matter(layout):
 
 def test_rows_of_parts_add_up_to_the_row_of_the_whole():
     whole = torch.randn(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    parts = np.concatenate([part.numpy() for part in measure(list(whole.split(300)))])
-    together = measure([whole])[0].numpy()[0]
+    parts = rows_of(list(whole.split(300)))
+    together = rows_of([whole])[0]
     np.testing.assert_allclose(parts[:, [0, 1, 2, 5, 6]].sum(axis=0), together[[0, 1, 2, 5, 6]])
     assert parts[:, 3].min() == together[3]
     assert parts[:, 4].max() == together[4]
@@ -110,6 +113,6 @@ def test_rows_of_parts_add_up_to_the_row_of_the_whole():
 
 def test_rescaling_rows_is_rescaling_the_tensor():
     tensor = torch.randn(100, generator=torch.Generator().manual_seed(3))
-    scaled = rescale(measure([tensor * 1024])[0].numpy(), 1024.0)
+    scaled = rescale(rows_of([tensor * 1024]), 1024.0)
     for name, value in summarize(scaled).items():
         np.testing.assert_allclose(value[0], quantities_of(tensor)[name][0], rtol=1e-6, err_msg=name)

@@ -17,8 +17,8 @@ from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe, present_scale
 from forewarn.probes.weights import in_order
-from forewarn.stats import measure, summarize
-from forewarn.stats.portable import dense_values, device_order
+from forewarn.stats import COLUMNS, Measurement, Numbers, measure, summarize
+from forewarn.stats.portable import dense_values
 from forewarn.stats.summary import rescale
 from forewarn.types import Reason
 
@@ -31,8 +31,7 @@ class _Measured:
     """The gradients of one optimizer as it was about to use them."""
 
     which: list[int]
-    order: list[int]
-    rows: list[Tensor]
+    found: Measurement
     missing: list[bool]
     scale: Tensor | None
     """What they are still to be divided by (fused optimizers unscale as they step)."""
@@ -110,10 +109,11 @@ class GradientProbe(Probe):
         self._clipped_last_step = clip is not None
         found, self._measured = list(self._measured.values()), {}
         residual, self._residual = self._residual, None
-        tensors = [] if norm is None else [norm.reshape(())]
+        tensors: list[Numbers] = [] if norm is None else [norm.reshape(())]
         tensors += [] if residual is None else [residual.reshape(())]
         for each in found:
-            tensors += each.rows + ([] if each.scale is None else [each.scale.detach().clone().reshape(())])
+            tensors += each.found.rows
+            tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             left = list(arrays)
@@ -158,9 +158,9 @@ class GradientProbe(Probe):
 
     def _rows(self, found: Sequence[_Measured], arrays: list[Array]) -> Array:
         """One row per parameter of the model, NaN for those that no optimizer used."""
-        rows = np.full((len(self._roster.names), 7), np.nan)
+        rows = np.full((len(self._roster.names), len(COLUMNS)), np.nan)
         for each in found:
-            part = in_order(each.order, [arrays.pop(0) for _ in each.rows])
+            part = in_order(each.found.order, [arrays.pop(0) for _ in each.found.rows])
             rows[each.which] = part if each.scale is None else rescale(part, float(arrays.pop(0)))
         return rows
 
@@ -175,9 +175,7 @@ class GradientProbe(Probe):
         parameters = [self._roster.parameters[one] for one in which]
         gradients = [parameter.grad for parameter in parameters]
         missing = [parameter.requires_grad and parameter.grad is None for parameter in parameters]
-        self._measured[at] = _Measured(
-            which, device_order(gradients), measure(gradients), missing, scale if isinstance(scale, Tensor) else None
-        )
+        self._measured[at] = _Measured(which, measure(gradients), missing, scale if isinstance(scale, Tensor) else None)
 
     def _scale_for(self, optimizers: Sequence[int]) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""

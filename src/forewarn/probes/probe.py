@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.optim import Optimizer
+
+from forewarn.stats import Numbers
 
 Array = NDArray[np.float64]
 
@@ -28,9 +29,9 @@ ONE: tuple[str, ...] = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Readings whose values are still on the device, and how to make them once those values have arrived."""
+    """Readings whose values may still be on a device, and how to make them once those values have arrived."""
 
-    tensors: Sequence[Tensor] = ()
+    tensors: Sequence[Numbers] = ()
     decode: Callable[[Sequence[Array]], Iterable[Reading]] = field(default=lambda _: ())
     """Takes one float64 array of the same shape per tensor."""
 

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from forewarn.probes.probe import Array
+from forewarn.stats import Numbers
 from forewarn.stats.portable import wide
 
 T = TypeVar("T")
+
+_HOST = torch.device("cpu")
 
 
 class _Here:
     """Values that are in host memory already."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._arrays = [tensor.detach().numpy().astype(np.float64) for tensor in map(_plain, tensors)]
+    def __init__(self, tensors: Sequence[Numbers]) -> None:
+        self._arrays = [on_host(tensor) for tensor in tensors]
 
     def arrived(self) -> bool:
         return True
@@ -60,9 +63,12 @@ def new_event(device: torch.device) -> Any:
     return torch.get_device_module(device).Event()
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """A dtype that numpy has."""
-    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+def on_host(numbers: Numbers) -> Array:
+    """Values as a float64 array, waited for if they are elsewhere."""
+    if isinstance(numbers, Tensor):
+        plain = numbers.float() if numbers.dtype is torch.bfloat16 else numbers  # numpy has no bfloat16
+        numbers = plain.detach().cpu().numpy()
+    return numbers.astype(np.float64)
 
 
 @dataclass(slots=True)
@@ -85,14 +91,15 @@ class Transfer(Generic[T]):
     def __init__(self) -> None:
         self._queue: deque[_Parcel[T]] = deque()
 
-    def send(self, label: T, tensors: Sequence[Tensor]) -> None:
+    def send(self, label: T, tensors: Sequence[Numbers]) -> None:
         places: dict[torch.device, list[int]] = {}
         for at, tensor in enumerate(tensors):
-            places.setdefault(tensor.device, []).append(at)
+            device = tensor.device if isinstance(tensor, Tensor) else _HOST
+            places.setdefault(device, []).append(at)
         shipments = [
             _Here([tensors[at] for at in which])
             if device.type == "cpu"
-            else _UnderWay(device, [tensors[at] for at in which])
+            else _UnderWay(device, [tensor for at in which if isinstance(tensor := tensors[at], Tensor)])
             for device, which in places.items()
         ]
         self._queue.append(_Parcel(label, list(places.values()), shipments))

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import spread
 from forewarn.probes.parameters import Roster
+from forewarn.probes.transfer import on_host
 from forewarn.probes.updates import FrozenTracker, learning_rates, update_ratios
 from forewarn.probes.weights import in_order
 from forewarn.stats import UpdateSampler, measure, summarize
-from forewarn.stats.portable import device_order
 from forewarn.types import FrozenCause
 
 
@@ -95,8 +95,8 @@ class WeightUpdateMonitor:
         """Every trainable parameter's gradient; also samples the weights that `check_updates` compares with."""
         roster = self._attend(model, optimizer)
         gradients = [parameter.grad for parameter in roster.parameters]
-        rows = in_order(device_order(gradients), [part.cpu().double().numpy() for part in measure(gradients)])
-        quantities = summarize(rows)
+        found = measure(gradients)
+        quantities = summarize(in_order(found.order, [on_host(part) for part in found.rows]))
         self._norms = quantities["norm"].astype(np.float64)
         self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
         self._sampler.remember(roster.parameters)
@@ -118,7 +118,7 @@ class WeightUpdateMonitor:
         if not self._sampler.remembers:
             raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
         order, sums = self._sampler.moved(roster.parameters)
-        ratios, norms = update_ratios(order, [part.cpu().double().numpy() for part in sums], self._sampler.shares)
+        ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
         causes = self._tracker.update(
             ratios, self._norms, missing=self._missing, rates=learning_rates(roster), stepped=None
         )

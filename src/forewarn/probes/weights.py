@@ -9,7 +9,6 @@ import numpy as np
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.stats import COLUMNS, measure, summarize
-from forewarn.stats.portable import device_order
 
 
 class WeightProbe(Probe):
@@ -23,16 +22,15 @@ class WeightProbe(Probe):
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             return None
-        tensors = self._roster.parameters
-        order = device_order(tensors)
+        measured_now = measure(self._roster.parameters)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            rows = in_order(order, arrays)
+            rows = in_order(measured_now.order, arrays)
             for quantity, values in summarize(rows).items():
                 yield Reading(f"weight/{quantity}", self._roster.names, values)
             yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(rows[:, 2])))
 
-        return Pending(measure(tensors), decode)
+        return Pending(measured_now.rows, decode)
 
 
 def in_order(order: Sequence[int], arrays: Sequence[Array]) -> Array:

@@ -1,12 +1,10 @@
-"""One way in to the statistics of many tensors, whatever backend reads them."""
+"""What every backend of the statistics engine gives: rows of sums, and histograms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +13,7 @@ COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 
 NUM_BINS = 64
 LOWEST_EXPONENT = -40
-"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); smaller ones are in bin 0, larger ones in the last."""
+"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""
 
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Statistics of many tensors by plain torch operations: correct on every device and kind of tensor."""
+"""Statistics by plain torch operations: correct on every device and for every kind of tensor, without a host sync."""
 
 from __future__ import annotations
 
@@ -7,29 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
-"""What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
+from forewarn.stats.engine import LOWEST_EXPONENT, NUM_BINS
 
-
-def measure(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """One tensor per device used, each [n × columns] in double precision; together one row per input, by device order.
-
-    Rows keep the order of the inputs within a device. A None is a row of NaN on the CPU.
-    """
-    rows: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        device = torch.device("cpu") if tensor is None else tensor.device
-        rows.setdefault(device, []).append(_row(tensor))
-    return [torch.stack(each) for each in rows.values()]
-
-
-def device_order(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Which input each row of the concatenated result of `measure` belongs to."""
-    places: dict[torch.device, list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        device = torch.device("cpu") if tensor is None else tensor.device
-        places.setdefault(device, []).append(at)
-    return [at for each in places.values() for at in each]
+_SMALL = 2048
+"""Elements up to which a tensor is read together with others: below, starting an operation costs more than reading."""
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -47,31 +28,79 @@ def dense_values(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _row(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        return torch.full((len(COLUMNS),), float("nan"), dtype=torch.float64)
-    values = dense_values(tensor)
-    whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    count = whole.numel() * (2 if whole.is_complex() else 1)
-    absent = count - values.numel()
-    x = values.to(wide(values.device))
+def measure(tensors: Sequence[Tensor], histogram: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Rows [n × columns] and histograms [n × 2 × bins] of tensors on one device, in their order."""
+    values = [dense_values(tensor).reshape(-1) for tensor in tensors]
+    absent = [_num_elements(tensor) - each.numel() for tensor, each in zip(tensors, values, strict=True)]
+    small = [at for at, each in enumerate(values) if each.numel() <= _SMALL]
+    large = [at for at, each in enumerate(values) if each.numel() > _SMALL]
+    precise = wide(values[0].device)
+    parts = [_measure_together([values[at].to(precise) for at in small])] if small else []
+    parts += [_measure_one(values[at].to(precise)) for at in large]
+    back = torch.tensor([*small, *large], device=values[0].device).argsort()
+    rows = _with_absent(torch.cat(parts)[back], absent)
+    return rows, _histograms([each.to(precise) for each in values]) if histogram else None
+
+
+def _measure_one(x: Tensor) -> Tensor:
+    """The row of one flat tensor, by the cheapest operation for each column."""
     finite = x.isfinite()
     clean = x.where(finite, 0.0)
-    if not x.numel():
-        least = most = x.new_tensor(0.0 if absent else float("nan"))
-    else:
-        least, most = x.where(finite, float("inf")).amin(), x.where(finite, float("-inf")).amax()
-        if absent:
-            least, most = least.clamp(max=0.0), most.clamp(min=0.0)
-    zeros = count - torch.count_nonzero(x)
-    return torch.stack(
-        [
-            x.new_tensor(count),
-            clean.sum(),
-            (clean * clean).sum(),
-            least,
-            most,
-            zeros.to(x.dtype),
-            (values.numel() - finite.sum()).to(x.dtype),
-        ]
-    )
+    count = x.numel()
+    numbers = [
+        x.new_tensor(count), clean.sum(), torch.dot(clean, clean),
+        x.where(finite, float("inf")).amin(), x.where(finite, float("-inf")).amax(),
+        count - torch.count_nonzero(x), count - torch.count_nonzero(finite),
+    ]  # fmt: skip
+    return torch.stack([number.to(x.dtype) for number in numbers]).unsqueeze(0)
+
+
+def _measure_together(values: Sequence[Tensor]) -> Tensor:
+    """The rows of many flat tensors, read as segments of one."""
+    x = torch.cat(list(values))
+    lengths = torch.tensor([each.numel() for each in values], device=x.device)
+    finite = x.isfinite()
+    clean = x.where(finite, 0.0)
+
+    def reduced(numbers: Tensor, how: str, initial: float = 0.0) -> Tensor:
+        found: Tensor = torch.segment_reduce(numbers, how, lengths=lengths, unsafe=True, initial=initial)
+        return found
+
+    columns = [
+        lengths.to(x.dtype), reduced(clean, "sum"), reduced(clean * clean, "sum"),
+        reduced(x.where(finite, float("inf")), "min", float("inf")),
+        reduced(x.where(finite, float("-inf")), "max", float("-inf")),
+        reduced((x == 0).to(x.dtype), "sum"), reduced((~finite).to(x.dtype), "sum"),
+    ]  # fmt: skip
+    return torch.stack(columns, dim=1)
+
+
+def _histograms(values: Sequence[Tensor]) -> Tensor:
+    """Counts by sign and power of two; zeros and what is not finite fall into a bin of their own that is cut off."""
+    x = torch.cat(list(values))
+    lengths = torch.tensor([each.numel() for each in values], device=x.device)
+    counted = x.isfinite() & (x != 0)
+    exponent = torch.frexp(x.where(counted, 1.0)).exponent.long() - 1
+    place = (exponent - LOWEST_EXPONENT).clamp(0, NUM_BINS - 1) + NUM_BINS * (x > 0)
+    segment = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths, output_size=len(x))
+    size = 2 * NUM_BINS + 1
+    at = segment * size + place.where(counted, 2 * NUM_BINS)
+    counts = torch.zeros(len(lengths) * size, dtype=torch.int64, device=x.device)
+    counts.scatter_add_(0, at, torch.ones_like(at))
+    return counts.view(len(lengths), size)[:, : 2 * NUM_BINS].reshape(len(lengths), 2, NUM_BINS)
+
+
+def _with_absent(rows: Tensor, absent: Sequence[int]) -> Tensor:
+    """Rows that also count the zeros which sparse tensors do not store."""
+    if not any(absent):
+        return rows
+    extra = torch.tensor(absent, dtype=rows.dtype, device=rows.device)
+    count, total, squares, least, most, zeros, nonfinite = rows.unbind(1)
+    least, most = (least.where(extra == 0, least.clamp(max=0.0)), most.where(extra == 0, most.clamp(min=0.0)))
+    return torch.stack([count + extra, total, squares, least, most, zeros + extra, nonfinite], dim=1)
+
+
+def _num_elements(tensor: Tensor) -> int:
+    """How many real numbers a tensor stands for, stored or not."""
+    whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return whole.numel() * (2 if whole.is_complex() else 1)
