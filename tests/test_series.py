@@ -70,7 +70,7 @@ class PlainBaseline:
         recent = np.array(self.accepted[-self.spike.window :])
         self.center = float(np.median(recent))
         spread = MAD_TO_STD * float(np.median(np.abs(recent - self.center)))
-        self.reach = max(self.spike.k * spread, self.spike.floor)
+        self.reach = min(max(self.spike.k * spread, self.spike.floor), self.spike.ceiling)
         self.since_refresh = 0
 
     def observe(self, value):
@@ -101,10 +101,10 @@ class PlainBaseline:
 
 
 spikes = st.builds(
-    lambda k, floor, window, minimum, readmit: Spike(
-        k=k, floor=floor, window=window, minimum=min(minimum, window), readmit_after=readmit
+    lambda k, floor, ceiling, window, minimum, readmit: Spike(
+        k=k, floor=floor, ceiling=ceiling, window=window, minimum=min(minimum, window), readmit_after=readmit
     ),
-    st.floats(1, 8), st.floats(0, 1), st.integers(8, 24), st.integers(4, 24), st.integers(1, 24),
+    st.floats(1, 8), st.floats(0, 1), st.floats(1, 5), st.integers(8, 24), st.integers(4, 24), st.integers(1, 24),
 )  # fmt: skip
 walks = st.lists(
     st.one_of(st.floats(0.5, 2, width=32), st.sampled_from([0.0, -1.0, 5.0, 5.0, 50.0, 1e30, math.nan, math.inf])),

@@ -139,7 +139,7 @@ class LossDivergence(Settings):
     slow_window: int = between(128, 8)
     """The same for a rise that is too slow to be told from noise within the shorter windows."""
     significance: float = between(3.0, 0.0)
-    """Standard errors of the median by which each of these rises must exceed the noise."""
+    """Standard errors of the median by which each of these rises must exceed the noise; within a window, half of it."""
     factor: float = between(1.5, 1.0)
     """Times the best earlier level above which a rising loss is a warning."""
     critical_factor: float = between(3.0, 1.0)

@@ -134,7 +134,8 @@ class Series:
 
     def median(self, window: int, skip: int = 0) -> float:
         """The median of the finite values of the last `window` readings, the newest `skip` left out."""
-        return float(nanmedian(self.values[: len(self) - skip][-window:, None])[0])
+        end = max(0, len(self) - skip)
+        return float(nanmedian(self.values[max(0, end - window) : end, None])[0])
 
     def slope(self, window: int) -> float:
         """Least-squares change per step over the last `window` readings; NaN below three finite ones."""
