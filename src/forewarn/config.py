@@ -128,6 +128,8 @@ class LossSpike(Spike):
     """Steps in a row after which a spike of any height is a warning."""
     lost_steps: int = between(20, 1)
     """Steps in a row after which the loss counts as not coming back: critical."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Share of the highest loss in memory below which a spike is information: a solved task jumps by large factors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +198,7 @@ class UpdateRatioHigh(Settings):
     tensor: float = between(0.1, 0.0)
     """Update ratio of one tensor above which it is rewritten rather than trained."""
     median: float = between(3e-2, 0.0)
-    """Median update ratio over tensors at or above which the learning rate is at the edge: information."""
-    median_warning: float = between(5e-2, 0.0)
-    """Median update ratio over tensors at or above which the learning rate is too high: a warning."""
+    """Median update ratio over tensors at or above which the learning rate is too high."""
     start_steps: int = between(100, 0)
     """For so many steps the bounds are wider: weights start small, and Adam's first steps are its largest."""
     start_ratio: float = between(0.2, 0.0)

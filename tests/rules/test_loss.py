@@ -130,3 +130,16 @@ def test_a_warm_up_into_divergence_is_seen_although_the_lr_rises_by_plan():
     for rate, value in zip(lr, loss, strict=True):
         run.feed({"train/loss": value, "train/lr": {"0": rate}})
     assert 700 < run.ledger.alerts[0].fired < 1100
+
+
+def test_a_solved_task_may_jump_by_large_factors():
+    falling = 1.1 * np.exp(-STEPS[:300] / 40) + 0.001
+    run = Run("L102").series("train/loss", falling * noise(0.1, size=300))
+    (alert,) = run.feed({"train/loss": 0.045})
+    assert alert.severity is Severity.INFO
+
+
+def test_a_tall_spike_is_seen_while_the_loss_falls_fast():
+    run = Run("L102").series("train/loss", 5 * np.exp(-STEPS[:60] / 12) * noise(0.3, size=60))
+    (alert,) = run.feed({"train/loss": 400.0})
+    assert alert.severity is Severity.CRITICAL

@@ -67,7 +67,8 @@ def loss_spike(loss: Series, config: LossSpike) -> Finding | None:
     ## Why is this bad?
     A spike is a step that left the region where the loss was low: a bad batch, a learning rate at the edge of
     stability, or the first sign of divergence. One step is information, a lasting or tall one is a warning, one that
-    does not come back is a lost run.
+    does not come back is a lost run. On a task that is all but solved the loss jumps by large factors at heights that
+    do not matter: that is information.
 
     ## Example
     fires: 2.0+0.001x150 9.0 9.0
@@ -78,7 +79,9 @@ def loss_spike(loss: Series, config: LossSpike) -> Finding | None:
     if not seen.outlier[0]:
         return None
     ratio, lasting = float(seen.ratio[0]), int(seen.lasting[0])
-    if ratio > config.critical_factor or lasting > config.lost_steps:
+    if seen.value[0] < config.negligible_share * loss.finite()[:-1].max():
+        severity = Severity.INFO
+    elif ratio > config.critical_factor or lasting > config.lost_steps:
         severity = Severity.CRITICAL
     elif ratio > config.warning_factor or lasting >= config.lasting_steps:
         severity = Severity.WARNING

@@ -116,8 +116,7 @@ def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, fac
         typical = whole.last if np.isnan(typical) else typical
         bound = max(config.median, config.start_ratio) if starting else config.median
         if typical >= bound:
-            severe = starting or typical >= config.median_warning
-            yield found(Severity.WARNING if severe else Severity.INFO, typical, bound)
+            yield found(Severity.WARNING, typical, bound)
     bound = max(config.tensor, config.start_ratio) if starting else config.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
