@@ -226,9 +226,12 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
         jump = last_jump(lr, int(typical.steps[-len(recent)]), config.factor, config.restart_tolerance, facts)
     lasting = _trailing(recent > bound)
     severe = jump is not None or value >= config.warning_factor * level or lasting >= config.lasting_checks
-    evidence: dict[str, float | str] = {"level": level, "ratio": value / level, "lasting_checks": lasting}
+    evidence: dict[str, float | str] = {}
     if jump is not None:
-        evidence |= {"lr_before": jump.before, "lr_after": jump.after, "lasting_steps": now - jump.step + 1}
+        evidence = {"lr_before": jump.before, "lr_after": jump.after}
+    evidence |= {"level": level, "ratio": value / level, "lasting_checks": lasting}
+    if jump is not None:
+        evidence["lasting_steps"] = now - jump.step + 1
     evidence |= _furthest(ratios, now, config, facts)
     return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
