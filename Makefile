@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-slow check format docs bench clean
+TRITON := .venv-triton
+
+.PHONY: help demo test test-slow test-triton check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/stats/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "forewarn needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +27,15 @@ test: $(INSTALLED)  ## the test suite: under ten minutes on two cores
 
 test-slow: $(INSTALLED)  ## runs over many seeds
 	$(BIN)/pytest -n 2 -m slow
+
+$(TRITON)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
+	@touch $@
+
+test-triton: $(TRITON)/.installed  ## the CUDA backend in Triton's interpreter, and compiled for GPUs that are not here
+	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
 
 check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
 	$(BIN)/ruff check .
@@ -43,4 +54,4 @@ bench: $(INSTALLED)  ## measure what measuring, judging and recording cost on th
 	for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
 
 clean:  ## remove what was installed and built
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

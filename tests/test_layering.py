@@ -25,8 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
     "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
-    "attach": {"types", "config", "schedule", "rules", "actions", "probes", "store", "views", "monitor"},
+    "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
+    "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""
 

@@ -30,6 +30,7 @@ from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
 from forewarn.rules import enabled_rules
 from forewarn.schedule import Escalation, Schedule, as_predicate
+from forewarn.stats import backend_of
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Facts
@@ -151,7 +152,12 @@ def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
         device=str(roster.parameters[0].device),
-        versions={"forewarn": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        versions={
+            "forewarn": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "statistics": backend_of(roster.parameters[0]),
+        },
         started=time.time(),
     )
 

@@ -27,11 +27,15 @@ class FakeEvent:
         self.happened = True
 
 
+def _as_if_far_away(numbers):
+    return transfer._UnderWay(torch.device("cpu"), [torch.as_tensor(each) for each in numbers])
+
+
 def slow_device(monkeypatch):
     """Send CPU tensors as if they were on an accelerator."""
     FakeEvent.made = []
     monkeypatch.setattr(transfer, "new_event", lambda device: FakeEvent())
-    monkeypatch.setattr(transfer, "_Here", lambda tensors: transfer._UnderWay(torch.device("cpu"), tensors))
+    monkeypatch.setattr(transfer, "_Here", _as_if_far_away)
 
 
 def test_values_on_the_cpu_arrive_at_once_and_unchanged():

@@ -103,6 +103,7 @@ def command() -> None:
     _option("--gradient-clip", type=_AT_LEAST_0, default=1.0, help="Global gradient norm to clip at; 0: never."),
     _option("--amp", type=click.Choice(["off", "bf16", "fp16"]), default="off", help="Mixed precision."),
     _option("--device", default="cpu", help="cpu, cuda, cuda:1, mps, …"),
+    _option("--threads", type=_POSITIVE, default=1, help="CPU threads; on a small model more of them only wait."),
     _option("--seed", type=int, default=0, help="Of weights, dropout and the order of the data."),
 )  # fmt: skip
 @_options(
@@ -162,6 +163,7 @@ def lm(**settings: Any) -> None:
     except ModuleNotFoundError as error:
         raise Failure("forewarn train needs torch: pip install 'forewarn[torch]'") from error
     given = _Settings(settings)
+    torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
     try:
         corpus = _corpus(given)

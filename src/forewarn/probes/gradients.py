@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import gradient_aggregates
@@ -53,62 +53,98 @@ class GradientProbe(Probe):
         self._stepping = stepping
         self._scaler = scaler
         self._bounds = (vanishing, exploding)
-        self._norm: Tensor | None = None
-        self._norm_from_backward = False
+        self._latest: dict[int, Tensor] = {}
+        """Norm of each parameter's gradient at the end of the last backward pass."""
+        self._used: dict[int, Tensor] = {}
+        """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
+        self._clip_norm: Tensor | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
+        self._seen_before: list[tuple[int, int]] = []
         self._measured: dict[int, _Measured] = {}
-        self._untouched = True
-        self._residual: Tensor | None = None
+        self._residual: dict[int, Tensor] = {}
+        """Per optimizer: the least that was left in its gradients when a backward pass of this step began."""
         self._looks_scaled = False
         self._was_unavailable = False
         self.norms = np.full(len(roster.names), np.nan)
         """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-        """Clip as torch does, and keep the norm that this computes anyway."""
-        norm = torch.nn.utils.clip_grad_norm_(self._roster.parameters, max_norm, error_if_nonfinite=error_if_nonfinite)
-        scale = self._scale_for(range(self._roster.num_optimizers))
-        self._norm = norm.detach() if scale is None else norm.detach() / scale
-        self._norm_from_backward = False
+        """Clip all that the model has now, as torch does, and keep the norm that this computes anyway."""
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._roster.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
+        )
+        whole = norm.detach()
+        if hasattr(whole, "full_tensor"):  # the norm of shards
+            whole = whole.full_tensor()
+        scale = self._loss_scale()
+        self._clip_norm = whole if scale is None else whole / scale
         self._clip = float(max_norm)
         return norm
 
     def backward_begins(self, measured: bool) -> None:
-        if self._untouched and measured:
-            self._residual = _global_norm(self._gradients())
-            if self._residual is None:
-                self._residual = torch.zeros(())
-        self._untouched = False
+        self._seen_before = [] if self._clipped_last_step else self._identities()
+        if measured:
+            for at in range(self._roster.num_optimizers):
+                left = _global_norm([each.grad for each in self._held(at) if each.grad is not None])
+                left = torch.zeros(()) if left is None else left
+                known = self._residual.get(at)
+                self._residual[at] = left if known is None else torch.minimum(known, left)
 
     def backward_ended(self, measured: bool) -> None:
-        if self._clipped_last_step:
-            return
-        norm = _global_norm(self._gradients())
-        scale = self._scale_for(range(self._roster.num_optimizers))
-        self._norm = norm if norm is None or scale is None else norm / scale
-        self._norm_from_backward = True
+        if self._clipped_last_step or self._identities() == self._seen_before:
+            return  # either known from clipping, or a pass that filled no gradient, such as torch.autograd.grad
+        parameters = self._roster.model.parameters()
+        with_gradient = [each for each in parameters if each.grad is not None and each.grad.numel()]
+        norms = _norms([each.grad for each in with_gradient if each.grad is not None])
+        scale = self._loss_scale()
+        norms = norms if scale is None else [norm / scale.to(norm.device) for norm in norms]
+        self._latest = {id(each): norm for each, norm in zip(with_gradient, norms, strict=True)}
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if measured:
+            self._roster.refresh()
         scale = getattr(optimizer, "grad_scale", None)
-        if self._scaler is None and isinstance(scale, Tensor) and self._norm_from_backward and self._norm is not None:
-            self._norm = self._norm / scale
-            self._norm_from_backward = False
-        if measured and not closure:
-            self._measure(at, scale)
+        if not closure:
+            self._commit(at, scale if self._scaler is None else None)
+            if measured:
+                self._measure(at, scale)
 
     def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        self._untouched = True
-        if measured and closure:
-            self._measure(at, None)
+        if closure:
+            self._commit(at, None)
+            if measured:
+                self._measure(at, None)
+
+    def _commit(self, at: int, scale: Any) -> None:
+        """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
+        own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
+        if own:
+            total = _together(own)
+            self._used[at] = total / scale if isinstance(scale, Tensor) else total
+
+    def _held(self, at: int) -> list[nn.Parameter]:
+        return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
+
+    def _identities(self) -> list[tuple[int, int]]:
+        """Which gradient tensors there are, and how often each has been written to."""
+        gradients = (parameter.grad for parameter in self._roster.model.parameters())
+        return [(id(each), each._version) for each in gradients if each is not None]
 
     def collect(self, measured: bool) -> Pending:
-        norm, self._norm = self._norm, None
-        from_backward, self._norm_from_backward = self._norm_from_backward, False
         clip, self._clip = self._clip, None
         self._clipped_last_step = clip is not None
+        used = list(self._used.values()) or list(self._latest.values())
+        from_backward = clip is None
+        norm = self._clip_norm if clip is not None else _together(used) if used else None
+        self._used, self._latest, self._clip_norm = {}, {}, None
         found, self._measured = list(self._measured.values()), {}
-        residual, self._residual = self._residual, None
+        left = list(self._residual.values())
+        residual, self._residual = (
+            (torch.stack([each.to(left[0].device) for each in left]).amax() if left else None),
+            {},
+        )
+        names = self._roster.names
         tensors: list[Numbers] = [] if norm is None else [norm.reshape(())]
         tensors += [] if residual is None else [residual.reshape(())]
         for each in found:
@@ -116,11 +152,11 @@ class GradientProbe(Probe):
             tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            left = list(arrays)
-            before = math.nan if norm is None else float(left.pop(0))
+            waiting = list(arrays)
+            before = math.nan if norm is None else float(waiting.pop(0))
             if residual is not None:
-                yield Reading("gradient/residual_norm", ONE, left.pop(0))
-            rows = self._rows(found, left) if found else None
+                yield Reading("gradient/residual_norm", ONE, waiting.pop(0))
+            rows = self._rows(found, waiting, len(names)) if found else None
             if self._stepping.skipped:
                 yield from self._unavailable(Reason.STEP_SKIPPED, measured)
                 return
@@ -140,25 +176,25 @@ class GradientProbe(Probe):
             elif rows is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
             if rows is not None:
-                yield from self._details(rows, found)
+                yield from self._details(rows, found, names)
 
         return Pending(tensors, decode)
 
-    def _details(self, rows: Array, found: Sequence[_Measured]) -> Iterator[Reading]:
+    def _details(self, rows: Array, found: Sequence[_Measured], names: tuple[str, ...]) -> Iterator[Reading]:
         quantities = summarize(rows)
         for quantity, values in quantities.items():
-            yield Reading(f"gradient/{quantity}", self._roster.names, values)
+            yield Reading(f"gradient/{quantity}", names, values)
         missing = np.zeros(len(rows), np.float32)
         for each in found:
             missing[each.which] = each.missing
-        yield Reading("gradient/missing", self._roster.names, missing)
+        yield Reading("gradient/missing", names, missing)
         self.norms = quantities["norm"].astype(np.float64)
         for name, value in gradient_aggregates(self.norms, *self._bounds).items():
             yield Reading(f"monitor/{name}", ONE, value)
 
-    def _rows(self, found: Sequence[_Measured], arrays: list[Array]) -> Array:
+    def _rows(self, found: Sequence[_Measured], arrays: list[Array], count: int) -> Array:
         """One row per parameter of the model, NaN for those that no optimizer used."""
-        rows = np.full((len(self._roster.names), len(COLUMNS)), np.nan)
+        rows = np.full((count, len(COLUMNS)), np.nan)
         for each in found:
             part = in_order(each.found.order, [arrays.pop(0) for _ in each.found.rows])
             rows[each.which] = part if each.scale is None else rescale(part, float(arrays.pop(0)))
@@ -177,13 +213,10 @@ class GradientProbe(Probe):
         missing = [parameter.requires_grad and parameter.grad is None for parameter in parameters]
         self._measured[at] = _Measured(which, measure(gradients), missing, scale if isinstance(scale, Tensor) else None)
 
-    def _scale_for(self, optimizers: Sequence[int]) -> Tensor | None:
+    def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
-        scales = [present_scale(self._scaler, self._roster.optimizers[at]) for at in optimizers]
+        scales = (present_scale(self._scaler, optimizer) for optimizer in self._roster.optimizers)
         return next((scale for scale in scales if scale is not None), None)
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._roster.parameters if parameter.grad is not None]
 
 
 def is_loss_scale(ratio: float) -> bool:
@@ -195,11 +228,23 @@ def is_loss_scale(ratio: float) -> bool:
 
 
 def _global_norm(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The 2-norm of all gradients together, on their device, in float32 or better; None if there are none."""
-    values = [each for each in map(dense_values, gradients) if each.numel()]
+    """The 2-norm of all gradients together, on the device of the first; None if there are none."""
+    norms = _norms([each for each in gradients if each.numel()])
+    return _together(norms) if norms else None
+
+
+def _norms(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The 2-norm of each gradient, in float32 or better."""
+    values = [dense_values(each) for each in gradients]
     if not values:
-        return None
-    norms = torch._foreach_norm(values, 2, dtype=torch.float64 if values[0].dtype is torch.float64 else torch.float32)
-    first = norms[0].device
-    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]))
+        return []
+    double = any(each.dtype is torch.float64 for each in values)
+    return list(torch._foreach_norm(values, 2, dtype=torch.float64 if double else torch.float32))
+
+
+def _together(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of several parts from their norms."""
+    if len(norms) == 1:
+        return norms[0]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     return total

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class Hook:
     """A hook whose copy and whose pickle do nothing, so that `deepcopy(model)` and `torch.save(model)` work."""
 
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
 
-    def __init__(self, target: Callable[..., None] | None = None) -> None:
+    def __init__(self, target: Callable[..., None] | None = None, traced: bool = False) -> None:
         self._target = target
+        self._traced = traced
+        """Whether torch.compile may meet it while it traces a model: it is then left out of the graph."""
 
     def __call__(self, *args: Any) -> None:
+        if self._traced and torch.compiler.is_compiling():
+            return
         if self._target is not None:
             self._target(*args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from forewarn.probes.hooks import Hook
 from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
+from forewarn.probes.transfer import on_host
 
 _log = logging.getLogger("forewarn")
 
@@ -33,7 +35,7 @@ class Loop:
         self._probes = list(probes)
         self._stopwatch = stopwatch
         self._graph_task = -1
-        self._handles = [model.register_forward_hook(Hook(self._forward_ended))]
+        self._handles = [model.register_forward_hook(Hook(self._forward_ended, traced=True))]
         for at, optimizer in enumerate(optimizers):
             self._handles.append(optimizer.register_step_pre_hook(Hook(self._stepper("before_update", at))))
             self._handles.append(optimizer.register_step_post_hook(Hook(self._stepper("after_update", at))))
@@ -45,10 +47,10 @@ class Loop:
         self._handles = []
 
     def collect(self) -> list[tuple[Probe, Pending]]:
-        """The readings of the step that ends now."""
+        """The readings of the step that ends now, each ready to travel."""
         collected = []
         for probe in list(self._probes):
-            pending = self.guard(probe, probe.collect, self.measured)
+            pending = self.guard(probe, _collected, probe, self.measured)
             if pending is not None:
                 collected.append((probe, pending))
         return collected
@@ -58,10 +60,15 @@ class Loop:
         try:
             return call(*args)
         except Exception as error:
-            _log.exception("the probe %r failed and is switched off; training goes on", probe.name)
-            self.failures[probe.name] = f"{type(error).__name__}: {error}"
+            self.report(f"probe {probe.name!r}", probe.name, error)
             self._probes = [other for other in self._probes if other is not probe]
             return None
+
+    def report(self, what: str, name: str, error: Exception) -> None:
+        """Keep a failure for the alert that will tell of it; the log has its traceback, once."""
+        if name not in self.failures:
+            _log.error("the %s failed and is switched off; training goes on", what, exc_info=error)
+            self.failures[name] = f"{type(error).__name__}: {error}"
 
     def _tell(self, event: str, *args: Any) -> None:
         with self._stopwatch:
@@ -77,12 +84,13 @@ class Loop:
         return stepped
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures:
             return
-        for count, tensor in enumerate(_differentiable(output)):
-            if count == _MAX_WATCHED_OUTPUTS:
-                break
-            tensor.register_hook(Hook(self._backward_reached))
+        try:
+            for tensor in itertools.islice(_differentiable(output), _MAX_WATCHED_OUTPUTS):
+                tensor.register_hook(Hook(self._backward_reached, traced=True))
+        except Exception as error:  # an output that can not even be looked at
+            self.report("watch on the backward pass", "backward", error)
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -90,16 +98,38 @@ class Loop:
             return
         self._graph_task = task
         self._tell("backward_begins", self.measured)
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+        self._at_the_end(self._backward_ended)
 
     def _backward_ended(self) -> None:
+        """All is computed here. DDP adds up the gradients of the ranks in a callback of its own: let that go first."""
+        self._at_the_end(self._gradients_settled)
+
+    def _gradients_settled(self) -> None:
         self._tell("backward_ended", self.measured)
+
+    def _at_the_end(self, callback: Callable[[], None]) -> None:
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(callback)
+        except Exception as error:  # compiled autograd takes none
+            self.report("watch on the backward pass", "backward", error)
+
+
+def _collected(probe: Probe, measured: bool) -> Pending | None:
+    """What a probe has to say; host values are taken out of their tensors here, where a failure has a name."""
+    pending = probe.collect(measured)
+    if pending is None:
+        return None
+    ready = [on_host(each) if isinstance(each, Tensor) and each.is_cpu else each for each in pending.tensors]
+    for each in ready:
+        if isinstance(each, Tensor) and each.is_meta:
+            raise TypeError("a tensor on the meta device has no values")
+    return Pending(ready, pending.decode)
 
 
 def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a model's output through which a backward pass can come."""
+    """The tensors in a model's output through which a backward pass can come; a parameter that is passed on is none."""
     if isinstance(output, Tensor):
-        if output.requires_grad:
+        if output.grad_fn is not None:
             yield output
         return
     inside: Iterable[Any] = ()
@@ -108,7 +138,7 @@ def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
     elif isinstance(output, list | tuple):
         inside = output
     elif hasattr(output, "__dataclass_fields__"):
-        inside = (getattr(output, name) for name in output.__dataclass_fields__)
+        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
     if depth < 3:
         for one in inside:
             yield from _differentiable(one, depth + 1)

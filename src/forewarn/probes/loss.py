@@ -11,6 +11,8 @@ from torch import Tensor
 
 from forewarn.ema import Ema
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.stats import Numbers
+from forewarn.types import is_metric_name
 
 
 class LossProbe(Probe):
@@ -20,10 +22,12 @@ class LossProbe(Probe):
 
     def __init__(self, decay: float | None) -> None:
         self._ema = None if decay is None else Ema(decay)
-        self._extra: dict[str, Tensor] = {}
+        self._extra: dict[str, Numbers] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
         """Take the loss and further values of the step that ends now."""
+        for name in extra:
+            check_name(f"train/{name}")
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
         self._extra |= {name: as_scalar(name, value) for name, value in extra.items()}
 
@@ -49,8 +53,23 @@ class LossProbe(Probe):
             self._ema.value = float(state["ema"])
 
 
-def as_scalar(name: str, value: Any) -> Tensor:
-    """One number as a tensor on the device where it already is; it is never waited for."""
+_OWN_FAMILIES = ("gradient", "weight", "update", "monitor")
+_OWN_NAMES = (
+    "train/loss", "train/loss_ema", "train/lr", "train/clip", "train/loss_scale", "speed/step_seconds",
+    "system/process_memory_bytes",
+)  # fmt: skip
+
+
+def check_name(name: Any) -> None:
+    """Refuse a name that is none, and one under which the monitor itself records."""
+    if not isinstance(name, str) or not is_metric_name(name):
+        raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
+    if name in _OWN_NAMES or name.partition("/")[0] in _OWN_FAMILIES:
+        raise ValueError(f"{name!r} is recorded by the monitor itself; choose another name, such as 'user/...'")
+
+
+def as_scalar(name: str, value: Any) -> Numbers:
+    """One number, on the device where it already is; it is never waited for."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
@@ -60,6 +79,6 @@ def as_scalar(name: str, value: Any) -> Tensor:
             raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}")
         return value.detach().reshape(())
     try:
-        return torch.tensor(float(value), dtype=torch.float64)
+        return np.array(float(value))
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from None

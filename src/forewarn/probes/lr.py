@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -42,5 +43,8 @@ class LearningRateProbe(Probe):
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:
     """The lr of each group; one that is a tensor is copied where it is, for schedulers change it in place."""
-    rates = (group.get("lr", float("nan")) for group in optimizer.param_groups)
-    return [rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate) for rate in rates]
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [
+        rate.detach().clone() if isinstance(rate, torch.Tensor) else math.nan if rate is None else float(rate)
+        for rate in rates
+    ]

@@ -35,14 +35,33 @@ class Roster:
     """Every parameter of a model once, tied ones under their first name, with its group in the optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
-        named = [(clean_name(name), parameter) for name, parameter in unwrapped(model).named_parameters()]
+        self.version = 0
+        """Counts how often the model has got other parameters."""
+        self.names: tuple[str, ...] = ()
+        self.parameters: list[nn.Parameter] = []
+        self.trainable = np.empty(0, bool)
+        """What was trainable when it was first seen; the rest is frozen on purpose."""
+        self._index: dict[int, int] = {}
+        self._held: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        self._take()
+
+    def refresh(self) -> None:
+        """Look whether the model has other parameters by now; names that stay keep what is known of them."""
+        now = [id(parameter) for parameter in self.model.parameters() if not parameter.is_meta]
+        if now != list(self._index):
+            self._take()
+            self.version += 1
+
+    def _take(self) -> None:
+        known = dict(zip(self.names, self.trainable, strict=True))
+        named = [(clean_name(name), one) for name, one in self.model.named_parameters() if not one.is_meta]
         self.names = tuple(name for name, _ in named)
         self.parameters = [parameter for _, parameter in named]
-        self.trainable = np.array([parameter.requires_grad for parameter in self.parameters], dtype=bool)
-        """What was trainable at attach time; the rest is frozen on purpose."""
+        self.trainable = np.array([known.get(name, one.requires_grad) for name, one in named], dtype=bool)
         self._index = {id(parameter): at for at, parameter in enumerate(self.parameters)}
-        self._kinds = _kinds(unwrapped(model))
+        self._held = {}
 
     @property
     def num_optimizers(self) -> int:
@@ -50,8 +69,13 @@ class Roster:
 
     def of(self, at: int) -> list[int]:
         """Which parameters optimizer number `at` holds."""
-        held = (id(parameter) for group in self.optimizers[at].param_groups for parameter in group["params"])
-        return [self._index[one] for one in held if one in self._index]
+        groups = self.optimizers[at].param_groups
+        sizes = tuple(len(group["params"]) for group in groups)
+        known = self._held.get(at)
+        if known is None or known[0] != sizes:
+            held = (id(parameter) for group in groups for parameter in group["params"])
+            known = self._held[at] = (sizes, [self._index[one] for one in held if one in self._index])
+        return known[1]
 
     def groups(self) -> NDArray[np.int64]:
         """The group of each parameter, counted over all optimizers; -1 for those that none holds."""
@@ -65,10 +89,11 @@ class Roster:
         return where
 
     def facts(self) -> dict[str, ParameterFacts]:
+        kinds = _kinds(self.model)
         return {
             name: ParameterFacts(
                 shape=tuple(parameter.shape),
-                kind=self._kinds.get(id(parameter), "Parameter"),
+                kind=kinds.get(id(parameter), "Parameter"),
                 dtype=str(parameter.dtype).removeprefix("torch."),
                 group=int(group) if group >= 0 else None,
                 trainable=bool(trainable),

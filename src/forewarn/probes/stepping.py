@@ -10,6 +10,9 @@ from torch.optim import Optimizer
 
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 
+_RESTING_STEPS = 100
+"""For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
+
 
 class SteppingProbe(Probe):
     """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
@@ -25,19 +28,26 @@ class SteppingProbe(Probe):
         self._scaler = scaler
         self._steps = 0
         self._found: list[Tensor] = []
-        self._last_scale = float("nan")
+        self._idle = [-1] * len(self._optimizers)
+        """Per optimizer: calls of `monitor.step` since it stepped; -1 if it never did."""
+        self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
         self.skipped = False
         """Whether the step whose readings were decoded last was skipped by a scaler."""
         self.stepped = False
         """Whether any optimizer moved the weights in that step."""
+        self.resting: list[int] = []
+        """Optimizers that step now and then, and left the step that ends now to others."""
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         self._steps += 1
+        self._idle[at] = 0
         if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
             self._found.append(found.detach().clone().reshape(()))
 
     def collect(self, measured: bool) -> Pending:
         steps, self._steps = self._steps, 0
+        self.resting = [at for at, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
+        self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
         found, self._found = self._found, []
         if steps == 0:
             found += self._found_before_update()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import update_aggregates
@@ -40,8 +39,8 @@ class FrozenTracker:
         self._roster = roster
         self._threshold = threshold
         self._patience = patience
-        self.checks = np.zeros(len(roster.names), np.int64)
-        """Checks in a row at or below the threshold."""
+        self.checks: dict[str, int] = {}
+        """By name: checks in a row at or below the threshold."""
 
     def update(
         self,
@@ -52,15 +51,24 @@ class FrozenTracker:
         rates: Array,
         stepped: bool | None,
         skipped: bool = False,
+        resting: Sequence[int] = (),
     ) -> NDArray[np.int64]:
-        """The `FrozenCause` of each tensor. `stepped=None`: nobody knows whether the optimizer stepped."""
+        """The `FrozenCause` of each tensor. `stepped=None`: nobody knows whether the optimizer stepped.
+
+        Tensors of the optimizers that are `resting`, which left this step to others, are not judged by it.
+        """
         still = np.isfinite(ratios) & (ratios <= self._threshold)
         if stepped is False:
             still[:] = True
+        judged = np.ones(len(still), bool)
+        for optimizer in resting:
+            judged[self._roster.of(optimizer)] = False
         cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
-        self.checks = np.where(still, self.checks + 1, 0)
+        before = np.array([self.checks.get(name, 0) for name in self._roster.names], np.int64)
+        checks = np.where(judged, np.where(still, before + 1, 0), before)
+        self.checks = {name: int(count) for name, count in zip(self._roster.names, checks, strict=True) if count}
         at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
-        return np.where(at_once | (still & (self.checks >= self._patience)), cause, FrozenCause.MOVING)
+        return np.where(at_once | (judged & still & (checks >= self._patience)), cause, FrozenCause.MOVING)
 
     def _causes(
         self,
@@ -112,6 +120,8 @@ class UpdateProbe(Probe):
         self._roster = roster
         self._stepping = stepping
         self._gradients = gradients
+        self._sample_size = sample_size
+        self._version = roster.version
         self._sampler = UpdateSampler(roster.names, sample_size)
         self._tracker = FrozenTracker(roster, threshold, patience)
         self._missing = np.zeros(len(roster.names), bool)
@@ -120,11 +130,13 @@ class UpdateProbe(Probe):
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
             return
+        if self._version != self._roster.version:
+            self._version = self._roster.version
+            self._sampler = UpdateSampler(self._roster.names, self._sample_size)
         if not self._sampler.remembers:
             self._sampler.remember(self._roster.parameters)
         self._rates = learning_rates(self._roster)
-        if not closure:
-            self._missing = self._find_missing()
+        self._missing = self._find_missing()
 
     def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured and closure:
@@ -136,14 +148,14 @@ class UpdateProbe(Probe):
             return None
         order, sums = self._sampler.moved(self._roster.parameters)
         self._sampler.forget()
-        missing, rates = self._missing, self._rates
+        missing, rates, resting = self._missing, self._rates, self._stepping.resting
+        names, shares = self._roster.names, self._sampler.shares
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            names = self._roster.names
-            ratios, norms = update_ratios(order, arrays, self._sampler.shares)
+            ratios, norms = update_ratios(order, arrays, shares)
             cause = self._tracker.update(
                 ratios, self._gradients.norms, missing=missing, rates=rates,
-                stepped=self._stepping.stepped, skipped=self._stepping.skipped,
+                stepped=self._stepping.stepped, skipped=self._stepping.skipped, resting=resting,
             )  # fmt: skip
             if self._stepping.skipped:
                 ratios[:], norms[:] = np.nan, np.nan
@@ -162,18 +174,20 @@ class UpdateProbe(Probe):
         return np.array([parameter.grad is None for parameter in self._roster.parameters], dtype=bool)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"checks": self._tracker.checks.copy(), "trainable": self._roster.trainable.copy()}
+        trainable = dict(zip(self._roster.names, map(bool, self._roster.trainable), strict=True))
+        return {"checks": dict(self._tracker.checks), "trainable": trainable}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tracker.checks = np.array(state["checks"])
-        self._roster.trainable = np.array(state["trainable"], dtype=bool)
+        self._tracker.checks = {name: int(checks) for name, checks in state["checks"].items()}
+        known = zip(self._roster.names, self._roster.trainable, strict=True)
+        self._roster.trainable = np.array([state["trainable"].get(name, now) for name, now in known], dtype=bool)
 
 
 def learning_rates(roster: Roster) -> Array:
     """The learning rate of each parameter's group; NaN where it is in none or the rate is a tensor on a device."""
     rates = np.full(len(roster.names), np.nan)
     groups = [group for optimizer in roster.optimizers for group in optimizer.param_groups]
-    known = [rate if not isinstance(rate := group.get("lr", np.nan), Tensor) else np.nan for group in groups]
+    known = [rate if isinstance(rate := group.get("lr"), int | float) else np.nan for group in groups]
     where = roster.groups()
     rates[where >= 0] = np.array([*known, np.nan], np.float64)[where[where >= 0]]
     return rates

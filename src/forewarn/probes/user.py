@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from forewarn.probes.loss import as_scalar
+from forewarn.probes.loss import as_scalar, check_name
 from forewarn.probes.probe import Array, Pending, Probe, Reading
-from forewarn.types import is_metric_name
+from forewarn.stats import Numbers
 
 
 class UserProbe(Probe):
@@ -18,13 +18,13 @@ class UserProbe(Probe):
     name = "user"
 
     def __init__(self) -> None:
-        self._given: dict[tuple[str, str], Tensor] = {}
+        self._given: dict[tuple[str, str], Numbers] = {}
 
     def log(self, name: str, value: Any, scope: str = "") -> None:
         """Keep a value for the step under way; a second one under the same name and scope replaces the first."""
-        if not isinstance(name, str) or not is_metric_name(name):
-            raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
-        self._given[name, str(scope)] = as_scalar(name, value)
+        check_name(name)
+        number = as_scalar(name, value)
+        self._given[name, str(scope)] = number.clone() if isinstance(number, Tensor) else number
 
     def collect(self, measured: bool) -> Pending | None:
         given, self._given = self._given, {}

@@ -123,7 +123,7 @@ class WeightUpdateMonitor:
             ratios, self._norms, missing=self._missing, rates=learning_rates(roster), stepped=None
         )
         frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
-        frozen &= self._tracker.checks >= self._patience
+        frozen &= np.array([self._tracker.checks.get(name, 0) >= self._patience for name in roster.names], bool)
         return {
             name: UpdateDiagnostic(
                 update_ratio=float(ratios[at]),

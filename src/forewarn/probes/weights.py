@@ -22,12 +22,12 @@ class WeightProbe(Probe):
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             return None
-        measured_now = measure(self._roster.parameters)
+        names, measured_now = self._roster.names, measure(self._roster.parameters)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             rows = in_order(measured_now.order, arrays)
             for quantity, values in summarize(rows).items():
-                yield Reading(f"weight/{quantity}", self._roster.names, values)
+                yield Reading(f"weight/{quantity}", names, values)
             yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(rows[:, 2])))
 
         return Pending(measured_now.rows, decode)

@@ -4,12 +4,12 @@ The interface is `measure` (on the device) and `summarize` (on the host, after t
 holds sums, so rows of micro-batches or shards add up to the row of the whole.
 """
 
-from forewarn.stats.dispatch import measure
+from forewarn.stats.dispatch import backend_of, measure
 from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers
 from forewarn.stats.sampling import UpdateSampler, sample_indices
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
-    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "UpdateSampler", "measure", "sample_indices",
-    "summarize",
+    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "UpdateSampler", "backend_of", "measure",
+    "sample_indices", "summarize",
 ]  # fmt: skip

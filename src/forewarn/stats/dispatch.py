@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.stats import portable
+from forewarn.stats import cuda, native, portable
 from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers
 
+_log = logging.getLogger("forewarn")
 
-def measure(tensors: Sequence[Tensor | None], histogram: bool = False) -> Measurement:
-    """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN."""
-    missing = [at for at, tensor in enumerate(tensors) if tensor is None]
-    places: dict[torch.device, list[int]] = {}
+Rows = tuple[Numbers, Numbers | None]
+Backend = Callable[[Sequence[Tensor], int], Rows]
+
+_broken: set[Backend] = set()
+"""Backends that failed once, such as a kernel that can not be compiled here; they are not asked again."""
+
+
+def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measurement:
+    """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN.
+
+    `histogram_every`: 0 for no histograms, 1 for every element, k for every k-th block of 4096 where a backend can
+    leave blocks out.
+    """
+    missing: list[int] = []
+    parts: dict[tuple[Backend, torch.device], list[int]] = {}
     for at, tensor in enumerate(tensors):
-        if tensor is not None:
-            places.setdefault(tensor.device, []).append(at)
+        if tensor is None:
+            missing.append(at)
+        else:
+            parts.setdefault((_backend(tensor), tensor.device), []).append(at)
     order: list[int] = []
     rows: list[Numbers] = []
     histograms: list[Numbers] = []
-    for which in places.values():
-        part, counts = portable.measure([tensor for at in which if (tensor := tensors[at]) is not None], histogram)
+    for (backend, _), which in parts.items():
+        part, counts = _measured(
+            backend, [tensor for at in which if (tensor := tensors[at]) is not None], histogram_every
+        )
         order += which
         rows.append(part)
         if counts is not None:
@@ -31,6 +48,44 @@ def measure(tensors: Sequence[Tensor | None], histogram: bool = False) -> Measur
     if missing:
         order += missing
         rows.append(np.full((len(missing), len(COLUMNS)), np.nan))
-        if histogram:
+        if histogram_every:
             histograms.append(np.zeros((len(missing), 2, NUM_BINS), np.int64))
     return Measurement(tuple(order), tuple(rows), tuple(histograms))
+
+
+def backend_of(tensor: Tensor) -> str:
+    """Which backend reads this tensor: `native`, `triton` or `portable`."""
+    return _backend(tensor).__name__.removeprefix("_")
+
+
+def _backend(tensor: Tensor) -> Backend:
+    if tensor.is_cpu:
+        if native.available() and _native not in _broken and native.supports(tensor):
+            return _native
+    elif tensor.is_cuda and _triton not in _broken and cuda.supports(tensor):
+        return _triton
+    return _portable
+
+
+def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_every: int) -> Rows:
+    if backend is _portable:
+        return _portable(tensors, histogram_every)
+    try:
+        return backend(tensors, histogram_every)
+    except Exception:
+        _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
+        _broken.add(backend)
+        return _portable(tensors, histogram_every)
+
+
+def _native(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
+    rows, histograms, _ = native.measure(tensors, histogram_every)
+    return rows, histograms
+
+
+def _triton(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
+    return cuda.measure(tensors, histogram_every)
+
+
+def _portable(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
+    return portable.measure(tensors, bool(histogram_every))

@@ -31,7 +31,7 @@ def dense_values(tensor: Tensor) -> Tensor:
 def measure(tensors: Sequence[Tensor], histogram: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows [n × columns] and histograms [n × 2 × bins] of tensors on one device, in their order."""
     values = [dense_values(tensor).reshape(-1) for tensor in tensors]
-    absent = [_num_elements(tensor) - each.numel() for tensor, each in zip(tensors, values, strict=True)]
+    absent = [num_elements(tensor) - each.numel() for tensor, each in zip(tensors, values, strict=True)]
     small = [at for at, each in enumerate(values) if each.numel() <= _SMALL]
     large = [at for at, each in enumerate(values) if each.numel() > _SMALL]
     precise = wide(values[0].device)
@@ -100,7 +100,7 @@ def _with_absent(rows: Tensor, absent: Sequence[int]) -> Tensor:
     return torch.stack([count + extra, total, squares, least, most, zeros + extra, nonfinite], dim=1)
 
 
-def _num_elements(tensor: Tensor) -> int:
+def num_elements(tensor: Tensor) -> int:
     """How many real numbers a tensor stands for, stored or not."""
     whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return whole.numel() * (2 if whole.is_complex() else 1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.stats.portable import dense_values, wide
+from forewarn.stats import native
+from forewarn.stats.engine import Numbers
+from forewarn.stats.portable import dense_values, num_elements, wide
 
 EPSILON = 1e-12
 """Added to the weight norm of an update ratio, so that a tensor of zeros has one."""
@@ -24,7 +26,7 @@ _LARGEST_INDEX = 2**31 - 1
 def fnv1a(name: str) -> int:
     """The 64-bit FNV-1a hash of a name: the same in every process and on every machine."""
     hashed = _FNV_OFFSET
-    for byte in name.encode():
+    for byte in name.encode(errors="surrogatepass"):
         hashed = ((hashed ^ byte) * _FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     return hashed
 
@@ -46,53 +48,90 @@ def sample_indices(name: str, num_elements: int, size: int) -> NDArray[np.int32]
     return np.sort(drawn.astype(np.int32))
 
 
-@dataclass(slots=True)
-class _Group:
-    """The tensors of one device and dtype, their samples side by side in one buffer."""
+class _NativeGroup:
+    """Tensors that the native backend reads: all in two calls, no torch operation."""
 
-    which: list[int]
-    lengths: Tensor
-    before: Tensor
+    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
+        self.which = which
+        self._places = np.concatenate(drawn)
+        self._offsets = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
+        self._before: NDArray[np.uint8] | None = None
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        self._before = native.gather(tensors, self._places, self._offsets, out=self._before)
+
+    def moved(self, tensors: Sequence[Tensor]) -> Numbers:
+        assert self._before is not None
+        return native.gather_diff(tensors, self._places, self._offsets, self._before)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._places.nbytes + (0 if self._before is None else self._before.nbytes)
+
+
+class _TorchGroup:
+    """Tensors of one device and dtype, by torch operations: their samples lie side by side in one buffer."""
+
+    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
+        self.which = which
+        self._places = [torch.from_numpy(each).to(like.device) for each in drawn]
+        self._lengths = torch.tensor([len(each) for each in drawn], device=like.device)
+        real = torch.empty((), dtype=like.dtype).real.dtype
+        self._before = torch.empty(sum(map(len, drawn)), dtype=real, device=like.device)
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        torch.cat(self._sample(tensors), out=self._before)
+
+    def moved(self, tensors: Sequence[Tensor]) -> Numbers:
+        precise = wide(self._before.device)
+        old = self._before.to(precise)
+        step = torch.cat(self._sample(tensors)).to(precise) - old
+        squares = torch.stack([step * step, old * old], dim=1)
+        sums: Tensor = torch.segment_reduce(squares, "sum", lengths=self._lengths, axis=0, unsafe=True)
+        return sums
+
+    def _sample(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [_flat(each).index_select(0, places) for each, places in zip(tensors, self._places, strict=True)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._places, self._before))
 
 
 class UpdateSampler:
     """Remembers a sample of many tensors and measures how far it has moved since.
 
     Holds an int32 index and one value per sample, reused: about 8 bytes × `size` per float32 tensor. The places are
-    drawn once per tensor; samples of one device and dtype lie in one buffer, so that all are compared at once.
+    drawn once per tensor, and again only if a tensor becomes another in size, type or device.
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
         self._names = tuple(names)
         self._size = size
-        self._kinds: tuple[tuple[torch.device, torch.dtype], ...] = ()
-        self._places: list[Tensor] = []
-        self._groups: list[_Group] = []
+        self._kinds: tuple[_Kind, ...] = ()
+        self._groups: list[_NativeGroup | _TorchGroup] = []
         self.shares: NDArray[np.float64] = np.ones(len(self._names))
         """Which share of each tensor is sampled."""
         self.remembers = False
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
         """Keep the present values; `tensors` are in the order of the names."""
-        kinds = tuple((tensor.device, tensor.dtype) for tensor in tensors)
+        kinds = tuple(map(_kind, tensors))
         if kinds != self._kinds:
             self._prepare(tensors, kinds)
         for group in self._groups:
-            torch.cat(self._sample(tensors, group.which), out=group.before)
+            group.remember([tensors[at] for at in group.which])
         self.remembers = True
 
-    def moved(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """What has moved since `remember`: the order of the rows, and per group of tensors [n × (‖Δw‖², ‖w‖²)]."""
-        order: list[int] = []
-        results: list[Tensor] = []
-        for group in self._groups if self.remembers else ():
-            precise = wide(group.before.device)
-            old = group.before.to(precise)
-            step = torch.cat(self._sample(tensors, group.which)).to(precise) - old
-            squares = torch.stack([step * step, old * old], dim=1)
-            results.append(torch.segment_reduce(squares, "sum", lengths=group.lengths, axis=0, unsafe=True))
-            order += group.which
-        return order, results
+    def moved(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Numbers]]:
+        """What has moved since `remember`: the order of the rows, and per group of tensors [n × (‖Δw‖², ‖w‖²)].
+
+        Nothing if a tensor has become another in the meantime.
+        """
+        if not self.remembers or tuple(map(_kind, tensors)) != self._kinds:
+            return [], []
+        order = [at for group in self._groups for at in group.which]
+        return order, [group.moved([tensors[at] for at in group.which]) for group in self._groups]
 
     def forget(self) -> None:
         """Compare with nothing until `remember` is called again; the buffers are kept."""
@@ -101,34 +140,38 @@ class UpdateSampler:
     @property
     def num_bytes(self) -> int:
         """Memory held for places and remembered values."""
-        held = [*self._places, *(group.before for group in self._groups)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        return sum(group.num_bytes for group in self._groups)
 
-    def _prepare(self, tensors: Sequence[Tensor], kinds: tuple[tuple[torch.device, torch.dtype], ...]) -> None:
+    def _prepare(self, tensors: Sequence[Tensor], kinds: tuple[_Kind, ...]) -> None:
         """Draw the places and make the buffers."""
         self._kinds = kinds
-        counts = [_num_values(tensor) for tensor in tensors]
-        drawn = [sample_indices(name, count, self._size) for name, count in zip(self._names, counts, strict=True)]
-        self.shares = np.array([len(each) / max(1, count) for each, count in zip(drawn, counts, strict=True)])
-        self._places = [torch.from_numpy(each).to(device) for each, (device, _) in zip(drawn, kinds, strict=True)]
-        self._groups = []
-        for kind in dict.fromkeys(kinds):
-            device, dtype = kind
-            which = [at for at, other in enumerate(kinds) if other == kind]
-            lengths = [len(drawn[at]) for at in which]
-            real = torch.empty((), dtype=dtype).real.dtype
-            self._groups.append(
-                _Group(
-                    which, torch.tensor(lengths, device=device), torch.empty(sum(lengths), dtype=real, device=device)
-                )
-            )
-
-    def _sample(self, tensors: Sequence[Tensor], which: Sequence[int]) -> list[Tensor]:
-        return [_flat(tensors[at]).index_select(0, self._places[at]) for at in which]
+        drawn = [
+            sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
+        ]
+        self.shares = np.array([len(each) / max(1, kind.num_values) for each, kind in zip(drawn, kinds, strict=True)])
+        groups: dict[tuple[bool, torch.device | None, torch.dtype | None], list[int]] = {}
+        for at, kind in enumerate(kinds):
+            key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)
+            groups.setdefault(key, []).append(at)
+        self._groups = [
+            _NativeGroup(which, [drawn[at] for at in which])
+            if is_native
+            else _TorchGroup(which, [drawn[at] for at in which], tensors[which[0]])
+            for (is_native, _, _), which in groups.items()
+        ]
 
 
-def _num_values(tensor: Tensor) -> int:
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
+class _Kind(NamedTuple):
+    """What must stay the same for the drawn places to fit."""
+
+    native: bool
+    device: torch.device
+    dtype: torch.dtype
+    num_values: int
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return _Kind(native.available() and native.supports(tensor), tensor.device, tensor.dtype, num_elements(tensor))
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+#include "histogram.h"
+
+#include <string.h>
+
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
+enum { MANY = 3 * BLOCK /* values, from which on a table of pairs pays: measured */ };
+
+void clear_counts(int64_t num_values, Counts *counts)
+{
+    counts->many = num_values >= MANY;
+    counts->negative_zeros = counts->positive_zeros = 0;
+    memset(counts->first, 0, sizeof counts->first);
+    memset(counts->second, 0, sizeof counts->second);
+    if (counts->many) {
+        memset(counts->pairs, 0, sizeof counts->pairs);
+    }
+}
+
+static inline void count_pair(unsigned pair, int many, Counts *counts)
+{
+    if (many) {
+        counts->pairs[pair]++;
+    } else {
+        counts->first[pair % NUM_CODES]++;
+        counts->second[pair / NUM_CODES]++;
+    }
+}
+
+/* Eight pairs by eight instructions: a processor learns for each instruction by itself which stores it has to wait for.
+ * Memory is idle meanwhile, so the values that follow are fetched already. */
+static inline void count_pairs(const Pair *pairs, size_t num_pairs, const char *following, size_t size, int many,
+                               Counts *counts)
+{
+    size_t i = 0;
+    for (; i + 8 <= num_pairs; i += 8) {
+        uint64_t fours[2];
+        memcpy(fours, pairs + i, sizeof fours);
+        PREFETCH(following + 2 * i * size);
+        for (int k = 0; k < 8; k++) {
+            count_pair((unsigned)(fours[k / 4] >> (16 * (k % 4)) & 0xFFFF), many, counts);
+        }
+    }
+    for (; i < num_pairs; i++) {
+        count_pair(pairs[i], many, counts);
+    }
+}
+
+void count_block(const Path *path, Dtype dtype, const void *values, size_t length, const Row *row, Counts *counts)
+{
+    Pair pairs[BLOCK / 2];
+    size_t num_codes = length - (size_t)row->nonfinite, num_pairs = (num_codes + 1) / 2, size = element_size(dtype);
+    const char *following = (const char *)values + length * size;
+    if (row->zeros == (int64_t)num_codes) {
+        return;
+    }
+    if (row->nonfinite) {
+        careful_pairs(dtype, values, length, pairs);
+    } else {
+        path->pairs[dtype](values, length, pairs);
+    }
+    if (counts->many) {
+        count_pairs(pairs, num_pairs, following, size, 1, counts);
+    } else {
+        count_pairs(pairs, num_pairs, following, size, 0, counts);
+    }
+    int64_t negative = row->zeros ? negative_zeros(dtype, values, length) : 0;
+    int64_t odd_one_out = (int64_t)(2 * num_pairs - num_codes);
+    counts->negative_zeros += negative;
+    counts->positive_zeros += row->zeros - negative + odd_one_out;
+}
+
+void add_counts(Counts *counts, int64_t *histogram)
+{
+    for (size_t second = 0; counts->many && second < NUM_CODES; second++) {
+        const uint32_t *pairs = counts->pairs + second * NUM_CODES;
+        uint32_t total = 0;
+        for (size_t first = 0; first < NUM_CODES; first++) {
+            counts->first[first] += pairs[first];
+            total += pairs[first];
+        }
+        counts->second[second] += total;
+    }
+    for (size_t bin = 0; bin < NUM_BINS; bin++) {
+        histogram[bin] += counts->first[NEGATIVE + bin] + counts->second[NEGATIVE + bin];
+        histogram[NUM_BINS + bin] += counts->first[bin] + counts->second[bin];
+    }
+    histogram[0] -= counts->negative_zeros;
+    histogram[NUM_BINS] -= counts->positive_zeros;
+}
+
+int64_t num_covered(int64_t length, int64_t histogram_every)
+{
+    int64_t num_blocks = (length + BLOCK - 1) / BLOCK;
+    int64_t num_counted = (num_blocks + histogram_every - 1) / histogram_every;
+    int last_is_counted = num_blocks > 0 && (num_blocks - 1) % histogram_every == 0;
+    return num_counted * BLOCK - (last_is_counted ? num_blocks * BLOCK - length : 0);
+}

@@ -1,0 +1,45 @@
+/* What Python calls, by ctypes. Tensors are given as arrays of pointers, lengths and kinds (`Dtype`).
+ *
+ * Nothing is kept between calls, and the memory of a tensor is only read. */
+
+#ifndef FOREWARN_INTERFACE_H
+#define FOREWARN_INTERFACE_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define EXPORTED __attribute__((visibility("default")))
+#else
+#define EXPORTED
+#endif
+
+enum { INTERFACE_VERSION = 1 }; /* changes with any function here: a library built from older sources is not used */
+
+enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_PATH = 2, NO_SUCH_PLACE = 3 };
+
+EXPORTED int forewarn_interface_version(void);
+
+/* The name of a code path that this processor has, best first; NULL after the last one. */
+EXPORTED const char *forewarn_path_name(int path);
+
+/* Rows [n × 7] of count, sum, sum of squares, min, max, zeros and nonfinite, by the code path of that number.
+ *
+ * With `histogram_every` above zero, every so many blocks are counted, the first one always: `histograms` [n × 2 × 64]
+ * holds the counts of negative and of positive values by the power of two of their magnitude, `covered` [n] how many
+ * values were looked at. Large work is shared by up to `num_threads` threads, with the same result. */
+EXPORTED int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t *lengths,
+                              const uint8_t *dtypes, int64_t histogram_every, int num_threads, int path, double *rows,
+                              int64_t *histograms, int64_t *covered);
+
+/* A sample of each tensor: the places of tensor i are places[offsets[i]] to places[offsets[i + 1]].
+ *
+ * `sample` holds the values as they are, tensor after tensor, each from a multiple of 8 bytes on. */
+EXPORTED int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t *lengths,
+                             const uint8_t *dtypes, const int32_t *places, const int64_t *offsets, void *sample);
+
+/* How far each tensor has moved at those places since: `moved` [n × 2] is ‖new − old‖² and ‖old‖². */
+EXPORTED int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths,
+                                  const uint8_t *dtypes, const int32_t *places, const int64_t *offsets,
+                                  const void *sample, double *moved);
+
+#endif

@@ -1,0 +1,74 @@
+/* What the parts of the native backend share: the kinds of numbers, a row of sums, and the kernels of a code path.
+ *
+ * A tensor is read once, block by block, and whatever else is done with a block is done while it is in the cache. Blocks
+ * are added up in a fixed order, so that a row does not depend on how many threads took part; and within a block every
+ * code path adds in the same order, so that it does not depend on the processor either. */
+
+#ifndef FOREWARN_KERNELS_H
+#define FOREWARN_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    BLOCK = 4096, /* elements: 16 KiB of float32, half of a usual first-level cache */
+    LANES = 16,   /* sums that run side by side within a block: element i belongs to lane i modulo 16 */
+    NUM_BINS = 64,
+    LOWEST_EXPONENT = -40, /* bin b counts magnitudes in [2^(b - 40), 2^(b - 39)), the first and the last one all beyond */
+    FLOAT_BIAS = 127,      /* of the exponents of IEEE 754 numbers */
+    DOUBLE_BIAS = 1023,
+    FLOAT_MANTISSA = 23, /* bits */
+    DOUBLE_MANTISSA = 52
+};
+
+typedef enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, NUM_DTYPES } Dtype;
+
+static inline size_t element_size(Dtype dtype)
+{
+    return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+}
+
+/* Over finite values, except for the number of the others. Of nothing, min is +inf and max is -inf. */
+typedef struct {
+    double sum, sum_squares, min, max;
+    int64_t zeros, nonfinite;
+} Row;
+
+/* The code of a value says where a histogram counts it: its bin, and whether it is negative. A zero has the code of a
+ * very small number of its sign. Counting costs one store per count and little else: so two codes make a pair, and pairs
+ * are counted. */
+typedef uint16_t Pair;
+enum { CODE_BITS = 7, NUM_CODES = 1 << CODE_BITS, NUM_PAIRS = NUM_CODES * NUM_CODES, NEGATIVE = NUM_BINS };
+
+/* The row of up to BLOCK values. If one is not finite, the only promise is that the sum of squares is not finite. */
+typedef void RowKernel(const void *values, size_t length, Row *row);
+
+/* The codes of up to BLOCK finite values, paired anyhow. An odd one out is paired with code 0, that of +0. */
+typedef void PairKernel(const void *values, size_t length, Pair *pairs);
+
+/* One way to read a block. */
+typedef struct {
+    const char *name;
+    RowKernel *row[NUM_DTYPES];
+    PairKernel *pairs[NUM_DTYPES];
+} Path;
+
+extern const Path portable_path;
+const Path *avx2_path(void); /* NULL where the processor or the compiler has none */
+
+/* ---- plain C that every path uses ---- */
+
+/* The values as doubles, which hold each of them exactly. They need not be aligned. */
+void widen(Dtype dtype, const void *values, size_t length, double *wide);
+
+/* Adds fewer than LANES values, the last of a block, to the row of those before. */
+void add_tail(Dtype dtype, const void *values, size_t length, Row *row);
+
+/* As the kernels do, but slowly, for values that may be anything. The pairs are those of the finite ones. */
+void careful_row(Dtype dtype, const void *values, size_t length, Row *row);
+void careful_pairs(Dtype dtype, const void *values, size_t length, Pair *pairs);
+
+/* How many of up to BLOCK values are -0. */
+int64_t negative_zeros(Dtype dtype, const void *values, size_t length);
+
+#endif

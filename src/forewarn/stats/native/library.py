@@ -1,0 +1,79 @@
+"""The library in C: where it is, whether it fits, and what its functions take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+INTERFACE_VERSION = 1
+"""The same number as in interface.h: a library built from other sources is not used."""
+
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    1: (MemoryError, "no memory is left for the table of what is to be read"),
+    2: (ValueError, "this processor has no code path of that number"),
+    3: (IndexError, "a place to sample lies outside of its tensor"),
+}
+"""By the numbers in interface.h."""
+
+_REBUILD = "install forewarn again (pip install --force-reinstall forewarn, or pip install -e . in its sources)"
+
+_Int, _Long, _Address = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_TENSORS: list[Any] = [_Long, _Address, _Address, _Address]
+
+
+def available() -> bool:
+    """Whether the library was built and can be used here."""
+    return isinstance(_loaded(), ctypes.CDLL)
+
+
+def why_not() -> str:
+    """Why the library cannot be used; empty if it can."""
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else ""
+
+
+@functools.cache
+def paths() -> tuple[str, ...]:
+    """The code paths that this processor has, best first: the same numbers, at different speeds."""
+    names: list[str] = []
+    while (name := library().forewarn_path_name(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+def library() -> ctypes.CDLL:
+    """The functions of interface.h; an error if they are not available."""
+    loaded = _loaded()
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    return loaded
+
+
+def check(status: int) -> None:
+    """Raise what a function of the library has reported."""
+    if status:
+        kind, sentence = _ERRORS[status]
+        raise kind(sentence)
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | str:
+    found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).parent / f"_library{suffix}").exists()]
+    if not found:
+        return f"the native statistics were not built (is there a C compiler?): {_REBUILD}"
+    try:
+        loaded = ctypes.CDLL(str(found[0]))
+        version = loaded.forewarn_interface_version()
+    except (OSError, AttributeError) as error:
+        return f"the native statistics in {found[0]} cannot be loaded ({error}): {_REBUILD}"
+    if version != INTERFACE_VERSION:
+        return f"the native statistics in {found[0]} are of another version of forewarn: {_REBUILD}"
+    loaded.forewarn_path_name.argtypes = [_Int]
+    loaded.forewarn_path_name.restype = ctypes.c_char_p
+    loaded.forewarn_measure.argtypes = [*_TENSORS, _Long, _Int, _Int, _Address, _Address, _Address]
+    loaded.forewarn_gather.argtypes = [*_TENSORS, _Address, _Address, _Address]
+    loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Address]
+    return loaded

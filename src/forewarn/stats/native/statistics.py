@@ -1,0 +1,46 @@
+"""Rows and histograms of many tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.stats.engine import COLUMNS, NUM_BINS
+from forewarn.stats.native.library import check, library, paths
+from forewarn.stats.native.tensors import Described
+
+Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64] | None]
+
+
+def measure(
+    tensors: Sequence[Tensor], histogram_every: int = 0, threads: int | None = None, path: str | None = None
+) -> Measured:
+    """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
+
+    With `histogram_every` of 1 the histograms [n × 2 × bins] count all values by sign and by the power of two of their
+    magnitude, with k those of every k-th block of 4096, the first one always; the last array says how many elements of
+    each tensor are in these blocks. `threads` is torch's own number unless given, `path` the best of `paths()`.
+    """
+    if histogram_every < 0:
+        raise ValueError(f"histogram_every is {histogram_every}; it is 0 for none, 1 for all, k for every k-th block")
+    described = Described.of(tensors)
+    num = len(tensors)
+    rows = np.empty((num, len(COLUMNS)))
+    histograms = np.empty((num, 2, NUM_BINS), np.int64) if histogram_every else None
+    covered = np.empty(num, np.int64) if histogram_every else None
+    check(
+        library().forewarn_measure(
+            *described.arguments,
+            histogram_every,
+            torch.get_num_threads() if threads is None else threads,
+            0 if path is None else paths().index(path),
+            rows.ctypes.data,
+            None if histograms is None else histograms.ctypes.data,
+            None if covered is None else covered.ctypes.data,
+        )
+    )
+    return rows, histograms, covered

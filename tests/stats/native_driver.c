@@ -1,0 +1,216 @@
+/* Exercises every entry point of the native library on memory of exactly the right size, for the sanitizers to watch.
+ *
+ * Every code path and number of threads must give the same bits; counts must add up. Prints "ok" and returns 0. */
+
+#include "interface.h"
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BINS = 2 * NUM_BINS, COLUMNS = 7 };
+
+static const int64_t lengths[] = {0,   1,   2,    15,   16,   17,   31,    32,    33,     63,
+                                  255, 257, 4095, 4096, 4097, 8193, 12288, 16385, 262144, 262145};
+enum { NUM_LENGTHS = sizeof lengths / sizeof lengths[0], LARGE = 5000 };
+
+static void expect(int condition, const char *what)
+{
+    if (!condition) {
+        fprintf(stderr, "not as expected: %s\n", what);
+        exit(1);
+    }
+}
+
+static void *allocate(size_t size)
+{
+    void *memory = malloc(size); /* not one byte more: beyond is poisoned */
+    expect(memory != NULL || size == 0, "enough memory");
+    return memory;
+}
+
+static uint64_t random_bits(void)
+{
+    static uint64_t state = 88172645463325252u; /* xorshift64, as published by Marsaglia */
+    state ^= state << 13;
+    state ^= state >> 7;
+    return state ^= state << 17;
+}
+
+/* Tensors of every length and kind, from an address that is aligned, or only to an element, or not at all. */
+typedef struct {
+    int64_t num_tensors;
+    void **allocated;
+    const void **data;
+    int64_t *lengths;
+    uint8_t *dtypes;
+} Tensors;
+
+/* Values of about one, or, in `wild` tensors, any bits: denormal, huge, infinite, NaN. Some are zeros of either sign. */
+static void fill(unsigned char *bytes, int64_t length, Dtype dtype, int wild)
+{
+    static const uint64_t one[] = {[FLOAT32] = 0x3F800000, [FLOAT64] = 0x3FF0000000000000, [FLOAT16] = 0x3C00,
+                                   [BFLOAT16] = 0x3F80};
+    static const uint64_t mantissa[] = {[FLOAT32] = 0x7FFFFF, [FLOAT64] = 0xFFFFFFFFFFFFF, [FLOAT16] = 0x3FF,
+                                        [BFLOAT16] = 0x7F};
+    size_t size = element_size(dtype);
+    for (int64_t i = 0; i < length; i++) {
+        uint64_t random = random_bits(), bits = random;
+        if (!wild) {
+            bits = (random & mantissa[dtype]) | one[dtype];
+        }
+        if (random % 11 == 0) {
+            bits = random % 2 ? UINT64_C(1) << (8 * size - 1) : 0;
+        }
+        memcpy(bytes + (size_t)i * size, &bits, size); /* the lower bytes: this test is for little-endian machines */
+    }
+}
+
+static Tensors make_tensors(int wild)
+{
+    Tensors made = {0};
+    size_t n = 3 * NUM_LENGTHS * NUM_DTYPES, at = 0; /* at most */
+    made.allocated = allocate(n * sizeof *made.allocated);
+    made.data = allocate(n * sizeof *made.data);
+    made.lengths = allocate(n * sizeof *made.lengths);
+    made.dtypes = allocate(n * sizeof *made.dtypes);
+    for (int dtype = 0; dtype < NUM_DTYPES; dtype++) {
+        size_t size = element_size((Dtype)dtype), shifts[] = {0, size, 1};
+        for (int i = 0; i < NUM_LENGTHS; i++) {
+            for (int k = lengths[i] < LARGE ? 0 : 2; k < 3; k++, at++) {
+                unsigned char *memory = allocate(shifts[k] + (size_t)lengths[i] * size);
+                fill(memory + shifts[k], lengths[i], (Dtype)dtype, wild);
+                made.allocated[at] = memory;
+                made.data[at] = memory + shifts[k];
+                made.lengths[at] = lengths[i];
+                made.dtypes[at] = (uint8_t)dtype;
+            }
+        }
+    }
+    made.num_tensors = (int64_t)at;
+    return made;
+}
+
+static void free_tensors(Tensors *tensors)
+{
+    for (int64_t i = 0; i < tensors->num_tensors; i++) {
+        free(tensors->allocated[i]);
+    }
+    free(tensors->allocated);
+    free(tensors->data);
+    free(tensors->lengths);
+    free(tensors->dtypes);
+}
+
+static void check_counts(const Tensors *tensors, const double *rows, const int64_t *histograms, const int64_t *covered)
+{
+    for (int64_t i = 0; i < tensors->num_tensors; i++) {
+        int64_t counted = 0;
+        for (int bin = 0; bin < BINS; bin++) {
+            expect(histograms[i * BINS + bin] >= 0, "no negative count");
+            counted += histograms[i * BINS + bin];
+        }
+        expect((int64_t)rows[i * COLUMNS] == tensors->lengths[i], "every element is counted");
+        expect(covered[i] == tensors->lengths[i], "every element is covered");
+        expect(counted + (int64_t)(rows[i * COLUMNS + 5] + rows[i * COLUMNS + 6]) == covered[i], "counts add up");
+    }
+}
+
+static void check_measure(const Tensors *tensors)
+{
+    size_t n = (size_t)tensors->num_tensors;
+    size_t row_bytes = n * COLUMNS * sizeof(double), histogram_bytes = n * BINS * sizeof(int64_t);
+    double *rows = allocate(row_bytes), *first_rows = allocate(row_bytes);
+    int64_t *histograms = allocate(histogram_bytes), *first_histograms = allocate(histogram_bytes);
+    int64_t *covered = allocate(n * sizeof *covered);
+    for (int every = 0; every <= 3; every += every ? 2 : 1) {
+        int is_first = 1;
+        for (int path = 0; forewarn_path_name(path); path++) {
+            for (int threads = 1; threads <= 3; threads += 2) {
+                double *into = is_first ? first_rows : rows;
+                int64_t *counts = every == 0 ? NULL : is_first ? first_histograms : histograms;
+                int status = forewarn_measure(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes,
+                                              every, threads, path, into, counts, every ? covered : NULL);
+                expect(status == DONE, "measured");
+                expect(is_first || memcmp(rows, first_rows, row_bytes) == 0, "the same rows");
+                expect(is_first || !every || memcmp(histograms, first_histograms, histogram_bytes) == 0,
+                       "the same histograms");
+                is_first = 0;
+            }
+        }
+        if (every == 1) {
+            check_counts(tensors, first_rows, first_histograms, covered);
+        }
+    }
+    expect(forewarn_measure(0, NULL, NULL, NULL, 0, 2, 0, NULL, NULL, NULL) == DONE, "nothing is measured");
+    expect(forewarn_measure(0, NULL, NULL, NULL, 0, 1, 99, NULL, NULL, NULL) == NO_SUCH_PATH, "no such path");
+    expect(forewarn_measure(0, NULL, NULL, NULL, 0, 1, -1, NULL, NULL, NULL) == NO_SUCH_PATH, "no such path");
+    free(rows);
+    free(first_rows);
+    free(histograms);
+    free(first_histograms);
+    free(covered);
+}
+
+static void check_sampling(const Tensors *tensors)
+{
+    size_t n = (size_t)tensors->num_tensors, sample_bytes = 0;
+    int64_t *offsets = allocate((n + 1) * sizeof *offsets);
+    offsets[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        int64_t num_places = tensors->lengths[i] < 1000 ? tensors->lengths[i] : 1000;
+        offsets[i + 1] = offsets[i] + num_places;
+        sample_bytes += (size_t)num_places * element_size((Dtype)tensors->dtypes[i]);
+    }
+    int32_t *places = allocate((size_t)offsets[n] * sizeof *places);
+    for (size_t i = 0; i < n; i++) {
+        for (int64_t at = offsets[i]; at < offsets[i + 1]; at++) {
+            places[at] = (int32_t)(random_bits() % (uint64_t)tensors->lengths[i]);
+        }
+        if (tensors->lengths[i]) {
+            places[offsets[i]] = (int32_t)tensors->lengths[i] - 1;
+        }
+    }
+    unsigned char *sample = allocate(sample_bytes);
+    double *moved = allocate(n * 2 * sizeof *moved);
+    int status = forewarn_gather(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes, places, offsets,
+                                 sample);
+    expect(status == DONE, "gathered");
+    status = forewarn_gather_diff(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes, places,
+                                  offsets, sample, moved);
+    expect(status == DONE, "compared");
+    for (size_t i = 0; i < n; i++) {
+        expect(!(moved[2 * i] > 0), "nothing has moved");
+    }
+    int32_t outside[] = {-1, (int32_t)tensors->lengths[n - 1], INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        places[offsets[n] - 1] = outside[i];
+        status = forewarn_gather(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes, places, offsets,
+                                 sample);
+        expect(status == NO_SUCH_PLACE, "a place outside is not gathered");
+        status = forewarn_gather_diff(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes, places,
+                                      offsets, sample, moved);
+        expect(status == NO_SUCH_PLACE, "a place outside is not compared");
+    }
+    free(offsets);
+    free(places);
+    free(sample);
+    free(moved);
+}
+
+int main(void)
+{
+    expect(forewarn_interface_version() == INTERFACE_VERSION, "the version of these sources");
+    for (int wild = 0; wild < 2; wild++) {
+        Tensors tensors = make_tensors(wild);
+        check_measure(&tensors);
+        check_sampling(&tensors);
+        free_tensors(&tensors);
+    }
+    for (int path = 0; forewarn_path_name(path); path++) {
+        printf("%s ", forewarn_path_name(path));
+    }
+    printf("ok\n");
+    return 0;
+}
