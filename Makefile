@@ -28,7 +28,7 @@ test: $(INSTALLED)  ## the test suite: under ten minutes on two cores
 test-slow: $(INSTALLED)  ## runs over many seeds
 	$(BIN)/pytest -n 2 -m slow
 
-$(TRITON)/.installed: pyproject.toml constraints.txt
+$(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(PYTHON) -m venv $(TRITON)
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton

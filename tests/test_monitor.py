@@ -1,3 +1,4 @@
+import gc
 import io
 import math
 import os
@@ -390,3 +391,91 @@ def test_alerts_have_the_fields_that_people_read(small, watch):
         "non-finite-loss", "", Severity.CRITICAL, State.FIRING, 0,
     )  # fmt: skip
     assert alert.remedies
+
+
+def test_a_monitor_that_nobody_holds_takes_its_hooks_with_it(small, tmp_path):
+    model, optimizer = small
+    monitor = forewarn.watch(model, optimizer, tmp_path / "r", views=[])
+    monitor.step(1.0)
+    del monitor
+    gc.collect()
+    assert not model._forward_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_failure_of_the_monitor_itself_becomes_one_alert(small, watch, caplog, monkeypatch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    update, calls = monitor._ledger.update, []
+
+    def explode_twice(*args):
+        calls.append(1)
+        if len(calls) < 3:
+            raise MemoryError("no room")
+        return update(*args)
+
+    monkeypatch.setattr(monitor._ledger, "update", explode_twice)
+    train(model, optimizer, monitor, 5)
+    assert ("X101", "monitor") in {alert.identity for alert in monitor.alerts}
+    assert caplog.text.count("the monitor itself failed") == 1
+
+
+@pytest.mark.parametrize("name", ["loss_ema", "lr"])
+def test_names_of_the_monitors_own_series_are_refused(small, watch, name):
+    monitor = watch(*small)
+    with pytest.raises(ValueError, match="recorded by the monitor itself"):
+        monitor.step(1.0, **{name: 0.5})
+    with pytest.raises(ValueError, match="recorded by the monitor itself"):
+        monitor.log("gradient/norm", 1.0)
+
+
+def test_a_logged_tensor_is_read_as_it_was(small, watch):
+    monitor = watch(*small)
+    value = torch.tensor(0.75)
+    monitor.log("eval/accuracy", value)
+    value.zero_()
+    monitor.step(1.0)
+    assert last(monitor, "eval/accuracy") == 0.75
+
+
+def test_two_default_directories_within_a_second_are_two(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monitors = [forewarn.watch(*small, views=[]) for _ in range(3)]
+    for monitor in monitors:
+        monitor.close()
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_an_optimizer_behind_a_wrapper_is_found(small, watch):
+    model, optimizer = small
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.optimizer = inner
+
+        def step(self, closure=None):
+            self.optimizer.step(closure)
+
+        def zero_grad(self, set_to_none=True):
+            self.optimizer.zero_grad(set_to_none)
+
+    wrapper = Wrapper(optimizer)
+    monitor = watch(model, wrapper)
+    loss = model(torch.ones(1, 4)).sum()
+    loss.backward()
+    wrapper.step()
+    monitor.step(loss)
+    assert last(monitor, "update/optimizer_steps") == 1
+
+
+def test_state_of_a_model_with_other_parameters_is_taken_by_name(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    train(model, optimizer, monitor, 5)
+    state = monitor.state_dict()
+    larger = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2), nn.Linear(2, 2))
+    other = torch.optim.SGD(larger.parameters(), lr=0.1)
+    twin = watch(larger, other)
+    twin.load_state_dict(state)
+    train(larger, other, twin, 3)
+    assert "X101" not in {alert.code for alert in twin.alerts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -69,17 +70,22 @@ def watch(
     roster = Roster(model, optimizers)
     _check_parameters(roster, model)
     facts = _facts(model, roster, settings, predicate)
-    path = Path(run) if run is not None else Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
-    first = _is_first_process()
+    first = _is_first_process(policy)
+    stopwatch = Stopwatch()
+    probes = _probes(roster, settings, scaler, stopwatch)
+    loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch)
     writer = None
     if first:
         resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
-        writer = RunWriter(path, facts=facts, config=settings.to_dict(), resume_at=resume_at)
-    stopwatch = Stopwatch()
-    probes = _probes(roster, settings, scaler, stopwatch)
+        try:
+            writer = RunWriter(path, facts=facts, config=settings.to_dict(), resume_at=resume_at)
+        except BaseException:
+            loop.close()
+            raise
     monitor = Monitor(
-        loop=Loop(model, optimizers, list(probes.values()), stopwatch),
+        loop=loop,
         probes=probes,
         stopwatch=stopwatch,
         schedule=Escalation(predicate, settings.escalation_steps),
@@ -99,15 +105,23 @@ def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scale
     """The optimizers as a tuple; anything that is not what `watch` takes is an error here, before training starts."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else optimizer
-    if not isinstance(optimizers, list | tuple) or not optimizers:
+    optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+    if not optimizers:
         raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
+    optimizers = [_unwrapped_optimizer(each) for each in optimizers]
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it holds {each!r}")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
     return tuple(optimizers)
+
+
+def _unwrapped_optimizer(optimizer: Any) -> Any:
+    """The optimizer that steps, behind wrappers that pass themselves off as one."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _check_parameters(roster: Roster, model: nn.Module) -> None:
@@ -166,10 +180,11 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
     """The numeric settings of an optimizer group; a pair such as betas becomes beta1 and beta2."""
     found: dict[str, float] = {}
     for name, value in group.items():
-        if name == "betas":
-            found |= {f"beta{at}": float(beta) for at, beta in enumerate(value, start=1)}
-        elif isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool):
-            found[name] = float(value)
+        several = enumerate(value, start=1) if name == "betas" and isinstance(value, list | tuple) else ()
+        for key, one in [(name, value), *((f"beta{at}", each) for at, each in several)]:
+            number = isinstance(one, int | float) and not isinstance(one, bool)
+            if number or (isinstance(one, torch.Tensor) and one.numel() == 1):
+                found[key] = float(one)
     return found
 
 
@@ -185,7 +200,21 @@ def _recall(monitor: Monitor, earlier: Run) -> None:
     monitor.recall(earlier.steps(max(0, earlier.last_step + 1 - reach)), last_ema)
 
 
-def _is_first_process() -> bool:
-    """Whether this process records and shows the run: the only one, or rank 0 of several."""
+def _new_directory() -> Path:
+    """A directory under `runs/` that nobody else has, named by the time."""
+    wanted = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    names = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2)))
+    return next(path for path in names if not path.exists())
+
+
+def _is_first_process(policy: Policy) -> bool:
+    """Whether this process measures, records and shows the run: the only one, or rank 0 of several."""
     distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    if policy.allow and distributed.get_world_size() > 1:
+        raise ValueError(
+            "policy 'stop' works in a single process only: the ranks of a distributed run would stop at different "
+            "steps and wait for each other; use policy='observe' and look at monitor.alerts on rank 0"
+        )
+    return distributed.get_rank() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -78,6 +79,7 @@ class Monitor:
         self._closed = False
         self._told: set[str] = set()
         self._loop.measured = schedule.measured(0)
+        weakref.finalize(self, loop.close)  # a monitor that nobody holds any more must not go on measuring
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -106,13 +108,15 @@ class Monitor:
                 now = _Step(self.at, time.time(), self._loop.collect())
                 self._transfer.send(now, [tensor for _, pending in now.collected for tensor in pending.tensors])
                 outcome = self._conclude(self._transfer.receive())
+                self._loop.measured = self._schedule.measured(self.at + 1)
             except _WrongArgument as error:
                 raise error.cause from None
-            except Exception:
-                _log.exception("the monitor failed at step %d; training goes on", self.at)
+            except Exception as error:
+                self._loop.report("monitor itself", "monitor", error)
+                self._told.clear()  # what this step had to tell may have been lost with it
                 outcome = Outcome()
-            self.at += 1
-            self._loop.measured = self._schedule.measured(self.at)
+            finally:
+                self.at += 1
             return outcome
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
@@ -122,12 +126,17 @@ class Monitor:
         assert isinstance(gradients, GradientProbe)
         return gradients.clip(max_norm, error_if_nonfinite)
 
-    def log(self, name: str, value: Tensor | float, scope: str = "") -> None:
-        """Record a value of your own for the step under way, under a name such as `eval/accuracy`."""
+    def log(self, name: str, value: Tensor | float, scope: str = "", *, completed: bool = False) -> None:
+        """Record a value of your own under a name such as `eval/accuracy`.
+
+        It belongs to the step under way, or with `completed=True` to the one that ended last.
+        """
         self._check_open()
         user = self._probes["user"]
         assert isinstance(user, UserProbe)
         user.log(name, value, scope)
+        if completed:
+            self._keep_what_was_logged()
 
     def close(self, reason: str = "completed") -> None:
         """Take all hooks back, judge what is still under way and write the end of the run. May be called twice."""
@@ -138,7 +147,7 @@ class Monitor:
         with self._stopwatch:
             try:
                 self._conclude(self._transfer.receive(wait=True))
-                self._keep_what_was_logged_last()
+                self._keep_what_was_logged()
             except Exception:
                 _log.exception("the monitor failed while closing")
         for view in self._views:
@@ -165,7 +174,7 @@ class Monitor:
             "failed_rules": sorted(self._judge.failed),
             "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
         }
-        portable: dict[str, Any] = _to_tensors(state)
+        portable: dict[str, Any] = to_tensors(state)
         return portable
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -180,7 +189,7 @@ class Monitor:
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 probe.load_state_dict(state["probes"][name])
-        if self._writer is not None:
+        if self._writer is not None and self._writer.failure is None:
             self._writer.close("rewound")
             self._writer = RunWriter(
                 self._writer.path, facts=self.facts, config=self.config.to_dict(), resume_at=self.at
@@ -276,14 +285,13 @@ class Monitor:
             self._loop.failures[name] = f"{type(error).__name__}: {error}"
             self._views = [other for other in self._views if other is not view]
 
-    def _keep_what_was_logged_last(self) -> None:
-        """Values logged after the last step belong to it."""
+    def _keep_what_was_logged(self) -> None:
+        """Take what was logged since the last step into that step."""
         user = self._probes["user"]
         pending = user.collect(False)
-        if pending is None:
-            return
-        self._transfer.send(_Step(max(0, self.at - 1), time.time(), [(user, pending)]), pending.tensors)
-        self._conclude(self._transfer.receive(wait=True))
+        if pending is not None:
+            self._transfer.send(_Step(max(0, self.at - 1), time.time(), [(user, pending)]), pending.tensors)
+            self._conclude(self._transfer.receive(wait=self._closed))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -302,12 +310,12 @@ def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading]:
     return list(pending.decode(arrays))
 
 
-def _to_tensors(tree: Any) -> Any:
+def to_tensors(tree: Any) -> Any:
     """The same tree with numpy arrays as tensors, so that `torch.load(weights_only=True)` reads it back."""
     if isinstance(tree, dict):
-        return {name: _to_tensors(value) for name, value in tree.items()}
+        return {name: to_tensors(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_to_tensors(value) for value in tree]
+        return [to_tensors(value) for value in tree]
     if isinstance(tree, np.ndarray):
         return torch.from_numpy(tree.copy())
     return tree.item() if isinstance(tree, np.generic) else tree

@@ -214,3 +214,128 @@ def test_a_scheduler_that_steps_before_the_monitor_does_not_change_the_lr_read(s
 )
 def test_a_loss_scale_is_told_from_clipping(ratio, scaled):
     assert is_loss_scale(ratio) is scaled
+
+
+def test_what_one_optimizer_used_is_not_overwritten_by_the_backward_pass_of_another(watch):
+    """The order of a GAN: the discriminator steps before the generator's loss flows through it."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"g": nn.Linear(3, 3), "d": nn.Linear(3, 1)})
+    model.forward = lambda x, fake: model["d"](model["g"](x) if fake else x)
+    opt_d = torch.optim.SGD(model["d"].parameters(), lr=0.01)
+    opt_g = torch.optim.SGD(model["g"].parameters(), lr=0.01)
+    monitor = watch(model, [opt_d, opt_g])
+    for _ in range(5):
+        opt_d.zero_grad()
+        (model(torch.ones(4, 3), False).mean() - model(torch.ones(4, 3), True).mean()).square().backward()
+        norm_d = torch.stack([each.grad.norm() for each in model["d"].parameters()]).norm().item()
+        opt_d.step()
+        opt_g.zero_grad()
+        (100 * model(torch.ones(4, 3), True).square().mean()).backward()
+        norm_g = torch.stack([each.grad.norm() for each in model["g"].parameters()]).norm().item()
+        opt_g.step()
+        monitor.step(1.0)
+        assert last(monitor, "gradient/global_norm") == pytest.approx(math.hypot(norm_d, norm_g), rel=1e-5)
+        assert last(monitor, "gradient/residual_norm") == 0
+    assert "G109" not in {alert.code for alert in monitor.alerts}
+
+
+def test_a_gradient_penalty_does_not_disturb_the_norm(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    for _ in range(4):
+        x = torch.ones(2, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        loss = model(x).square().mean() + slope.square().mean()
+        loss.backward()
+        norm = true_norm(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        torch.autograd.grad(model(torch.ones(1, 4, requires_grad=True)).sum(), model[0].weight)
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+        assert last(monitor, "gradient/global_norm") == pytest.approx(norm, rel=1e-5)
+    assert "G109" not in {alert.code for alert in monitor.alerts}
+
+
+def test_a_head_that_is_replaced_is_clipped_and_measured(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    monitor.step(backward(model))
+    model[2] = nn.Linear(8, 3)
+    optimizer.zero_grad()
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": list(model.parameters())})
+    loss = backward(model, 100.0)
+    monitor.clip_grad_norm_(0.01)
+    assert true_norm(model) == pytest.approx(0.01, rel=1e-3)
+    norm = model[2].weight.grad.norm().item()
+    optimizer.step()
+    monitor.step(loss)
+    assert last(monitor, "gradient/norm", "2.weight") == pytest.approx(norm, rel=1e-5)
+    assert last(monitor, "update/ratio", "2.weight") > 0
+    assert "X101" not in {alert.code for alert in monitor.alerts}
+
+
+def test_parameters_of_two_precisions_have_one_norm(watch):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double())
+    model.forward = lambda x: model[1](model[0](x).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+    loss = model(torch.ones(1, 3)).sum()
+    loss.backward()
+    norm = true_norm(model)
+    optimizer.step()
+    monitor.step(loss)
+    assert last(monitor, "gradient/global_norm") == pytest.approx(norm, rel=1e-6)
+
+
+def test_a_model_that_passes_a_parameter_on_gathers_no_hooks(watch):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self):
+            return self.weight
+
+    model = Table()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+    for _ in range(5):
+        loss = model().square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    assert not model.weight._backward_hooks
+
+
+def test_an_output_that_can_not_be_looked_at_is_left_alone(watch):
+    class Strange(dict):
+        def values(self):
+            raise RuntimeError("not now")
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return Strange(out=super().forward(x))
+
+    model = Model(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+    for _ in range(2):
+        loss = model(torch.ones(1, 2))["out"].sum()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+    assert ("X101", "backward") in {alert.identity for alert in monitor.alerts}
+    assert last(monitor, "train/loss") == pytest.approx(loss.item())
+
+
+def test_compiling_a_watched_model_into_one_graph_still_works(watch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch(model, optimizer)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.ones(1, 4)
+    torch.testing.assert_close(compiled(x), model(x))

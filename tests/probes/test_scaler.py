@@ -104,3 +104,13 @@ def test_an_optimizer_that_nobody_steps_is_not_taken_for_a_skip(watch):
         monitor.step(loss)
     assert last(monitor, "update/skipped") == 0
     assert "U105" in {alert.code for alert in monitor.alerts}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_on_the_very_first_step_is_a_skip_as_well(watch, fused):
+    model, optimizer, scaler = make(fused)
+    monitor = watch(model, optimizer, scaler=scaler, policy="stop")
+    one_step(model, optimizer, scaler, monitor, poison=True)
+    assert last(monitor, "update/skipped") == 1
+    assert not monitor.should_stop
+    assert not [alert for alert in monitor.alerts if alert.code != "X103"]

@@ -156,6 +156,22 @@ def test_weights_changed_by_the_loop_after_the_step_are_part_of_the_update(small
     assert last(monitor, "update/ratio", "0.weight") > 0.4
 
 
+def test_an_optimizer_that_steps_less_often_freezes_nothing(watch):
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
+    often = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    seldom = torch.optim.SGD(model[1].parameters(), lr=0.01)
+    monitor = watch(model, [often, seldom])
+    for step in range(20):
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        often.step()
+        if step % 5 == 0:
+            seldom.step()
+        model.zero_grad()
+        monitor.step(loss)
+    assert "U101" not in {alert.code for alert in monitor.alerts}
+
+
 class TestWeightUpdateMonitor:
     def run(self, model, optimizer, monitor, step=True):
         model(torch.linspace(-1, 1, 8).view(2, 4)).square().mean().backward()

@@ -349,3 +349,71 @@ def test_results_lie_under_the_name_of_the_model(tmp_path):
     trainer.train(loader)
     assert sorted(path.name for path in (tmp_path / "small").iterdir()) == ["model.json", "run", "snapshots"]
     assert json.loads((tmp_path / "small" / "model.json").read_text())["0.weight"] == [16, 8]
+
+
+def test_a_run_cut_inside_an_epoch_by_max_steps_goes_on_inside_it(tmp_path):
+    whole, first, second = Losses(), Losses(), Losses()
+    trainer, loader = mlp_trainer(tmp_path, "whole", [whole], epochs=3)
+    trainer.train(loader)
+    started, loader = mlp_trainer(tmp_path, "parts", [first], epochs=3, max_steps=13)
+    started.train(loader)
+    resumed, loader = mlp_trainer(tmp_path, "parts", [second], epochs=3)
+    resumed.train(loader, resume=True)
+    assert first.losses + second.losses == whole.losses
+
+
+def test_a_loader_with_a_generator_of_its_own_goes_on_bit_for_bit(tmp_path):
+    def loader():
+        samples, labels = classification(120, 8, 3)
+        return DataLoader(
+            TensorDataset(samples, labels), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3)
+        )
+
+    whole, first, second = Losses(), Losses(interrupt_at=13), Losses()
+    trainer, _ = mlp_trainer(tmp_path, "whole", [whole], epochs=4)
+    trainer.train(loader())
+    started, _ = mlp_trainer(tmp_path, "parts", [first], epochs=4)
+    started.train(loader())
+    resumed, _ = mlp_trainer(tmp_path, "parts", [second], epochs=4)
+    resumed.train(loader(), resume=True)
+    assert first.losses + second.losses == whole.losses
+
+
+def test_resume_without_a_snapshot_keeps_the_earlier_run_and_begins_anew(tmp_path):
+    trainer, loader = mlp_trainer(tmp_path, max_steps=5, snapshot_per_epoch=False)
+    trainer.train(loader)
+    again, loader = mlp_trainer(tmp_path, max_steps=3)
+    again.train(loader, resume=True)
+    assert again.step == 3
+    with forewarn.open_run(tmp_path / "mlp" / "run-1") as run:
+        assert run.last_step == 4
+
+
+def test_numbers_of_numpy_do_not_make_a_snapshot_unreadable(tmp_path):
+    trainer, loader = mlp_trainer(tmp_path, max_steps=2, lr=np.float64(0.01))
+    trainer.train(loader)
+    assert trainer.snapshots.newest()["step"] == 2
+
+
+def test_a_scheduler_that_waits_for_the_validation_loss_gets_it(tmp_path):
+    trainer, loader = mlp_trainer(tmp_path, epochs=4)
+    trainer.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer, patience=0, factor=0.5)
+    trainer.validate = lambda data: 1.0
+    trainer.train(loader, loader)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * 0.5**3)
+
+
+def test_the_same_trainer_goes_on_after_ctrl_c(tmp_path):
+    trainer, loader = mlp_trainer(tmp_path, callbacks=[Losses(interrupt_at=3)], epochs=2)
+    trainer.train(loader)
+    assert trainer.step == 3
+    trainer.train(loader, resume=True)
+    assert trainer.step == 16
+
+
+def test_the_state_of_a_callback_that_is_left_out_is_left_out(tmp_path):
+    trainer, loader = mlp_trainer(tmp_path, callbacks=[EarlyStopping(), Losses()], epochs=1)
+    trainer.train(loader, loader)
+    again, loader = mlp_trainer(tmp_path, callbacks=[Losses()], epochs=2)
+    again.train(loader, loader, resume=True)
+    assert again.epoch == 2

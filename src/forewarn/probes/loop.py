@@ -67,7 +67,7 @@ class Loop:
     def report(self, what: str, name: str, error: Exception) -> None:
         """Keep a failure for the alert that will tell of it; the log has its traceback, once."""
         if name not in self.failures:
-            _log.error("the %s failed and is switched off; training goes on", what, exc_info=error)
+            _log.error("the %s failed; training goes on without it", what, exc_info=error)
             self.failures[name] = f"{type(error).__name__}: {error}"
 
     def _tell(self, event: str, *args: Any) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from forewarn.monitor import to_tensors
+
 _log = logging.getLogger("forewarn")
 
 _NAME = re.compile(r"step-(\d{8})\.pt")
@@ -31,14 +33,15 @@ class Snapshots:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb") as file:
-                torch.save(state, file)
+                torch.save(to_tensors(state), file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
         except (OSError, RuntimeError) as error:  # torch wraps what the disk says into a RuntimeError
             _log.error("the snapshot of step %d could not be saved (%s); training goes on", step, error)
-            partial.unlink(missing_ok=True)
             return None
+        finally:
+            partial.unlink(missing_ok=True)
         for old in self.all()[: -self._keep]:
             old.unlink(missing_ok=True)
         return target

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import logging
 import math
 import signal
 import threading
@@ -17,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forewarn.attach import watch
 from forewarn.monitor import Monitor
 from forewarn.schedule import Schedule
 from forewarn.trainer.callbacks import Callback, CallbackError
 from forewarn.trainer.config import TrainerConfig
+from forewarn.trainer.results import ResultDirectory
 from forewarn.trainer.snapshots import Snapshots, random_state, restore_random_state
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 from forewarn.views.progress import ProgressView
-
-_log = logging.getLogger("forewarn")
 
 Batch = tuple[Tensor, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -64,7 +62,7 @@ class Trainer:
         self.criterion = criterion
         self.callbacks = list(callbacks)
         self.scheduler = scheduler
-        """Steps once per optimizer step; any torch scheduler."""
+        """Steps once per optimizer step; a `ReduceLROnPlateau` after each epoch, by the validation loss."""
         self.views = views
         """What shows the run; None: a progress line and the alerts."""
         self.monitor: Monitor | None = None
@@ -83,6 +81,7 @@ class Trainer:
         self.snapshots = Snapshots(self.config.directory / "snapshots", self.config.keep_last_n_snapshots)
         self._steps_in_epoch = 0
         self._epoch_random: dict[str, Any] = {}
+        self._epoch_generators: list[Tensor] = []
 
     def stop(self, reason: str) -> None:
         """End training after the step under way."""
@@ -90,9 +89,14 @@ class Trainer:
 
     def train(self, data: Iterable[Batch], validation: Iterable[Batch] | None = None, *, resume: bool = False) -> None:
         """Train until the epochs or steps are done, a callback or the monitor asks to stop, or Ctrl-C is pressed."""
-        self._claim_directory(resume)
+        results = ResultDirectory(self.config.directory, self.model)
+        results.check(resume)
+        self.interrupted, self.stop_reason = False, None
         restored = self.snapshots.newest() if resume else None
+        if resume and restored is None:
+            results.put_run_aside()
         self.monitor = self._watch(data, resume=restored is not None)
+        results.claim()
         reason = "completed"
         try:
             with self.monitor, _interruptible(self):
@@ -115,11 +119,13 @@ class Trainer:
         training = self.model.training
         self.model.eval()
         total, count = 0.0, 0
-        for inputs, targets in data:
-            with self._autocast():
-                loss = self.criterion(self.model(self._put(inputs)), self._put(targets))
-            total, count = total + float(loss) * len(inputs), count + len(inputs)
-        self.model.train(training)
+        try:
+            for inputs, targets in data:
+                with self._autocast():
+                    loss = self.criterion(self.model(self._put(inputs)), self._put(targets))
+                total, count = total + float(loss) * len(inputs), count + len(inputs)
+        finally:
+            self.model.train(training)
         return total / count if count else math.nan
 
     def save_snapshot(self, data: Iterable[Batch] | None = None) -> None:
@@ -135,9 +141,11 @@ class Trainer:
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "random": random_state(),
             "epoch_random": self._epoch_random,
+            "epoch_generators": self._epoch_generators,
             "data": getattr(data, "state_dict", lambda: None)(),
+            "generators": [generator.get_state() for generator in _generators(data)],
             "monitor": self.monitor.state_dict(),
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
         self.snapshots.save(self.step, state)
 
@@ -146,25 +154,31 @@ class Trainer:
         while self.epoch < self.config.epochs and not self._done():
             if self._steps_in_epoch == 0:
                 self._call("on_epoch_begin")
+            whole = True
             for batches in self._groups(data):
                 self._train_step(batches)
                 every = self.config.snapshot_interval
                 if every is not None and self.step % every == 0:
                     self.save_snapshot(data)
                 if self._done():
+                    whole = self._steps_in_epoch == self._steps_per_epoch(data)
                     break
             if self.interrupted:
                 return
-            self._end_epoch(data, validation)
+            self._end_epoch(data, validation, whole)
 
-    def _end_epoch(self, data: Iterable[Batch], validation: Iterable[Batch] | None) -> None:
+    def _end_epoch(self, data: Iterable[Batch], validation: Iterable[Batch] | None, whole: bool) -> None:
+        """Validate and save; an epoch that was cut short is not counted, and a resume goes on inside it."""
         assert self.monitor is not None
-        self.epoch += 1
-        self._steps_in_epoch = 0
+        if whole:
+            self.epoch += 1
+            self._steps_in_epoch = 0
         if validation is not None:
             self.validation_loss = self.validate(validation)
-            self.monitor.log("eval/loss", self.validation_loss)
+            self.monitor.log("eval/loss", self.validation_loss, completed=True)
             self._call("on_validation_end")
+        if whole and isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(self.validation_loss)
         self._call("on_epoch_end")
         if self.config.snapshot_per_epoch:
             self.save_snapshot(data)
@@ -203,7 +217,7 @@ class Trainer:
             self.scaler.update()
         else:
             self.optimizer.step()
-        if self.scheduler is not None:
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         self.optimizer.zero_grad()
 
@@ -215,6 +229,7 @@ class Trainer:
             batches = self._replayed(data, done * size)
         else:
             self._epoch_random = random_state()
+            self._epoch_generators = [generator.get_state() for generator in _generators(data)]
             batches = iter(data)
         limit = self.config.steps_per_epoch
         for _ in range(done, limit) if limit is not None else itertools.count():
@@ -226,17 +241,24 @@ class Trainer:
     def _replayed(self, data: Iterable[Batch], count: int) -> Iterator[Batch]:
         """Data that can not say where it is: begun again as the epoch began, and read up to the same place."""
         now = random_state()
+        generators = [generator.get_state() for generator in _generators(data)]
+        iter(data)  # workers that persist draw a seed when they start, and none when an epoch does
         restore_random_state(self._epoch_random)
+        for generator, began in zip(_generators(data), self._epoch_generators, strict=False):
+            generator.set_state(began)
         batches = iter(data)
         for _ in itertools.islice(batches, count):
             pass
         restore_random_state(now)
+        for generator, state in zip(_generators(data), generators, strict=True):
+            generator.set_state(state)
         return batches
 
     def _restore(self, state: dict[str, Any], data: Iterable[Batch]) -> None:
         assert self.monitor is not None
         self.step, self.epoch = state["step"], state["epoch"]
-        self._steps_in_epoch, self._epoch_random = state["steps_in_epoch"], state["epoch_random"]
+        self._steps_in_epoch = state["steps_in_epoch"]
+        self._epoch_random, self._epoch_generators = state["epoch_random"], state["epoch_generators"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None and state["scheduler"] is not None:
@@ -246,9 +268,20 @@ class Trainer:
         if hasattr(data, "load_state_dict") and state["data"] is not None:
             data.load_state_dict(state["data"])
         self.monitor.load_state_dict(state["monitor"])
-        for callback, saved in zip(self.callbacks, state["callbacks"], strict=False):
-            callback.load_state_dict(saved)
+        for name, callback in self._named_callbacks():
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
+        for generator, saved in zip(_generators(data), state["generators"], strict=False):
+            generator.set_state(saved)
         restore_random_state(state["random"])
+
+    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+        """Callbacks by class, and by number among those of one class: the names of what is saved of them."""
+        counts: dict[str, int] = {}
+        for callback in self.callbacks:
+            kind = type(callback).__name__
+            counts[kind] = counts.get(kind, 0) + 1
+            yield f"{kind}-{counts[kind]}", callback
 
     def _watch(self, data: Iterable[Batch], *, resume: bool) -> Monitor:
         config = self.config
@@ -292,12 +325,14 @@ class Trainer:
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:
         """How many steps training will take, where that is known."""
-        config = self.config
-        per_epoch = config.steps_per_epoch
-        if per_epoch is None and isinstance(data, Sized):
-            per_epoch = math.ceil(len(data) / config.accumulation_steps)
-        planned = None if per_epoch is None else per_epoch * config.epochs
-        return min((each for each in (planned, config.max_steps) if each is not None), default=None)
+        per_epoch = self._steps_per_epoch(data)
+        planned = None if per_epoch is None else per_epoch * self.config.epochs
+        return min((each for each in (planned, self.config.max_steps) if each is not None), default=None)
+
+    def _steps_per_epoch(self, data: Iterable[Batch]) -> int | None:
+        if self.config.steps_per_epoch is None and isinstance(data, Sized):
+            return math.ceil(len(data) / self.config.accumulation_steps)
+        return self.config.steps_per_epoch
 
     def _done(self) -> bool:
         steps = self.config.max_steps
@@ -325,24 +360,12 @@ class Trainer:
     def _put(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.config.device, non_blocking=True)
 
-    def _claim_directory(self, resume: bool) -> None:
-        """Refuse a directory that holds the results of another model, or of a run that is not to be resumed."""
-        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
-        path = self.config.directory / "model.json"
-        if path.exists():
-            if json.loads(path.read_text()) != shapes:
-                raise ValueError(
-                    f"{self.config.directory} holds the results of a different model; name another result_dir "
-                    "or model_name"
-                )
-            if not resume:
-                raise FileExistsError(
-                    f"{self.config.directory} already holds a run; go on with it by resume (--resume), or name another "
-                    "result_dir or model_name"
-                )
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(shapes))
+
+def _generators(data: Any) -> list[torch.Generator]:
+    """The random generators that a DataLoader and its sampler may have of their own."""
+    places = (data, getattr(data, "sampler", None), getattr(getattr(data, "batch_sampler", None), "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,52 @@
+"""The directory that holds the results of one model."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+from pathlib import Path
+
+from torch import nn
+
+_log = logging.getLogger("forewarn")
+
+
+class ResultDirectory:
+    """Knows whose results a directory holds by the shapes of the model, kept in `model.json`."""
+
+    def __init__(self, path: Path, model: nn.Module) -> None:
+        self.path = path
+        self._shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+
+    def check(self, resume: bool) -> None:
+        """Refuse a directory that holds the results of another model, or of a run that is not to be resumed."""
+        file = self.path / "model.json"
+        if not file.exists():
+            return
+        if json.loads(file.read_text()) != self._shapes:
+            raise ValueError(
+                f"{self.path} holds the results of a different model; name another result_dir or model_name"
+            )
+        if not resume:
+            raise FileExistsError(
+                f"{self.path} already holds a run; go on with it by resume (--resume), or name another result_dir or "
+                "model_name"
+            )
+
+    def claim(self) -> None:
+        """Say whose results these are; a directory that cannot be written is the monitor's to tell of."""
+        file = self.path / "model.json"
+        with contextlib.suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file.with_suffix(".partial").write_text(json.dumps(self._shapes))
+            file.with_suffix(".partial").replace(file)
+
+    def put_run_aside(self) -> None:
+        """Keep a run that left no snapshot to go on from under another name, so that one can begin anew."""
+        run = self.path / "run"
+        if run.exists():
+            aside = next(path for number in itertools.count(1) if not (path := run.with_name(f"run-{number}")).exists())
+            run.rename(aside)
+            _log.warning("there is no snapshot to resume from; the earlier run is kept in %s", aside)

@@ -1,0 +1,88 @@
+"""Several processes: the first one measures and records, and what it reads is true."""
+
+import math
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import forewarn
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def train(rank: int, port: int, folder: str, clip: bool, view: bool) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), gradient_as_bucket_view=view
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="single process only"):
+        forewarn.watch(model, optimizer, f"{folder}/stop", policy="stop")
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    norms = []
+    for step in range(4):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        loss = model(torch.randn(8, 4, generator=generator)).square().mean()
+        loss.backward()
+        norms.append(math.sqrt(sum(each.grad.double().square().sum().item() for each in model.parameters())))
+        if clip:
+            monitor.clip_grad_norm_(10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    monitor.close()
+    if rank == 0:
+        with forewarn.open_run(f"{folder}/run") as run:
+            assert run.series("gradient/global_norm").values.tolist() == pytest.approx(norms, rel=1e-5)
+            assert run.scopes("gradient/norm") == ("0.weight", "0.bias", "2.weight", "2.bias")
+    else:
+        assert monitor.history.names() == []
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("clip", "view"), [(False, False), (False, True), (True, False)])
+def test_under_ddp_the_norm_is_that_of_the_averaged_gradients(tmp_path, clip, view):
+    multiprocessing.spawn(train, (free_port(), str(tmp_path), clip, view), nprocs=2)
+
+
+def train_sharded(rank: int, port: int, folder: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    twin = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    twin.load_state_dict(model.state_dict())
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    x = torch.ones(2, 4)
+    twin(x).square().mean().backward()
+    true = math.sqrt(sum(each.grad.double().square().sum().item() for each in twin.parameters()))
+    loss = model(x).square().mean()
+    loss.backward()
+    monitor.clip_grad_norm_(10.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    monitor.step(loss)
+    monitor.close()
+    if rank == 0:
+        assert not monitor.alerts, monitor.alerts
+        assert monitor.history.series("gradient/global_norm").last == pytest.approx(true, rel=1e-5)
+        assert monitor.history.series("update/ratio", "0.weight").last > 0
+    dist.destroy_process_group()
+
+
+def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
+    multiprocessing.spawn(train_sharded, (free_port(), str(tmp_path)), nprocs=2)
