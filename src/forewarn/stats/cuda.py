@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forewarn.stats.engine import COLUMNS, LOWEST_EXPONENT, NUM_BINS
+from forewarn.stats.memory import is_dense
 
 BLOCK = 4096
 """Values in a row that a sampled histogram takes or leaves; the first ones it takes."""
@@ -83,7 +84,7 @@ def supports(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not hasattr(tensor, "__tensor_flatten__")  # a wrapper, such as a DTensor, has no memory of its own
         and not tensor.is_neg()  # its memory holds the opposite of its values
-        and (tensor.is_contiguous() or _is_dense(tensor))
+        and is_dense(tensor)
         and not _without_triton()
         and _is_recent(tensor.get_device())
     )
@@ -172,16 +173,6 @@ def _on_device(plan: _Plan, tensors: Sequence[Tensor], device: torch.device) -> 
     filled[: len(tensors)] = [tensor.data_ptr() for tensor in tensors]
     filled[len(tensors) :] = plan.table
     return host.to(device, non_blocking=True)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order: transposed and channels-last tensors do."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
 
 
 @cache

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forewarn.stats import native
 from forewarn.stats.engine import Numbers
+from forewarn.stats.memory import is_dense
 from forewarn.stats.portable import dense_values, num_elements, wide
 
 EPSILON = 1e-12
@@ -179,16 +180,6 @@ def _flat(tensor: Tensor) -> Tensor:
     values = dense_values(tensor)
     if values.is_contiguous():
         return values.view(-1)
-    if _is_dense(values):
+    if is_dense(values):
         return values.as_strided((values.numel(),), (1,))
     return values.reshape(-1)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order: transposed and channels-last tensors do."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
+from forewarn.stats.memory import is_dense
+
 _KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """The numbers of `Dtype` in kernels.h."""
 _SIZES = np.array([4, 8, 2, 2], np.int64)
@@ -28,18 +30,6 @@ def supports(tensor: Tensor) -> bool:
         return (tensor.data_ptr() != 0 or tensor.numel() == 0) and not tensor.is_neg() and is_dense(tensor)
     except RuntimeError:
         return False
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order: transposed and channels-last tensors do."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
 
 
 class _Owners(dict[type[Tensor], bool]):
