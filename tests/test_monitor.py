@@ -314,8 +314,9 @@ def test_a_wrong_loss_is_refused_at_the_first_step_and_left_out_later(small, wat
     monitor = watch(model, optimizer)
     with pytest.raises(ValueError, match=r"pass its mean\(\)"):
         monitor.step(torch.ones(3))
-    with pytest.raises(TypeError, match="must be a number"):
-        monitor.step("low")
+    for words in ("low", "0.3"):
+        with pytest.raises(TypeError, match="must be a number"):
+            monitor.step(words)
     train(model, optimizer, monitor, 2)
     monitor.step(torch.ones(3))
     assert len(monitor.history.series("train/loss")) == 2
@@ -479,3 +480,14 @@ def test_state_of_a_model_with_other_parameters_is_taken_by_name(small, watch):
     twin.load_state_dict(state)
     train(larger, other, twin, 3)
     assert "X101" not in {alert.code for alert in twin.alerts}
+
+
+def test_the_run_of_a_different_model_is_not_resumed(small, watch, tmp_path):
+    model, optimizer = small
+    monitor = watch(model, optimizer, run=tmp_path / "r")
+    train(model, optimizer, monitor, 2)
+    monitor.close()
+    other = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="a run of a different model"):
+        forewarn.watch(other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "r", resume=True)
+    assert not other._forward_hooks

@@ -53,8 +53,9 @@ def test_the_lr_is_raised_and_where_it_is_zero_set_to_what_the_run_began_with():
 
 @pytest.mark.parametrize(
     ("groups", "hyperparameters", "steps"),
-    [((), {}, 2000), (({"beta2": 0.95},), {}, 40), ((), {"steps": 1000}, 100), (({"beta2": 0.95},), {"steps": 1e6}, 40),
-     (({"beta2": 1.0},), {}, 20000), ((), {"steps": True}, 2000), ((), {"steps": 3}, 1)],
+    [((), {}, 2000), (({"beta2": 0.95},), {}, 40), ((), {"total_steps": 1000}, 100),
+     (({"beta2": 0.95},), {"total_steps": 1e6}, 40),
+     (({"beta2": 1.0},), {}, 20000), ((), {"total_steps": True}, 2000), ((), {"total_steps": 3}, 1)],
 )  # fmt: skip
 def test_the_warm_up_is_two_over_one_minus_beta2_and_no_tenth_of_the_run(groups, hyperparameters, steps):
     remedy = remedies.warm_up()(finding(), history(lr=1e-3), Facts(groups=groups, hyperparameters=hyperparameters))

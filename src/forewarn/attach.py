@@ -72,6 +72,8 @@ def watch(
     facts = _facts(model, roster, settings, predicate)
     path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
+    if earlier is not None:
+        _check_same_model(earlier, facts)
     first = _is_first_process(policy)
     stopwatch = Stopwatch()
     probes = _probes(roster, settings, scaler, stopwatch)
@@ -186,6 +188,17 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
             if number or (isinstance(one, torch.Tensor) and one.numel() == 1):
                 found[key] = float(one)
     return found
+
+
+def _check_same_model(earlier: Run, facts: Facts) -> None:
+    """Refuse to go on with the run of a model that has hardly a parameter in common with this one."""
+    before, now = earlier.facts.parameters, facts.parameters
+    shared = [name for name in now if name in before and before[name].shape == now[name].shape]
+    if before and 2 * len(shared) < len(now):
+        raise ValueError(
+            f"{earlier.path} holds a run of a different model ({earlier.facts.model}, {len(shared)} of {len(now)} "
+            "parameters agree); name another path with run="
+        )
 
 
 def _recall(monitor: Monitor, earlier: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -97,6 +98,8 @@ def _even_over_depth(run: Run) -> Check:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.median(first[-checks:] / last[-checks:]))
     even = 1 / DEPTH_FACTOR <= ratio <= DEPTH_FACTOR
+    if not math.isfinite(ratio):
+        return Check(name, "unknown", "the first or the last block has no gradient")
     return _verdict(name, even, f"first block {in_words(ratio)} × the last, range 0.01 to 100")
 
 

@@ -78,7 +78,7 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
 
     def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
         steps = round(2 / max(1 - _beta2(facts, _USUAL_BETA2), 1e-4))
-        total = facts.hyperparameters.get("steps")
+        total = facts.hyperparameters.get("total_steps")
         if isinstance(total, int | float) and not isinstance(total, bool) and total > 0:
             steps = max(1, min(steps, round(_WARM_UP_SHARE * total)))
         return Remedy("warm_up", {"steps": steps, "to": current_lr(history)}, why)

@@ -162,3 +162,10 @@ def test_an_output_that_knows_only_ascii_gets_an_answer(lost: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 2
     assert "loss-spike (L102)" in ended.stdout
+
+
+def test_a_run_that_learns_nothing_is_not_called_healthy(forewarn: Call, tmp_path: Path) -> None:
+    said = forewarn("check", write_run(tmp_path / "run", [2.3] * 200))
+    assert said.code == 0
+    assert "no warning fires, but not all is well: not loss falling" in said.out
+    assert "healthy:" not in said.out

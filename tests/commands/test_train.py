@@ -70,6 +70,12 @@ def test_an_existing_run_a_different_model_and_a_missing_text_are_one_sentence_e
     assert "width" in run("--width", 17, "--result-dir", tmp_path / "y", expect=3)
 
 
+def test_a_device_that_is_not_there_is_one_sentence(tmp_path):
+    text = run("--device", "cuda", "--result-dir", tmp_path, expect=3)
+    assert "the device 'cuda' can not be used here" in text
+    assert not (tmp_path / "lm").exists()
+
+
 def test_wikitext_without_its_package_ends_with_one_clear_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     text = run("--dataset", "wikitext", "--result-dir", tmp_path, expect=3)

@@ -339,3 +339,16 @@ def test_compiling_a_watched_model_into_one_graph_still_works(watch):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.ones(1, 4)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_the_old_gradient_of_a_layer_that_was_frozen_is_not_a_forgotten_zero_grad(small, watch):
+    model, optimizer = small
+    backward(model)
+    model[0].requires_grad_(False)
+    monitor = watch(model, optimizer)
+    for _ in range(5):
+        model[2].zero_grad()
+        loss = backward(model)
+        optimizer.step()
+        monitor.step(loss)
+        assert last(monitor, "gradient/residual_norm") == 0

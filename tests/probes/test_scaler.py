@@ -114,3 +114,22 @@ def test_an_overflow_on_the_very_first_step_is_a_skip_as_well(watch, fused):
     assert last(monitor, "update/skipped") == 1
     assert not monitor.should_stop
     assert not [alert for alert in monitor.alerts if alert.code != "X103"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_nobody_declared_is_found_even_where_torch_clips(watch, fused):
+    model, optimizer, scaler = make(fused)
+    monitor = watch(model, optimizer)
+    for _ in range(3):
+        _, total = true_norms(model, torch.linspace(-1, 1, 12).view(3, 4))
+        loss = model(torch.linspace(-1, 1, 12).view(3, 4)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.013)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        monitor.step(loss)
+        assert last(monitor, "gradient/global_norm") == pytest.approx(total, rel=1e-4)
+        assert last(monitor, "train/loss_scale") == SCALE
+    assert not monitor.alerts

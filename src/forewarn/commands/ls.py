@@ -41,7 +41,7 @@ def command(runs: Path) -> None:
     if not found:
         raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
     table = quiet_table()
-    table.add_column("run", style="bold", overflow="fold")
+    table.add_column("run", style="bold", no_wrap=True)
     table.add_column("model")
     table.add_column("steps", justify="right")
     table.add_column("last loss", justify="right")

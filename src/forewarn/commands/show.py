@@ -139,7 +139,7 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[Ren
     if not rows:
         return [Text(f"none of {len(cells)} layers matches --scope")]
     table = quiet_table()
-    table.add_column("layer", overflow="fold")
+    table.add_column("layer", no_wrap=True)
     for block in ordered:
         table.add_column(COLUMNS.get(block.name, short(block.name)), justify="left" if _is_cause(block) else "right")
     for scope, row in rows.items():

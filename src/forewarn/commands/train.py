@@ -163,6 +163,10 @@ def lm(**settings: Any) -> None:
     except ModuleNotFoundError as error:
         raise Failure("forewarn train needs torch: pip install 'forewarn[torch]'") from error
     given = _Settings(settings)
+    try:
+        torch.empty(1, device=given.device)
+    except (RuntimeError, AssertionError) as error:
+        raise Failure(f"the device {given.device!r} can not be used here: {str(error).splitlines()[0]}") from error
     torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
     try:

@@ -38,6 +38,10 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
+OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
+"""Of two that contradict each other the more important one stands."""
+
+
 def as_text(run: Run, diagnosis: Diagnosis) -> RenderableType:
     """Verdict, alerts with their symptoms folded under them, what to do, the checklist, what to type next."""
     parts: list[RenderableType] = [heading(run), _summary(diagnosis), Text()]
@@ -83,6 +87,9 @@ def _summary(diagnosis: Diagnosis) -> Text:
     over = [alert for alert in diagnosis.alerts if alert.state is State.RESOLVED]
     counts = [f"{counted(group)} {word}" for group, word in ((firing, "firing"), (over, "resolved")) if group]
     words = f": {'; '.join(counts) or 'no alerts'}"
+    crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != "no alerts"]
+    if diagnosis.exit_code == 0 and crossed:
+        return Text.assemble(("no warning fires, but not all is well", "yellow"), f": not {', not '.join(crossed)}")
     return Text.assemble((diagnosis.verdict, VERDICT_STYLES[diagnosis.exit_code]), words)
 
 
@@ -120,7 +127,8 @@ def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
     ranked: dict[str, Remedy] = {}
     for group in groups:
         for remedy in group.worst.remedies:
-            ranked.setdefault(remedy.action, remedy)
+            if OPPOSITES.get(remedy.action) not in ranked:
+                ranked.setdefault(remedy.action, remedy)
     table = Table.grid(padding=(0, 2, 0, 0))
     for rank, remedy in enumerate(list(ranked.values())[:MOST_REMEDIES], 1):
         table.add_row(f"  {rank}.", Text(literal(str(remedy)), style="bold"), Text(literal(remedy.why)))

@@ -15,12 +15,15 @@ from torch.optim import Optimizer
 from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
-from forewarn.probes.stepping import SteppingProbe, present_scale
+from forewarn.probes.stepping import SteppingProbe, calling_scaler, present_scale
 from forewarn.probes.weights import in_order
 from forewarn.stats import COLUMNS, Measurement, Numbers, measure, summarize
 from forewarn.stats.portable import dense_values
 from forewarn.stats.summary import rescale
 from forewarn.types import Reason
+
+_UPDATES_SEARCHED = 3
+"""Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
 
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
@@ -66,6 +69,7 @@ class GradientProbe(Probe):
         """Per optimizer: the least that was left in its gradients when a backward pass of this step began."""
         self._looks_scaled = False
         self._was_unavailable = False
+        self._updates = 0
         self.norms = np.full(len(roster.names), np.nan)
         """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
 
@@ -86,7 +90,8 @@ class GradientProbe(Probe):
         self._seen_before = [] if self._clipped_last_step else self._identities()
         if measured:
             for at in range(self._roster.num_optimizers):
-                left = _global_norm([each.grad for each in self._held(at) if each.grad is not None])
+                held = [each for each in self._held(at) if each.requires_grad]  # what is frozen keeps an old gradient
+                left = _global_norm([each.grad for each in held if each.grad is not None])
                 left = torch.zeros(()) if left is None else left
                 known = self._residual.get(at)
                 self._residual[at] = left if known is None else torch.minimum(known, left)
@@ -104,6 +109,9 @@ class GradientProbe(Probe):
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
             self._roster.refresh()
+        if self._scaler is None and self._updates < _UPDATES_SEARCHED:
+            self._find_scaler()
+        self._updates += 1
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
             self._commit(at, scale if self._scaler is None else None)
@@ -115,6 +123,14 @@ class GradientProbe(Probe):
             self._commit(at, None)
             if measured:
                 self._measure(at, None)
+
+    def _find_scaler(self) -> None:
+        """Take up a gradient scaler that nobody declared but that is stepping the optimizer at this moment."""
+        scaler = calling_scaler()
+        if scaler is not None:
+            self._scaler = scaler
+            self._stepping.watch_scaler(scaler)
+            self._latest = {one: norm / scaler._scale.to(norm.device) for one, norm in self._latest.items()}
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""

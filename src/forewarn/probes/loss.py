@@ -79,6 +79,8 @@ def as_scalar(name: str, value: Any) -> Numbers:
             raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}")
         return value.detach().reshape(())
     try:
+        if isinstance(value, str):
+            raise TypeError
         return np.array(float(value))
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+
+_FRAMES_SEARCHED = 24
+"""Calls between a scaler's `step` and our hook, wrappers of the optimizer's `step` included."""
 
 _RESTING_STEPS = 100
 """For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
@@ -69,6 +74,10 @@ class SteppingProbe(Probe):
 
         return Pending(tensors, decode)
 
+    def watch_scaler(self, scaler: Any) -> None:
+        """Take up a scaler that was found on the way."""
+        self._scaler, self._last_scale = scaler, float("nan")
+
     def _scale(self) -> Tensor | None:
         scale = getattr(self._scaler, "_scale", None)
         return scale.detach().clone().reshape(()) if isinstance(scale, Tensor) else None
@@ -87,6 +96,19 @@ class SteppingProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._last_scale = float(state["last_scale"])
+
+
+def calling_scaler() -> Any:
+    """The torch GradScaler in whose `step` the optimizer is stepping now; None if there is none."""
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES_SEARCHED):
+        frame = frame.f_back if frame is not None else None
+        if frame is None:
+            return None
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, torch.amp.GradScaler) and isinstance(getattr(candidate, "_scale", None), Tensor):
+            return candidate
+    return None
 
 
 def present_scale(scaler: Any, optimizer: Optimizer | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forewarn.remedies import advise
-from forewarn.rules.registry import found, rule
+from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.series import Panel, Series
 from forewarn.types import Finding, Reason, Severity
 
@@ -29,7 +29,7 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
     quiet: monitor/probe_failed{weights} 0
     """
     for at in np.flatnonzero((failed.values > 0).any(axis=0)):  # it is said once, and stays true
-        yield found(Severity.WARNING, 1.0, 0.0, failed.scopes[at])
+        yield found(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
 
 
 @rule(
@@ -51,7 +51,7 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
     quiet: monitor/rule_failed{loss-spike} 0
     """
     for at in np.flatnonzero(failed.last > 0):
-        yield found(Severity.WARNING, 1.0, 0.0, failed.scopes[at])
+        yield found(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
 
 
 @rule(
@@ -76,7 +76,8 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
     for at in np.flatnonzero(np.isfinite(reasons.last) & ~np.isin(reasons.last, passing)):
         reason = int(reasons.last[at])
         known = reason in Reason._value2member_map_
-        yield found(Severity.INFO, reason, 0.0, reasons.scopes[at], reason=str(Reason(reason)) if known else "unknown")
+        words = str(Reason(reason)) if known else "unknown"
+        yield found(Severity.INFO, reason, NO_BOUND, reasons.scopes[at], reason=words)
 
 
 @rule(
@@ -97,4 +98,4 @@ def store_failed(failed: Series) -> Finding | None:
     fires: 1
     quiet: 0
     """
-    return found(Severity.WARNING, 1.0, 0.0) if failed.last > 0 else None
+    return found(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None

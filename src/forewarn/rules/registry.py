@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from forewarn.types import Block, Facts, Finding, Severity
 _log = logging.getLogger("forewarn")
 
 RULE_FAILED = "X102"
+
+NO_BOUND = math.nan
+"""The bound of a finding that compares nothing: its value is a flag or a code, and no view shows the two."""
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
 
@@ -189,5 +193,5 @@ class Judge:
             except Exception:
                 _log.exception("the rule %s %s failed and is switched off", code, each.name)
                 self.failed.add(code)
-                findings.append(Finding(RULE_FAILED, each.name, step, Severity.WARNING, 1.0, 0.0))
+                findings.append(Finding(RULE_FAILED, each.name, step, Severity.WARNING, 1.0, NO_BOUND))
         return Judgement(step, judged, tuple(findings))

@@ -21,7 +21,7 @@ from forewarn.remedies import (
     warm_up,
 )
 from forewarn.rules.learning_rate import declared_peak, last_jump, newest_jump, planned_growth, rates
-from forewarn.rules.registry import found, rule
+from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.rules.tensors import is_matrix, matrices
 from forewarn.series import Floats, Panel, Series, nanmedian
 from forewarn.types import Facts, Finding, FrozenCause, Severity
@@ -84,7 +84,7 @@ def frozen_weight(causes: Panel, ratios: Panel, config: FrozenWeight) -> Iterato
 @rule(
     "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104", "W101", "W102"),
+    explains=("L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104"),
     remedies=(
         lower_lr(0.3, "an update of about a thousandth of the weights per step is what trains well"),
         warm_up(),
@@ -112,7 +112,7 @@ def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, fac
     now = max(ratios.at, whole.at)
     starting = now < config.start_steps
     if whole.at == now:
-        typical = _median_of_matrices(ratios, facts) if ratios.at == now else whole.last
+        typical = _median_of_matrices(ratios, facts, config.near_zero_ratio) if ratios.at == now else whole.last
         typical = whole.last if np.isnan(typical) else typical
         bound = max(config.median, config.start_ratio) if starting else config.median
         if typical >= bound:
@@ -126,9 +126,12 @@ def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, fac
             yield found(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
 
 
-def _median_of_matrices(ratios: Panel, facts: Facts) -> float:
-    """The median over tensors of two dimensions or more that moved: vectors that start at zero would raise it."""
-    moved = ratios.last[is_matrix(ratios.scopes, facts)]
+def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> float:
+    """The median over tensors of two dimensions or more that moved: what starts at zero would raise it."""
+    if not len(ratios):
+        return np.nan
+    from_zero = np.nan_to_num(ratios.values[0]) >= near_zero_ratio
+    moved = ratios.last[is_matrix(ratios.scopes, facts) & ~from_zero]
     moved = moved[np.isfinite(moved) & (moved > 0)]
     return float(np.median(moved)) if len(moved) else np.nan
 
@@ -179,8 +182,10 @@ def update_ratio_low(
 
 @rule(
     "U104", "update-ratio-jump", reads=("monitor/update_ratio_median", "train/lr", "update/ratio"),
-    when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=100,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104", "U102", "W101", "W102", "W103"),
+    when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
+    explains=(
+        "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
+    ),
     remedies=(
         restore_lr(),
         roll_back(),
@@ -320,7 +325,7 @@ def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
     quiet: update/frozen_cause{head.weight} 0 1 5
     """
     for at in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
-        yield found(Severity.WARNING, causes.last[at], 0.0, causes.scopes[at])
+        yield found(Severity.WARNING, causes.last[at], NO_BOUND, causes.scopes[at])
 
 
 def _trailing(flags: NDArray[np.bool_]) -> int:

@@ -49,4 +49,4 @@ class ResultDirectory:
         if run.exists():
             aside = next(path for number in itertools.count(1) if not (path := run.with_name(f"run-{number}")).exists())
             run.rename(aside)
-            _log.warning("there is no snapshot to resume from; the earlier run is kept in %s", aside)
+            _log.warning("the earlier run is kept in %s", aside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import signal
 import threading
@@ -27,6 +28,8 @@ from forewarn.trainer.snapshots import Snapshots, random_state, restore_random_s
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 from forewarn.views.progress import ProgressView
+
+_log = logging.getLogger("forewarn")
 
 Batch = tuple[Tensor, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -94,6 +97,7 @@ class Trainer:
         self.interrupted, self.stop_reason = False, None
         restored = self.snapshots.newest() if resume else None
         if resume and restored is None:
+            _log.warning("there is no snapshot in %s to resume from; training begins at the first step", results.path)
             results.put_run_aside()
         self.monitor = self._watch(data, resume=restored is not None)
         results.claim()

@@ -73,7 +73,7 @@ def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
 
 def numbers(finding: Finding, most: int | None = None) -> str:
     """The value, its bound and the evidence, or the first of it: `9.1 (bound 2.3), level 2.1, ratio 4.3`."""
-    shown = [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
+    shown = [] if math.isnan(finding.bound) else [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
     for name, value in list(finding.evidence.items())[:most]:
         shown.append(f"{literal(name).replace('_', ' ')} {literal(in_words(value))}")
     return ", ".join(shown)
