@@ -52,6 +52,7 @@ docs: $(INSTALLED)  ## write the pages that are generated from the code
 
 bench: $(INSTALLED)  ## measure what measuring, judging and recording cost on this machine
 	for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
+	$(BIN)/forewarn bench --contenders forewarn
 
 clean:  ## remove what was installed and built
 	rm -rf $(VENV) $(TRITON) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

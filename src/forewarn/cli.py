@@ -39,6 +39,9 @@ SECTIONS = {
         "explain": "forewarn explain loss-spike",
         "rules": "forewarn rules",
     },
+    "Measure the cost": {
+        "bench": "forewarn bench --contenders forewarn",
+    },
 }
 """Every command with an example, in the order in which a newcomer meets them."""
 
