@@ -4,12 +4,13 @@ The interface is `measure` (on the device) and `summarize` (on the host, after t
 holds sums, so rows of micro-batches or shards add up to the row of the whole.
 """
 
+from forewarn.stats.attention import AttentionSummary, attention_summary
 from forewarn.stats.dispatch import backend_of, measure
 from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers
 from forewarn.stats.sampling import UpdateSampler, sample_indices
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
-    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "UpdateSampler", "backend_of", "measure",
-    "sample_indices", "summarize",
+    "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "UpdateSampler",
+    "attention_summary", "backend_of", "measure", "sample_indices", "summarize",
 ]  # fmt: skip
