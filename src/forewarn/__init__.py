@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.config import Config
     from forewarn.monitor import Monitor
+    from forewarn.probes.module_monitor import (
+        ActivationDifferenceMetric,
+        ActivationMetric,
+        GradientMetric,
+        ModuleMonitor,
+        MonitorMixin,
+        ParameterDifferenceMetric,
+        ParameterMetric,
+        StorageManager,
+    )
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
@@ -22,6 +32,19 @@ _HOMES = {
     "watch": "attach",
     "Monitor": "monitor",
     "WeightUpdateMonitor": "probes.weight_update_monitor",
+    **dict.fromkeys(
+        (
+            "ActivationDifferenceMetric",
+            "ActivationMetric",
+            "GradientMetric",
+            "ModuleMonitor",
+            "MonitorMixin",
+            "ParameterDifferenceMetric",
+            "ParameterMetric",
+            "StorageManager",
+        ),
+        "probes.module_monitor",
+    ),  # fmt: skip
     "Config": "config",
     "Policy": "actions",
     "Schedule": "schedule",
@@ -33,20 +56,28 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActivationDifferenceMetric",
+    "ActivationMetric",
     "Alert",
     "Block",
     "Config",
     "Facts",
     "Finding",
     "FrozenCause",
+    "GradientMetric",
+    "ModuleMonitor",
     "Monitor",
+    "MonitorMixin",
     "Outcome",
+    "ParameterDifferenceMetric",
+    "ParameterMetric",
     "Policy",
     "Remedy",
     "Run",
     "Schedule",
     "Severity",
     "State",
+    "StorageManager",
     "WeightUpdateMonitor",
     "__version__",
     "open_run",
