@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         MonitorMixin,
         ParameterDifferenceMetric,
         ParameterMetric,
+        RefinedCoordinateCheck,
         StorageManager,
+        monitor_scaled_dot_product_attention,
     )
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
@@ -41,10 +43,12 @@ _HOMES = {
             "MonitorMixin",
             "ParameterDifferenceMetric",
             "ParameterMetric",
+            "RefinedCoordinateCheck",
             "StorageManager",
+            "monitor_scaled_dot_product_attention",
         ),
         "probes.module_monitor",
-    ),  # fmt: skip
+    ),
     "Config": "config",
     "Policy": "actions",
     "Schedule": "schedule",
@@ -72,6 +76,7 @@ __all__ = [
     "ParameterDifferenceMetric",
     "ParameterMetric",
     "Policy",
+    "RefinedCoordinateCheck",
     "Remedy",
     "Run",
     "Schedule",
@@ -80,6 +85,7 @@ __all__ = [
     "StorageManager",
     "WeightUpdateMonitor",
     "__version__",
+    "monitor_scaled_dot_product_attention",
     "open_run",
     "watch",
 ]

@@ -58,4 +58,5 @@ def monitor_scaled_dot_product_attention(
 def _mean(sums_and_rows: Tensor) -> Tensor:
     """The mean entropy of all micro-batches; 0 where no query saw a key."""
     entropy, rows = sums_and_rows.view(-1, 2).sum(0)
-    return entropy / rows.clamp(min=1)
+    mean: Tensor = entropy / rows.clamp(min=1)
+    return mean
