@@ -15,7 +15,7 @@ from forewarn.stats import QUANTITIES, summarize
 
 Reduce = Literal["l2", "mean", "sum", "max"]
 Aggregate = Callable[[Any], Any]
-"""From all values of a step (one flat tensor; scalars as a list) to a number, or to a mapping of suffixes to numbers."""
+"""From all values of a step (one flat tensor; scalars as a list) to a number or a mapping of suffixes to numbers."""
 
 BUILT_IN = (*QUANTITIES, "abs_max", "rms")
 """Metrics that the statistics engine computes for all tensors at once; `std` divides by n, as in all of forewarn."""
@@ -119,6 +119,10 @@ class Metrics:
     def switch_off(self, metric: Metric) -> None:
         self._off.add((metric.kind, metric.name))
         self._matching.clear()
+
+    def any(self, *kinds: str) -> bool:
+        """Whether there are metrics of these kinds."""
+        return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
     def of(self, kind: str, name: str) -> tuple[Metric, ...]:
         """The metrics of one kind that are asked of the module or parameter of this name, in the order of adding."""

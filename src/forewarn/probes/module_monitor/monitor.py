@@ -24,10 +24,11 @@ from forewarn.probes.module_monitor.metrics import (
     ParameterMetric,
     Reduce,
 )
-from forewarn.probes.module_monitor.mixin import MonitorMixin
+from forewarn.probes.module_monitor.ranks import Ranks
 from forewarn.probes.module_monitor.references import References
-from forewarn.probes.module_monitor.step_log import StepLog
+from forewarn.probes.module_monitor.step_log import Settled, StepLog
 from forewarn.probes.module_monitor.storage import StorageManager
+from forewarn.probes.module_monitor.subjects import Subjects
 
 Function = Callable[..., Tensor | float] | str | None
 """What a metric computes, or the name of a built-in one; None for the built-in one of the metric's own name."""
@@ -71,9 +72,7 @@ class ModuleMonitor:
         self.cpu_offload = cpu_offload
         self.storage = StorageManager(self.logger)
         self.current_step: int | None = None
-        self.modules: Modules | None = None
-        self.references: References | None = None
-        self._excluded = re.compile(excluded_modules_regex)
+        self._subjects = Subjects(self, re.compile(excluded_modules_regex))
         self._metrics = Metrics()
         self._evaluation = Evaluation(self._metrics, self.logger, strict)
         self._log = StepLog()
@@ -81,6 +80,9 @@ class ModuleMonitor:
         """Whether the step under way is a monitored one."""
         self._paused = 0
         """How many `no_monitor()` are open."""
+        self._heard = False
+        """Whether an activation of the module was seen in this step."""
+        self._silence_told = False
 
     # Metrics
 
@@ -128,54 +130,37 @@ class ModuleMonitor:
     def reference_module(self) -> nn.Module | None:
         return None if self.references is None else self.references.modules.model
 
+    @property
+    def modules(self) -> Modules | None:
+        return self._subjects.modules
+
+    @property
+    def references(self) -> References | None:
+        return self._subjects.references
+
     def set_module(self, module: nn.Module) -> None:
         """The model to monitor; only once, until `close()`."""
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"set_module takes a torch.nn.Module, not {module!r}")
-        if self.modules is not None:
-            raise ValueError("the module has already been set; call close() before setting another")
-        self.modules = Modules(module, self.format_module_name_fn, self.excluded)
-        self._introduce(self.modules, self, is_reference=False)
-        self._listen()
+        self._subjects.set_module(module)
+        self._subjects.listen(self._open)
 
     def set_reference_module(self, module: nn.Module | None) -> None:
         """The model to compare with, of the same structure; it takes the place of an earlier one, None only removes it.
 
         On a monitored step, run it on the same input before the monitored model, within `no_monitor()` or not.
         """
-        if self.modules is None:
-            raise ValueError("set the monitored module (set_module) before the reference module")
-        self.remove_reference_module()
-        if module is None:
-            return
-        modules = Modules(module, self.format_module_name_fn, self.excluded)
-        different = set(self.modules.names.values()) ^ set(modules.names.values())
-        if different:
-            raise ValueError(
-                "the reference module must have the same structure as the monitored module, but only one of them has "
-                + ", ".join(sorted(different)[:5])
-            )
-        self.references = References(modules, self.cpu_offload)
-        self._introduce(modules, self, is_reference=True)
-        self._listen()
+        self._subjects.set_reference(module)
+        self._subjects.listen(self._open)
 
     def has_reference_module(self) -> bool:
         return self.references is not None
 
     def remove_reference_module(self) -> None:
         """Take the reference's hooks back and release what was kept of it."""
-        if self.references is not None:
-            self._introduce(self.references.modules, None, is_reference=False)
-            self.references.stop_listening()
-            self.references = None
+        self._subjects.remove_reference()
 
     def close(self) -> None:
         """Take every hook back and release the models; what was logged stays readable. May be called twice."""
-        self.remove_reference_module()
-        if self.modules is not None:
-            self._introduce(self.modules, None, is_reference=False)
-            self.modules.stop_listening()
-            self.modules = None
+        self._subjects.close()
         self._open = False
         self._log = StepLog()
 
@@ -205,9 +190,10 @@ class ModuleMonitor:
         self._log = StepLog()
         self.current_step = step
         self._open = monitored
+        self._heard = False
         if monitored:
             self.storage.create_step_entry(step)
-        self._listen()
+        self._subjects.listen(self._open)
         return monitored
 
     def after_micro_batch(self) -> None:
@@ -217,11 +203,12 @@ class ModuleMonitor:
     def end_step(self) -> None:
         """Call when all of a step has been logged: brings its metrics to the host, in one transfer."""
         self._forget()
-        if self._open and self.current_step is not None:
-            self._record(self._log)
+        if self._open and self.module is not None:
+            self._tell_silence()
+            self._record(Ranks.of(self.module).reduced(self._log.settle(), self.logger))
         self._log = StepLog()
         self._open = False
-        self._listen()
+        self._subjects.listen(self._open)
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
@@ -262,12 +249,7 @@ class ModuleMonitor:
 
         With `force` it is logged on any step, and at once if the step is not monitored.
         """
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ValueError(f"log_scalar takes one number for {key!r}, not a tensor of shape {tuple(value.shape)}")
-            value = value.detach().clone()
-        elif not isinstance(value, Real):
-            raise ValueError(f"log_scalar takes a number for {key!r}, not {value!r}")
+        value = _number(key, value)
         if self._within_reference() or not (force or self.is_monitoring()):
             return
         if aggregation_fn is None:
@@ -275,7 +257,7 @@ class ModuleMonitor:
         else:
             self._log.scalar(key, value, aggregation_fn)
         if not self._open:
-            self._record(self._log)
+            self._record(self._log.settle())
 
     def log_scalars(self, monitor_dict: Mapping[str, Tensor | float], force: bool = False) -> None:
         """Several numbers at once."""
@@ -302,6 +284,7 @@ class ModuleMonitor:
             if is_reference:
                 self._keep(place, tensor)
                 continue
+            self._heard = True
             self._evaluation.activation(self._log, "activation", place, tensor)
             if self.references is not None and self._metrics.of("activation_difference", place):
                 reference = self.references.of(place, tensor.device)
@@ -335,39 +318,14 @@ class ModuleMonitor:
     # Names
 
     def excluded(self, name: str) -> bool:
-        return self._excluded.match(name) is not None
+        """Whether the activations of the module of this name are not monitored."""
+        return self._subjects.excluded(name)
 
     def name_of(self, module: str | nn.Module, is_reference: bool = False) -> tuple[str, bool]:
         """The name that a module is logged under, and whether it is the reference's; a name stays what it is."""
-        if isinstance(module, str):
-            return module, is_reference
-        if self.modules is not None and not is_reference and module in self.modules.names:
-            return self.modules.names[module], False
-        if self.references is not None and module in self.references.modules.names:
-            return self.references.modules.names[module], True
-        raise ValueError(f"this {type(module).__name__} is no part of the monitored module or its reference")
+        return (module, is_reference) if isinstance(module, str) else self._subjects.name_of(module, is_reference)
 
     # Inside
-
-    def _introduce(self, modules: Modules, monitor: ModuleMonitor | None, is_reference: bool) -> None:
-        for _, module in modules.heard:
-            if isinstance(module, MonitorMixin):
-                module.set_module_monitor(monitor, is_reference)
-
-    def _listen(self) -> None:
-        """Have hooks on the modules while a monitored step is under way, and none else."""
-        if self._open and self.modules is not None:
-            self.modules.listen(self._begins, lambda name, output: self.monitor_activations(name, output))
-            if self.references is not None:
-                self.references.listen(lambda name, output: self.monitor_activations(name, output, is_reference=True))
-        else:
-            for each in (self.modules, self.references):
-                if each is not None:
-                    each.stop_listening()
-
-    def _begins(self) -> None:
-        if self.references is not None:
-            self.references.restart()
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if self.references is not None and self._metrics.of("activation_difference", name):
@@ -380,8 +338,27 @@ class ModuleMonitor:
         if self.references is not None:
             self.references.forget()
 
-    def _record(self, log: StepLog) -> None:
-        settled = log.settle()
+    def _tell_silence(self) -> None:
+        """Hooks never fire inside compiled code: say so rather than log nothing."""
+        if not self._heard and not self._silence_told and self._metrics.any("activation", "activation_difference"):
+            self._silence_told = True
+            self.logger.warning(
+                "step %s: no forward of the monitored module was seen, so there are no activations. Modules inside "
+                "torch.compile can not be seen: on monitored steps call the model that was not compiled",
+                self.current_step,
+            )
+
+    def _record(self, settled: Settled) -> None:
         for key, error in settled.failures.items():
             self._evaluation.failed(key, error)
         self.storage.record(self.current_step or 0, settled.averages())
+
+
+def _number(key: str, value: Any) -> Tensor | float:
+    """A value as one number that nobody changes any more."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().clone()
+    if isinstance(value, Real):
+        return float(value)
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(f"log_scalar takes one number for {key!r}, not {what}")

@@ -72,7 +72,7 @@ class StorageManager:
         entries: Mapping[Any, Mapping[Any, float]] = self.condensed_log_dict() if condensed else self.log_dict
         with _h5py().File(filename, "w") as file:
             for entry, column in entries.items():
-                group = file.create_group(_escaped(str(entry)))
+                group = file.require_group(_escaped(str(entry)))
                 group.create_dataset("keys", data=list(column) if column else np.empty(0))
                 group.create_dataset("values", data=np.array(list(column.values()), np.float64))
 
