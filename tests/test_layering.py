@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
     "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
+    "compat": {"probes"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
