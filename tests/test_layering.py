@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "compat": {"probes"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
+    "coordinates": {"probes", "trainer"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""

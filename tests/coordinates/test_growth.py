@@ -40,9 +40,10 @@ def test_two_widths_are_too_few():
 @pytest.mark.parametrize(
     ("exponent", "error", "trend"),
     [(1.0, 0.05, "grows"), (0.26, 0.0, "grows"), (0.2, 0.1, "stays"), (-0.25, 0.1, "stays"), (-0.5, 0.1, "shrinks"),
-     (1.0, 0.2, "unclear"), (0.0, np.inf, "unclear"), (np.nan, 0.0, "unclear")],
+     (1.5, 0.2, "grows"), (0.3, 0.2, "unclear"), (0.1, 0.2, "unclear"), (0.0, np.inf, "unclear"),
+     (np.nan, 0.0, "unclear"), (1.0, np.nan, "unclear")],
 )  # fmt: skip
-def test_a_trend_is_half_way_to_the_next_half_and_needs_a_small_error(exponent, error, trend):
+def test_a_trend_is_half_way_to_the_next_half_and_needs_an_error_that_is_small_beside_it(exponent, error, trend):
     assert Growth(exponent, error).trend == trend
 
 

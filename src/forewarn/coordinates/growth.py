@@ -16,8 +16,8 @@ LEAST_WIDTHS = 3
 STAYS_WITHIN = 0.25
 """The largest exponent that counts as none: theory knows multiples of a half, and this is half-way to the first."""
 
-CLEAR_WITHIN = STAYS_WITHIN / 2
-"""The largest standard error of a clear verdict: twice as much would reach from one verdict into the next."""
+CLEAR = 2.0
+"""Standard errors: a change is clear if its exponent is as far from zero, staying if they fit into the bound."""
 
 
 class Term(StrEnum):
@@ -54,11 +54,12 @@ class Growth:
 
     @property
     def trend(self) -> Trend:
-        if not math.isfinite(self.exponent) or not self.error <= CLEAR_WITHIN:
-            return Trend.UNCLEAR
-        if abs(self.exponent) <= STAYS_WITHIN:
+        doubt = math.inf if math.isnan(self.error) else CLEAR * self.error
+        if abs(self.exponent) <= STAYS_WITHIN and doubt <= STAYS_WITHIN:
             return Trend.STAYS
-        return Trend.GROWS if self.exponent > 0 else Trend.SHRINKS
+        if abs(self.exponent) > max(STAYS_WITHIN, doubt):
+            return Trend.GROWS if self.exponent > 0 else Trend.SHRINKS
+        return Trend.UNCLEAR
 
     def __str__(self) -> str:
         return f"{self.exponent:+.2f} ± {self.error:.2f}".replace("-", "−")
