@@ -352,14 +352,30 @@ def test_with_the_reference_first_no_activation_of_the_model_is_kept_and_one_cop
     assert len(monitor.get_step_metrics()) == 8 * depth
 
 
-def test_after_close_no_hook_is_left():
+@pytest.mark.parametrize("end", ["check", "monitor", "reference"])
+def test_after_close_no_hook_is_left_and_nothing_is_kept(end):
     model, reference = mlp(), mlp()
     monitor = ModuleMonitor(lambda step: True)
     monitor.set_module(model)
     monitor.set_reference_module(reference)
     check = RefinedCoordinateCheck(monitor)
     monitor.begin_step(0)
-    check.close()
-    check.close()
-    monitor.close()
+    reference(torch.randn(2, 5))
+    if end == "check":
+        check.close()
+        monitor.end_step()
+    elif end == "monitor":
+        monitor.close()
+    else:
+        monitor.remove_reference_module()
+        monitor.end_step()
     assert not [each for side in (model, reference) for each in side.modules() if each._forward_hooks]
+    check.close()
+
+
+def test_a_pattern_that_matches_nothing_is_named():
+    monitor = ModuleMonitor(lambda step: True)
+    monitor.set_module(mlp())
+    monitor.set_reference_module(mlp())
+    with pytest.raises(ValueError, match="modules='layer' matches none"):
+        RefinedCoordinateCheck(monitor, modules="layer")

@@ -20,6 +20,7 @@ from torch.nn import functional
 from forewarn.probes.hooks import Hook
 from forewarn.probes.module_monitor.hooks import ROOT, Modules
 from forewarn.probes.module_monitor.monitor import ModuleMonitor
+from forewarn.probes.module_monitor.references import References
 
 
 def l2_norm(tensor: Tensor) -> Tensor:
@@ -65,12 +66,14 @@ class RefinedCoordinateCheck:
 
     def __init__(self, monitor: ModuleMonitor, modules: str = ".*") -> None:
         self._monitor = monitor
-        model, reference = self._models()
+        model, references = self._models()
         self._reference = monitor.reference_module
         wanted = re.compile(modules)
         self._names = [name for name, _ in model.heard if wanted.match(name) and name != ROOT]
         """Not the root: of it, difference metrics say the same."""
-        self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(reference.heard))
+        if not self._names:
+            raise ValueError(f"modules={modules!r} matches none of the monitored modules inside the model")
+        self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(references.modules.heard))
         self._waiting: dict[str, deque[tuple[bool, _Call]]] = defaultdict(deque)
         """Per module, the forwards of one side that the other has not made yet: whether the reference's, and which."""
         self._clone = _Clones(offload=monitor.cpu_offload)
@@ -83,6 +86,7 @@ class RefinedCoordinateCheck:
             for at, side in enumerate(self._sides)
             for name in self._names
         ]
+        references.companions.append(self.close)
 
     def refined_coordinate_check(self) -> None:
         """Log what was measured since the last call; nothing on a step that is not monitored.
@@ -96,7 +100,7 @@ class RefinedCoordinateCheck:
         if self._monitor.reference_module is not self._reference:
             raise ValueError("the monitor has another reference module by now: make a new RefinedCoordinateCheck")
         self._start_if_new_step()
-        if not self._found and self._names and not self._failed:
+        if not self._found and not self._failed.issuperset(self._names):
             sides = {is_reference for calls in self._waiting.values() for is_reference, _ in calls}
             absent = "reference" if sides == {False} else "monitored"
             raise ValueError(f"the {absent} module has made no forward in this step: run both on the same input first")
@@ -111,13 +115,13 @@ class RefinedCoordinateCheck:
         self._handles = []
         self._release()
 
-    def _models(self) -> tuple[Modules, Modules]:
-        """The modules of the monitor and those of its reference."""
+    def _models(self) -> tuple[Modules, References]:
+        """What the monitor knows of its module and of its reference."""
         if self._monitor.modules is None:
             raise ValueError("the monitor has no module: call monitor.set_module(model) first")
         if self._monitor.references is None:
             raise ValueError("the monitor has no reference module: call monitor.set_reference_module(reference) first")
-        return self._monitor.modules, self._monitor.references.modules
+        return self._monitor.modules, self._monitor.references
 
     def _listener(self, name: str, is_reference: bool) -> Callable[..., None]:
         def returned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

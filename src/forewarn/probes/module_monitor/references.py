@@ -24,6 +24,8 @@ class References:
         """Above 0, forwards of the reference do not count."""
         self.running = 0
         """Above 0, a forward of the reference is under way."""
+        self.companions: list[Callable[[], None]] = []
+        """What ends with the reference: called when it is removed."""
         self._cpu_offload = cpu_offload
         self._kept: dict[str, list[Tensor]] = {}
         self._compared: Counter[str] = Counter()
@@ -35,6 +37,12 @@ class References:
         self.modules.stop_listening()
         self.forget()
         self.running = 0
+
+    def close(self) -> None:
+        """The reference is removed."""
+        self.stop_listening()
+        for end in self.companions:
+            end()
 
     def keep(self, name: str, activation: Tensor) -> None:
         """A clone: what a module returned may be changed in place by the next."""

@@ -54,7 +54,7 @@ class Subjects:
     def remove_reference(self) -> None:
         if self.references is not None:
             _introduce(self.references.modules, None, is_reference=False)
-            self.references.stop_listening()
+            self.references.close()
             self.references = None
 
     def close(self) -> None:
