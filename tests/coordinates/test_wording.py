@@ -14,21 +14,25 @@ def test_growth_anywhere_is_not_width_stable_and_names_the_worst_layer():
     assert verdict_word(growths) == "not width-stable"
     assert verdict_sentence(growths, WIDTHS) == (
         "2 of 3 layers change with width, b most of all: (W_t-W_0)x_t grows as width^1.50. "
-        "A learning rate found at width 64 is too high at 256."
+        "The best learning rate at width 64 need not be that at 256: lower it there."
     )
 
 
 def test_a_layer_that_learns_less_is_not_width_stable_either():
     growths = {"a": {Term.UPDATE: SHRINKS}}
     assert verdict_word(growths) == "not width-stable"
-    assert "shrinks as width^-0.60. Some layers learn less and less" in verdict_sentence(growths, WIDTHS)
+    assert (
+        "shrinks as width^-0.60. At one learning rate these layers learn less and less from width 64 to 256."
+        in verdict_sentence(growths, WIDTHS)
+    )
 
 
 def test_all_that_stays_is_width_stable():
     growths = {"a": {Term.UPDATE: STAYS, Term.PASSED_ON: SHRINKS}, "b": {Term.UPDATE: Growth(-0.2, 0.01)}}
     assert verdict_word(growths) == "width-stable"
     assert verdict_sentence(growths, WIDTHS).endswith(
-        "the exponent furthest from 0 is that of b, −0.20 ± 0.01. A learning rate found at width 64 serves at 256."
+        "the exponent furthest from 0 is that of b, −0.20 ± 0.01. "
+        "This is what lets a learning rate found at width 64 serve a wide model."
     )
 
 

@@ -53,7 +53,7 @@ def command(
     learning rate) and in muP, and makes the refined coordinate check (arXiv 2505.22491) on every layer: what do its own
     updates add to its output, (W_t-W_0)x_t, and what does it pass on from below, W_0(x_t-x_0)? For each, an exponent is
     fitted over the widths and seeds: 0 stays, 1 grows in proportion to width. A parametrisation is width-stable if
-    nothing grows and no layer learns less; then the learning rate of a narrow model serves a wide one.
+    nothing grows and no layer learns less; that is what lets the learning rate of a narrow model serve a wide one.
 
     About half a minute on one core. For a model of yours, see docs/coordinate_check.md.
 

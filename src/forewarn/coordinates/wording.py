@@ -34,9 +34,9 @@ def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
         layer, (term, growth) = max(bad.items(), key=lambda each: abs(each[1][1].exponent))
         learns_less = term is Term.UPDATE and growth.trend is Trend.SHRINKS
         follows = (
-            f"Some layers learn less and less {span}; a wide model needs a higher learning rate there."
+            f"At one learning rate these layers learn less and less {span}."
             if learns_less
-            else f"A learning rate found at width {min(widths)} is too high at {max(widths)}."
+            else f"The best learning rate at width {min(widths)} need not be that at {max(widths)}: lower it there."
         )
         return (
             f"{len(bad)} of {len(growths)} layers change with width, {layer} most of all: "
@@ -52,7 +52,7 @@ def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
     )
     return (
         f"What the updates of each layer add stays the same {span}; the exponent furthest from 0 is that of {layer}, "
-        f"{furthest}. A learning rate found at width {min(widths)} serves at {max(widths)}."
+        f"{furthest}. This is what lets a learning rate found at width {min(widths)} serve a wide model."
     )
 
 
