@@ -355,7 +355,7 @@ def test_with_the_reference_first_no_activation_of_the_model_is_kept_and_one_cop
 @pytest.mark.parametrize("end", ["check", "monitor", "reference"])
 def test_after_close_no_hook_is_left_and_nothing_is_kept(end):
     model, reference = mlp(), mlp()
-    monitor = ModuleMonitor(lambda step: True)
+    monitor = ModuleMonitor(lambda step: step == 0)
     monitor.set_module(model)
     monitor.set_reference_module(reference)
     check = RefinedCoordinateCheck(monitor)

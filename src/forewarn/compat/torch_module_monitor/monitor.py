@@ -14,21 +14,27 @@ __all__ = ["ModuleMonitor", "MonitorMixin", "default_format_module_name_fn"]
 class ModuleMonitor(_ModuleMonitor):
     """`forewarn.ModuleMonitor` with `metric_name` and `metric_fn` for what it calls `name` and `fn`."""
 
-    def add_activation_metric(self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any) -> None:
+    def add_activation_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
         super().add_activation_metric(metric_name, metric_fn, *args, **options)
 
-    def add_activation_difference_metric(
+    def add_activation_difference_metric(  # type: ignore[override]
         self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
     ) -> None:
         super().add_activation_difference_metric(metric_name, metric_fn, *args, **options)
 
-    def add_parameter_metric(self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any) -> None:
+    def add_parameter_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
         super().add_parameter_metric(metric_name, metric_fn, *args, **options)
 
-    def add_parameter_difference_metric(
+    def add_parameter_difference_metric(  # type: ignore[override]
         self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
     ) -> None:
         super().add_parameter_difference_metric(metric_name, metric_fn, *args, **options)
 
-    def add_gradient_metric(self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any) -> None:
+    def add_gradient_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
         super().add_gradient_metric(metric_name, metric_fn, *args, **options)

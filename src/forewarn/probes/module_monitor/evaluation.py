@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from forewarn.probes.module_monitor.metrics import Metric, Metrics
+from forewarn.probes.module_monitor.metrics import NOTHING, Keys, Metric, Metrics
 from forewarn.probes.module_monitor.step_log import ELEMENTS, OWN, ROWS, StepLog
-from forewarn.stats import measure
+from forewarn.stats import Measurement, measure
+from forewarn.stats.memory import is_dense
 
 Named = tuple[str, tuple[Tensor, ...]]
 """A module's or parameter's name, its tensor, and the reference's if it is compared with one."""
@@ -26,67 +26,78 @@ class Evaluation:
         self._logger = logger
         self._strict = strict
         self._named: set[str] = set()
+        self._last: tuple[Tensor, int, Measurement] | None = None
+        """The activation that was read last, in which version, and what the engine said of it."""
 
     def activation(self, log: StepLog, kind: str, name: str, *tensors: Tensor) -> None:
         """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
-        asked = self.metrics.of(kind, name)
-        if not asked:
+        asked = self.metrics.asked(kind, name)
+        if asked == NOTHING:
             return
-        tensors = tuple(each.detach() for each in tensors)
-        engine = [each for each in asked if each.built_in]
-        if engine:
-            keys = tuple((f"{kind}/{name}/{each.name}", str(each.built_in)) for each in engine)
-            with self._guarded(engine[0], name):
-                log.rows([keys], measure([_difference(tensors)]), ELEMENTS)
-            for each, (key, _) in zip(engine, keys, strict=True):
-                if each.aggregate is not None:
-                    log.aggregate_rows(key, each.aggregate)
-        for metric in asked:
-            if not metric.built_in:
-                with self._guarded(metric, name):
-                    result = _called(metric, tensors)
-                    log.tensor(f"{kind}/{name}/{metric.name}", result, metric.aggregate)
+        with torch.no_grad():
+            if asked.built_in:
+                log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
+                for key, aggregate in asked.aggregates:
+                    log.aggregate_rows(key, aggregate)
+            own = tuple(each.detach() for each in tensors) if asked.functions else ()
+            for key, metric in asked.functions:
+                try:
+                    log.tensor(key, _called(metric, own), metric.aggregate)
+                except Exception as error:
+                    self._give_up(metric, name, error)
 
-    def parameters(self, log: StepLog, kind: str, prefix: str, named: Iterable[Named]) -> None:
-        """All metrics of `kind` of parameters or gradients, under keys that begin with `prefix`."""
-        keys: dict[str, list[tuple[tuple[str, str], ...]]] = {OWN: [], ROWS: []}
-        wanted: dict[str, list[Tensor]] = {OWN: [], ROWS: []}
-        for name, tensors in named:
-            asked = self.metrics.of(kind, name)
-            if not asked:
-                continue
-            sharded, tensors = is_sharded(tensors[0]), tuple(map(local, tensors))
-            engine = tuple((f"{prefix}/{name}/{each.name}", each.built_in) for each in asked if each.built_in)
-            if engine:
-                how = ROWS if sharded else OWN
-                keys[how].append(engine)
-                wanted[how].append(_difference(tensors))
-            for metric in asked:
-                if not metric.built_in:
-                    self._ask(log, metric, f"{prefix}/{name}/{metric.name}", name, tensors, sharded)
-        for how, tensors_of in wanted.items():
-            if tensors_of:
-                log.rows(keys[how], measure(tensors_of), how)
+    def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
+        """What the engine says of an activation. A module often returns what its last child did: that is read once."""
+        tensor, version = tensors[0], tensors[0]._version
+        if len(tensors) == 1 and self._last is not None and self._last[0] is tensor and self._last[1] == version:
+            return self._last[2]
+        found = measure((_readable(tensors),))
+        self._last = (tensor, version, found) if len(tensors) == 1 else None
+        return found
 
-    def _ask(
-        self, log: StepLog, metric: Metric, key: str, name: str, tensors: tuple[Tensor, ...], sharded: bool
-    ) -> None:
-        with self._guarded(metric, name):
-            if sharded and metric.reduce is None:
-                raise ValueError(
-                    f"{name} is sharded, and the metric does not say how the values of shards make that of the whole; "
-                    "add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
-                )
-            if sharded and not tensors[0].numel():
-                log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
-                return
-            result = _called(metric, tensors)
-            if isinstance(result, Tensor) and result.numel() != 1:
-                raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; one number is expected")
-            if sharded:
-                log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
-            else:
-                log.number(key, result)
+    def forget(self) -> None:
+        """Release the last activation."""
+        self._last = None
+
+    def parameters(self, log: StepLog, kind: str, named: Iterable[Named], prefix: str = "") -> None:
+        """All metrics of `kind` of parameters or gradients; keys begin with `prefix`, by default the kind."""
+        engine: dict[str, tuple[list[Keys], list[Tensor]]] = {OWN: ([], []), ROWS: ([], [])}
+        with torch.no_grad():
+            for name, tensors in named:
+                asked = self.metrics.asked(kind, name, prefix)
+                if asked == NOTHING:
+                    continue
+                sharded = is_sharded(tensors[0])
+                own = tuple(map(local, tensors)) if sharded else tensors
+                if asked.built_in:
+                    keys, wanted = engine[ROWS if sharded else OWN]
+                    keys.append(asked.built_in)
+                    wanted.append(_readable(own))
+                for key, metric in asked.functions:
+                    try:
+                        self._ask(log, metric, key, own, sharded)
+                    except Exception as error:
+                        self._give_up(metric, name, error)
+            for how, (keys, wanted) in engine.items():
+                if wanted:
+                    log.rows(keys, measure(wanted), how)
+
+    def _ask(self, log: StepLog, metric: Metric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
+        if sharded and metric.reduce is None:
+            raise ValueError(
+                "the tensor is sharded, and the metric does not say how the values of its shards make that of the "
+                "whole; add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
+            )
+        if sharded and not tensors[0].numel():
+            log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
+            return
+        result = _called(metric, tensors)
+        if isinstance(result, Tensor) and result.numel() != 1:
+            raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; one number is expected")
+        if sharded:
+            log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
+        else:
+            log.number(key, result)
 
     def failed(self, key: str, error: Exception) -> None:
         """Tell once that what was logged under a key is lost."""
@@ -96,10 +107,7 @@ class Evaluation:
             self._named.add(key)
             self._logger.warning("the aggregation function of %s failed: %s; it is left out", key, _told(error))
 
-    def _guarded(self, metric: Metric, name: str) -> _Guard:
-        return _Guard(self, metric, name)
-
-    def give_up(self, metric: Metric, name: str, error: Exception) -> None:
+    def _give_up(self, metric: Metric, name: str, error: Exception) -> None:
         what = f"{metric.kind} metric {metric.name!r} failed on {name}"
         if self._strict:
             raise RuntimeError(f"{what}: {_told(error)}") from error
@@ -107,27 +115,9 @@ class Evaluation:
         self.metrics.switch_off(metric)
 
 
-class _Guard:
-    """No gradient is recorded within, and an exception is the metric's end, not the training's."""
-
-    def __init__(self, evaluation: Evaluation, metric: Metric, name: str) -> None:
-        self._evaluation, self._metric, self._name = evaluation, metric, name
-        self._no_grad = torch.no_grad()
-
-    def __enter__(self) -> None:
-        self._no_grad.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._no_grad.__exit__(kind, error, trace)
-        if not isinstance(error, Exception):
-            return False
-        self._evaluation.give_up(self._metric, self._name, error)
-        return True
-
-
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds only a part of a tensor."""
-    return any(each.is_shard() for each in getattr(tensor, "placements", ()))
+    return hasattr(tensor, "placements") and any(each.is_shard() for each in tensor.placements)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -150,10 +140,13 @@ def _shares_memory(result: Tensor, tensors: Sequence[Tensor]) -> bool:
     return any(where == each.untyped_storage().data_ptr() for each in tensors)
 
 
-def _difference(tensors: Sequence[Tensor]) -> Tensor:
-    """What a built-in metric is asked of: the tensor, or its difference from the reference."""
-    with torch.no_grad():
-        return tensors[0].detach() if len(tensors) == 1 else tensors[0] - tensors[1]
+def _readable(tensors: Sequence[Tensor]) -> Tensor:
+    """What a built-in metric is asked of: the tensor, or its difference from the reference.
+
+    What is scattered in host memory, such as one of several heads, is copied: that is faster than to read it as it is.
+    """
+    tensor = tensors[0] if len(tensors) == 1 else tensors[0] - tensors[1]
+    return tensor.contiguous() if tensor.is_cpu and tensor.layout is torch.strided and not is_dense(tensor) else tensor
 
 
 def _told(error: BaseException) -> str:

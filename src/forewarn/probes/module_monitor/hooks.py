@@ -62,13 +62,15 @@ class Modules:
         self.heard = [(name, module) for module, name in self.names.items() if not excluded(name) and self._own(module)]
         """What is not excluded, by the name that it is logged under."""
         self.format_name = format_name
+        self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks = HooksManager()
         self._handles: list[Any] = []
 
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter once, by the name that it is logged under."""
-        for name, parameter in self.root.named_parameters():
-            yield self.format_name(name), parameter
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Every parameter once, by the name that it is logged under, as the model was when the step began."""
+        if not self._parameters:
+            self._parameters = [(self.format_name(name), each) for name, each in self.root.named_parameters()]
+        return self._parameters
 
     def listen(
         self,
@@ -80,6 +82,7 @@ class Modules:
 
         What activation checkpointing computes again in the backward pass is not heard.
         """
+        self._parameters = []
         if self._handles:
             return
 
@@ -104,6 +107,7 @@ class Modules:
             handle.remove()
         self._handles = []
         self._hooks.remove_all_hooks()
+        self._parameters = []
 
     def _own(self, module: nn.Module) -> bool:
         """A wrapper around the whole model is not a module of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from torch import Tensor
@@ -100,13 +100,29 @@ class GradientMetric(Metric):
     kind = "gradient"
 
 
+Keys = tuple[tuple[str, str], ...]
+"""The keys that are asked of one row of the statistics engine, each with its quantity."""
+
+
+class Asked(NamedTuple):
+    """What is asked of one activation, parameter or gradient, each with the key of its answer."""
+
+    built_in: Keys = ()
+    functions: tuple[tuple[str, Metric], ...] = ()
+    aggregates: tuple[tuple[str, Aggregate], ...] = ()
+    """Of built-in metrics that have one."""
+
+
+NOTHING = Asked()
+
+
 class Metrics:
     """All metrics of a monitor, each until it fails."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], Metric] = {}
         self._off: set[tuple[str, str]] = set()
-        self._matching: dict[tuple[str, str], tuple[Metric, ...]] = {}
+        self._asked: dict[tuple[str, str, str], Asked] = {}
 
     def add(self, metric: Metric) -> None:
         place = (metric.kind, metric.name)
@@ -114,26 +130,37 @@ class Metrics:
             kind = metric.kind.replace("_", " ").capitalize()
             raise ValueError(f"{kind} metric {metric.name} already exists; give this one another name")
         self._all[place] = metric
-        self._matching.clear()
+        self._asked.clear()
 
     def switch_off(self, metric: Metric) -> None:
         self._off.add((metric.kind, metric.name))
-        self._matching.clear()
+        self._asked.clear()
 
     def any(self, *kinds: str) -> bool:
         """Whether there are metrics of these kinds."""
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
-    def of(self, kind: str, name: str) -> tuple[Metric, ...]:
-        """The metrics of one kind that are asked of the module or parameter of this name, in the order of adding."""
-        known = self._matching.get((kind, name))
+    def asked(self, kind: str, name: str, prefix: str = "") -> Asked:
+        """What the metrics of one kind ask of the module or parameter of this name, in the order of adding.
+
+        Keys begin with `prefix`, by default the kind.
+        """
+        known = self._asked.get((kind, name, prefix))
         if known is None:
-            known = self._matching[kind, name] = tuple(
-                each
-                for place, each in self._all.items()
-                if each.kind == kind and place not in self._off and re.match(each.regex, name)
-            )
+            known = self._asked[kind, name, prefix] = self._found(kind, name, prefix or kind)
         return known
+
+    def _found(self, kind: str, name: str, prefix: str) -> Asked:
+        matching = [
+            (f"{prefix}/{name}/{each.name}", each)
+            for place, each in self._all.items()
+            if each.kind == kind and place not in self._off and re.match(each.regex, name)
+        ]
+        return Asked(
+            tuple((key, each.built_in) for key, each in matching if each.built_in),
+            tuple((key, each) for key, each in matching if not each.built_in),
+            tuple((key, each.aggregate) for key, each in matching if each.built_in and each.aggregate),
+        )
 
 
 def quantities(rows: Array) -> Mapping[str, Any]:

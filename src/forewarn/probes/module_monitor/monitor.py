@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from forewarn.probes.module_monitor.evaluation import Evaluation
 from forewarn.probes.module_monitor.hooks import Modules, default_format_module_name_fn, tensors_in
 from forewarn.probes.module_monitor.metrics import (
+    NOTHING,
     ActivationDifferenceMetric,
     ActivationMetric,
     Aggregate,
@@ -37,8 +38,8 @@ Function = Callable[..., Tensor | float] | str | None
 class ModuleMonitor:
     """Logs metrics of your own for one model, compared with a reference if you like, on the steps that you choose.
 
-    Results stay on their device until `end_step()` and reach the host in one transfer. Between `begin_step` and
-    `end_step` of a monitored step there are hooks on the modules; on other steps there are none.
+    Results stay on their device until `end_step()` and reach the host in one transfer. There are hooks on the modules
+    during a monitored step; during other steps there are none.
 
     For code that logs through a monitor from elsewhere (attention, coordinate check):
 
@@ -208,7 +209,8 @@ class ModuleMonitor:
             self._record(Ranks.of(self.module).reduced(self._log.settle(), self.logger))
         self._log = StepLog()
         self._open = False
-        self._subjects.listen(self._open)
+        if self.current_step is not None:  # where every step is monitored, the hooks stay from one to the next
+            self._subjects.listen(self.is_step_monitored(self.current_step + 1))
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
@@ -278,7 +280,12 @@ class ModuleMonitor:
         Hooks call this for the output of every module; call it for a tensor that is no module's output.
         """
         name, is_reference = self.name_of(module, is_reference)
-        if not self.is_monitoring(is_reference) or self.excluded(name):
+        if not self.excluded(name):
+            self.heard(name, activations, is_reference)
+
+    def heard(self, name: str, activations: Any, is_reference: bool = False) -> None:
+        """What a module that is not excluded has returned."""
+        if not self.is_monitoring(is_reference):
             return
         for place, tensor in tensors_in(name, activations):
             if is_reference:
@@ -286,34 +293,30 @@ class ModuleMonitor:
                 continue
             self._heard = True
             self._evaluation.activation(self._log, "activation", place, tensor)
-            if self.references is not None and self._metrics.of("activation_difference", place):
-                reference = self.references.of(place, tensor.device)
-                if reference is None:
-                    self.logger.warning(
-                        "step %s: no reference activation for %s; run the reference before the monitored module",
-                        self.current_step, place,
-                    )  # fmt: skip
-                else:
-                    self._evaluation.activation(self._log, "activation_difference", place, tensor, reference)
+            if self.references is not None and self._metrics.asked("activation_difference", place) != NOTHING:
+                self._compare(place, tensor, self.references)
+
+    def forward_ended(self) -> None:
+        """The monitored model has made a forward."""
+        self._evaluation.forget()
 
     def monitor_parameters(self) -> None:
         """All parameter metrics, and with a reference all parameter difference metrics, as the parameters are now."""
         if not self.is_monitoring() or self.modules is None:
             return
         ask = self._evaluation.parameters
-        ask(self._log, "parameter", "parameter", ((name, (one,)) for name, one in self.modules.parameters()))
+        ask(self._log, "parameter", ((name, (one,)) for name, one in self.modules.parameters()))
         if self.references is not None:
             known = dict(self.references.modules.parameters())
             pairs = ((name, (one, known[name])) for name, one in self.modules.parameters() if name in known)
-            ask(self._log, "parameter_difference", "parameter_difference", pairs)
+            ask(self._log, "parameter_difference", pairs)
 
     def monitor_gradients(self, before_clip: bool = False) -> None:
         """All gradient metrics, as the gradients are now; under `gradient_before_clip/…` with `before_clip`."""
         if not self.is_monitoring() or self.modules is None:
             return
         gradients = ((name, (one.grad,)) for name, one in self.modules.parameters() if one.grad is not None)
-        prefix = "gradient_before_clip" if before_clip else "gradient"
-        self._evaluation.parameters(self._log, "gradient", prefix, gradients)
+        self._evaluation.parameters(self._log, "gradient", gradients, "gradient_before_clip" if before_clip else "")
 
     # Names
 
@@ -328,13 +331,25 @@ class ModuleMonitor:
     # Inside
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        if self.references is not None and self._metrics.of("activation_difference", name):
+        if self.references is not None and self._metrics.asked("activation_difference", name) != NOTHING:
             self.references.keep(name, tensor)
+
+    def _compare(self, name: str, tensor: Tensor, references: References) -> None:
+        reference = references.of(name, tensor.device)
+        if reference is not None:
+            self._evaluation.activation(self._log, "activation_difference", name, tensor, reference)
+        else:
+            self.logger.warning(
+                "step %s: no reference activation for %s; run the reference before the monitored module",
+                self.current_step,
+                name,
+            )
 
     def _within_reference(self) -> bool:
         return self.references is not None and self.references.running > 0
 
     def _forget(self) -> None:
+        self._evaluation.forget()
         if self.references is not None:
             self.references.forget()
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from forewarn.probes.module_monitor.step_log import ELEMENTS, OWN, Keys, Settled, Total
+from forewarn.probes.module_monitor.metrics import Keys
+from forewarn.probes.module_monitor.step_log import ELEMENTS, OWN, Settled, Total
 from forewarn.probes.probe import Array
 
 _LEAST, _MOST = 3, 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.probes.module_monitor.metrics import Aggregate, quantities
+from forewarn.probes.module_monitor.metrics import Aggregate, Keys, quantities
 from forewarn.probes.probe import Array
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.weights import in_order
@@ -25,12 +25,8 @@ ELEMENTS = "elements"
 ROWS = "rows"
 """The row of one shard: the rows of all shards add up to that of the whole."""
 
-Keys = tuple[tuple[str, str], ...]
-"""The keys that are asked of one row of the statistics engine, each with its quantity."""
 
-
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(NamedTuple):
     """One logged value on the host, before it is reduced over ranks and averaged over the micro-batches."""
 
     key: str
@@ -154,25 +150,24 @@ class StepLog:
             logged = zip(self._keys, numbers[:own].tolist(), self._weights, self._hows, strict=True)
             totals = [Total(*each) for each in logged if each[0]]
             totals += [Total(key, float(value)) for (key, _), value in zip(extra, numbers[own:], strict=True)]
-            shards: list[tuple[Keys, Array]] = []
-            whole: dict[str, list[float]] = {}
-            waiting = list(arrays[len(stacks) :])
+            rows: dict[str, list[tuple[Keys, Array]]] = {OWN: [], ELEMENTS: [], ROWS: []}
+            at = len(stacks)
             for keys, found, how in self._rows:
-                rows = in_order(found.order, [waiting.pop(0) for _ in found.rows])
-                if how == ROWS:
-                    shards += zip(keys, rows, strict=True)
-                    continue
-                for each in row_totals(list(zip(keys, rows, strict=True)), how):
-                    if each.key in self._gathered:
-                        whole.setdefault(each.key, []).append(each.value)
-                    else:
-                        totals.append(each)
+                parts = arrays[at : (at := at + len(found.rows))]
+                in_turn = parts[0] if len(found.order) == 1 else in_order(found.order, parts)
+                rows[how] += zip(keys, in_turn, strict=True)
+            whole: dict[str, list[float]] = {}
+            for each in [*row_totals(rows[OWN], OWN), *row_totals(rows[ELEMENTS], ELEMENTS)]:
+                if each.key in self._gathered:
+                    whole.setdefault(each.key, []).append(each.value)
+                else:
+                    totals.append(each)
             late: dict[str, Any] = {key: torch.tensor(several) for key, several in whole.items()}
             late |= {key: numbers[entry.places].tolist() for key, entry in self._gathered.items() if entry.places}
             for key, several in late.items():
                 found_now = _aggregated(key, self._gathered[key].aggregate, several, failures)
                 totals.extend(Total(name, float(value)) for name, value in found_now)
-            return Settled(totals, shards, failures)
+            return Settled(totals, rows[ROWS], failures)
 
         return Packed([*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack)
 
@@ -181,9 +176,10 @@ def row_totals(rows: Sequence[tuple[Keys, Array]], how: str) -> Iterator[Total]:
     """The quantities that are asked of rows of the statistics engine."""
     if rows:
         found = quantities(np.stack([row for _, row in rows]))
+        values = {quantity: column.tolist() for quantity, column in found.items()}
         for at, (keys, _) in enumerate(rows):
             for key, quantity in keys:
-                yield Total(key, float(found[quantity][at]), 1.0, how)
+                yield Total(key, values[quantity][at], 1.0, how)
 
 
 def _aggregated(

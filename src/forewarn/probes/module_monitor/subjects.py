@@ -66,9 +66,9 @@ class Subjects:
 
     def listen(self, wanted: bool) -> None:
         """Have hooks on the modules while a monitored step is under way, and none else."""
-        heard = self._monitor.monitor_activations
+        heard = self._monitor.heard
         if self.modules is not None and wanted:
-            self.modules.listen(self._begins, heard)
+            self.modules.listen(self._begins, heard, self._monitor.forward_ended)
         elif self.modules is not None:
             self.modules.stop_listening()
         if self.references is not None and wanted:
