@@ -86,6 +86,7 @@ class Reason(IntEnum):
     NO_BACKWARD_SEEN = 3
     UNSUPPORTED_TENSOR = 4
     COMPILED = 5
+    NO_FORWARD_SEEN = 6
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -98,6 +99,7 @@ _REASON_IN_WORDS = {
     Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
     Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
     Reason.COMPILED: "hidden inside compiled code",
+    Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
 }
 
 

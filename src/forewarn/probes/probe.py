@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 from torch.optim import Optimizer
 
 from forewarn.stats import Numbers
@@ -36,6 +37,17 @@ class Pending:
     """Takes one float64 array of the same shape per tensor."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A module that a probe wants to look at, and what to call as it is entered and left."""
+
+    module: nn.Module
+    entered: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+    """Takes the arguments."""
+    left: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None
+    """Takes the arguments and the output."""
+
+
 class Probe:
     """Base of all probes; a probe overrides the events it needs. Whatever it raises switches it off, never the run.
 
@@ -43,6 +55,16 @@ class Probe:
     """
 
     name = ""
+
+    def forward_begins(self) -> None:
+        """A forward pass of the model, in training mode and on a measured step, is about to run."""
+
+    def inside(self) -> Sequence[Place]:
+        """Where to look while that pass runs."""
+        return ()
+
+    def forward_ended(self, output: Any) -> None:
+        """That pass is over, also when it or this probe failed; `output` is None if it raised."""
 
     def backward_begins(self, measured: bool) -> None:
         """The first gradient of a backward pass through the model is about to be computed."""
