@@ -17,6 +17,7 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.gain import GainProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
@@ -151,7 +152,8 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
+        LearningRateProbe(roster.optimizers), stepping, loss, gradients,
+        GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
@@ -162,7 +164,7 @@ def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable
         model=type(unwrapped(model)).__name__,
         num_parameters=sum(parameter.numel() for parameter in roster.parameters),
         parameters=roster.facts(),
-        blocks=block_names(model),
+        blocks=block_names(model, config.blocks),
         optimizers=tuple(type(each).__name__ for each in roster.optimizers),
         groups=tuple(_numbers(group) for each in roster.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),

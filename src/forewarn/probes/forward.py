@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forewarn.probes.hooks import Hook
 from forewarn.probes.parameters import clean_name, unwrapped
-from forewarn.probes.probe import Place, Probe
+from forewarn.probes.probe import Followed, Place, Probe
 
 if TYPE_CHECKING:
     from forewarn.probes.loop import Loop
@@ -48,14 +48,23 @@ class ForwardPass:
             hook = Hook(self._passing_on(probe, place.left))
             self._handles.append(place.module.register_forward_hook(hook, with_kwargs=True))
 
-    def _passing_on(self, probe: Probe, target: Callable[..., None]) -> Callable[..., None]:
+    def _passing_on(self, probe: Probe, target: Callable[..., Iterable[Followed] | None]) -> Callable[..., None]:
         def seen(module: nn.Module, *what: Any) -> None:
             recomputed = torch._C._current_graph_task_id() != -1
             if not recomputed and probe in self._loop.probes:
                 with self._loop.stopwatch:
-                    self._loop.guard(probe, target, *what)
+                    for each in self._loop.guard(probe, target, *what) or ():
+                        each.tensor.register_hook(Hook(self._guarded(probe, each.reached)))
 
         return seen
+
+    def _guarded(self, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def reached(gradient: Tensor) -> None:
+            if probe in self._loop.probes:
+                with self._loop.stopwatch:
+                    self._loop.guard(probe, target, gradient)
+
+        return reached
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -84,3 +93,21 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether a module runs without its children being called as modules."""
     in_place = getattr(module, "_compiled_call_impl", None) is not None
     return in_place or hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+
+
+def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors in what a module takes or gives that a backward pass comes through; a parameter in it is none."""
+    if isinstance(output, Tensor):
+        if output.grad_fn is not None:
+            yield output
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        inside = output.values()
+    elif isinstance(output, list | tuple):
+        inside = output
+    elif hasattr(output, "__dataclass_fields__"):
+        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
+    if depth < 3:
+        for one in inside:
+            yield from differentiable(one, depth + 1)

@@ -25,6 +25,9 @@ from forewarn.types import Reason
 _UPDATES_SEARCHED = 3
 """Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
 
+_STARTING_STEPS = 10
+"""Steps whose median gradient norm is the level that the run began with."""
+
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
 
@@ -68,6 +71,8 @@ class GradientProbe(Probe):
         self._residual: dict[int, Tensor] = {}
         """Per optimizer: the least that was left in its gradients when a backward pass of this step began."""
         self._looks_scaled = False
+        self._start: list[float] = []
+        """The first finite global norms."""
         self._was_unavailable = False
         self._updates = 0
         self.norms = np.full(len(roster.names), np.nan)
@@ -185,6 +190,7 @@ class GradientProbe(Probe):
                 yield from self._unavailable(Reason.SCALED_GRADIENTS, measured)
             else:
                 yield Reading("gradient/global_norm", ONE, before)
+                yield from self._share_of_start(before, measured)
                 yield from self._unavailable(Reason.AVAILABLE, measured)
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)
@@ -215,6 +221,18 @@ class GradientProbe(Probe):
             part = in_order(each.found.order, [arrays.pop(0) for _ in each.found.rows])
             rows[each.which] = part if each.scale is None else rescale(part, float(arrays.pop(0)))
         return rows
+
+    def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
+        if len(self._start) < _STARTING_STEPS:
+            self._start += [norm] if math.isfinite(norm) else []
+        elif measured and (level := float(np.median(self._start))) > 0:
+            yield Reading("gradient/share_of_start", ONE, norm / level)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": list(self._start)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._start = [float(each) for each in state["start"]]
 
     def _unavailable(self, reason: Reason, measured: bool) -> Iterator[Reading]:
         """Said on measured steps, and taken back once when the reading is there again."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forewarn.probes.forward import ForwardPass
+from forewarn.probes.forward import ForwardPass, differentiable
 from forewarn.probes.hooks import Hook
 from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
@@ -102,7 +102,7 @@ class Loop:
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures:
             return
         try:
-            for tensor in itertools.islice(_differentiable(output), _MAX_WATCHED_OUTPUTS):
+            for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
                 tensor.register_hook(Hook(self._backward_reached, traced=True))
         except Exception as error:  # an output that can not even be looked at
             self.report("watch on the backward pass", "backward", error)
@@ -139,21 +139,3 @@ def _collected(probe: Probe, measured: bool) -> Pending | None:
         if isinstance(each, Tensor) and each.is_meta:
             raise TypeError("a tensor on the meta device has no values")
     return Pending(ready, pending.decode)
-
-
-def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a model's output through which a backward pass can come; a parameter that is passed on is none."""
-    if isinstance(output, Tensor):
-        if output.grad_fn is not None:
-            yield output
-        return
-    inside: Iterable[Any] = ()
-    if isinstance(output, Mapping):
-        inside = output.values()
-    elif isinstance(output, list | tuple):
-        inside = output
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
-    if depth < 3:
-        for one in inside:
-            yield from _differentiable(one, depth + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Roster:
     """Every parameter of a model once, tied ones under their first name, with its group in the optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.called = model
+        """The module that the loop calls: the user's own, or what wraps it."""
         self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
         self.version = 0
@@ -112,15 +114,38 @@ def _kinds(model: nn.Module) -> dict[int, str]:
     return kinds
 
 
-def block_names(model: nn.Module) -> tuple[str, ...]:
-    """The repeated blocks of a model, first to last: the children of its longest list of modules of one class."""
+def block_names(model: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
+    """The repeated blocks of a model, first to last, or the modules whose names match a regex.
+
+    Blocks are the children of its longest list of modules of one class; where there is none, the layers of its longest
+    plain stack.
+    """
+    modules = [(clean_name(f"{name}.").removesuffix("."), each) for name, each in unwrapped(model).named_modules()]
+    if pattern is not None:
+        chosen = tuple(name for name, _ in modules if re.fullmatch(pattern, name))
+        if not chosen:
+            raise ValueError(f"blocks={pattern!r} matches no module; names look like {modules[-1][0]!r}")
+        return chosen
+    lists = [(name, each) for name, each in modules if isinstance(each, nn.ModuleList | nn.Sequential)]
+    return _longest(lists, _alike_and_grown) or _longest(lists, _plain_stack)
+
+
+def _longest(
+    lists: Sequence[tuple[str, nn.Module]], is_of_blocks: Callable[[list[nn.Module]], bool]
+) -> tuple[str, ...]:
     best: tuple[str, ...] = ()
-    for prefix, module in unwrapped(model).named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
+    for prefix, module in lists:
         children = list(module.named_children())
-        alike = len({type(child) for _, child in children}) == 1
-        grown = all(next(child.children(), None) is not None for _, child in children)
-        if alike and grown and len(children) > max(1, len(best)):
+        if len(children) > max(1, len(best)) and is_of_blocks([child for _, child in children]):
             best = tuple(clean_name(f"{prefix}.{name}" if prefix else name) for name, _ in children)
     return best
+
+
+def _alike_and_grown(children: list[nn.Module]) -> bool:
+    return len({type(child) for child in children}) == 1 and all(any(child.children()) for child in children)
+
+
+def _plain_stack(children: list[nn.Module]) -> bool:
+    """Whether these are layers one after the other, at least two of a class that has parameters."""
+    classes = [type(child) for child in children if any(True for _ in child.parameters())]
+    return len(classes) > len(set(classes)) and not any(any(child.children()) for child in children)

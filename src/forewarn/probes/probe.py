@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.stats import Numbers
@@ -37,14 +37,25 @@ class Pending:
     """Takes one float64 array of the same shape per tensor."""
 
 
+class Followed(NamedTuple):
+    """A tensor of the forward pass that a probe follows into the backward pass."""
+
+    tensor: Tensor
+    reached: Callable[[Tensor], None]
+    """Takes the gradient of the loss with respect to the tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A module that a probe wants to look at, and what to call as it is entered and left."""
+    """A module that a probe wants to look at, and what to call as it is entered and left.
+
+    Both may return tensors to follow into the backward pass.
+    """
 
     module: nn.Module
-    entered: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+    entered: Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Followed] | None] | None = None
     """Takes the arguments."""
-    left: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None
+    left: Callable[[tuple[Any, ...], dict[str, Any], Any], Iterable[Followed] | None] | None = None
     """Takes the arguments and the output."""
 
 

@@ -63,7 +63,7 @@ class LiveView:
                 self._firing[alert.identity] = alert
             else:
                 self._firing.pop(alert.identity, None)
-        print_lines(self._console, self._news.lines(step, changed, taken))
+        print_lines(self._console, self._news.lines(step, blocks, changed, taken))
         if self._console.is_terminal:
             self._redraw()
         elif step % self._every == 0:
