@@ -42,13 +42,13 @@ def test_an_alert_about_gradients_comes_with_their_profile_over_the_depth(stream
     view = AlertLines(stream)
     view.show(7, [norms], [alert("L102")], [])
     assert "by depth" not in stream.getvalue()
-    view.show(8, [norms], [alert("G105", "a")], [])
+    view.show(8, [norms], [alert("G102")], [])
     assert "    gradient by depth: a 1e-08 ▁▅·█ e 1\n" in stream.getvalue()
 
 
 def test_a_very_deep_model_is_one_line_as_well(stream: io.StringIO) -> None:
     norms = block(7, "gradient/block_norm", *range(1, 501), scopes=tuple(f"blocks.{at}" for at in range(500)))
-    AlertLines(stream).show(7, [norms], [alert("G105", "blocks.0")], [])
+    AlertLines(stream).show(7, [norms], [alert("G102")], [])
     line = next(line for line in stream.getvalue().splitlines() if "by depth" in line)
     assert line.startswith("    gradient by depth: blocks.0 1 ▁")
     assert line.endswith("█ blocks.499 500")
