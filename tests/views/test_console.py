@@ -43,7 +43,7 @@ def test_an_alert_about_gradients_comes_with_their_profile_over_the_depth(stream
     view.show(7, [norms], [alert("L102")], [])
     assert "by depth" not in stream.getvalue()
     view.show(8, [norms], [alert("G102")], [])
-    assert "    gradient by depth: a 1e-08 ▁▅·█ e 1\n" in stream.getvalue()
+    assert "    gradient by depth: a 1e-8 ▁▄·█ e 1\n" in stream.getvalue()
 
 
 def test_a_very_deep_model_is_one_line_as_well(stream: io.StringIO) -> None:
