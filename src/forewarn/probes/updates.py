@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,18 @@ class FrozenTracker:
         self._roster = roster
         self._threshold = threshold
         self._patience = patience
-        self.checks: dict[str, int] = {}
-        """By name: checks in a row at or below the threshold."""
+        self._names: tuple[str, ...] = ()
+        self._checks = np.zeros(0, np.int64)
+
+    @property
+    def checks(self) -> dict[str, int]:
+        """By name: checks in a row at or below the threshold, where there are any."""
+        return {self._names[at]: int(self._checks[at]) for at in np.flatnonzero(self._checks)}
+
+    @checks.setter
+    def checks(self, known: Mapping[str, int]) -> None:
+        self._names = self._roster.names
+        self._checks = np.array([known.get(name, 0) for name in self._names], np.int64)
 
     def update(
         self,
@@ -64,9 +75,9 @@ class FrozenTracker:
         for optimizer in resting:
             judged[self._roster.of(optimizer)] = False
         cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
-        before = np.array([self.checks.get(name, 0) for name in self._roster.names], np.int64)
-        checks = np.where(judged, np.where(still, before + 1, 0), before)
-        self.checks = {name: int(count) for name, count in zip(self._roster.names, checks, strict=True) if count}
+        if self._names is not self._roster.names:
+            self.checks = self.checks
+        checks = self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
         at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
         return np.where(at_once | (judged & still & (checks >= self._patience)), cause, FrozenCause.MOVING)
 
@@ -79,7 +90,8 @@ class FrozenTracker:
         stepped: bool | None,
         skipped: bool,
     ) -> NDArray[np.int64]:
-        requires_grad = np.array([parameter.requires_grad for parameter in self._roster.parameters], dtype=bool)
+        parameters = self._roster.parameters
+        requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
         orphan = self._roster.groups() < 0
         able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
         if stepped is None:

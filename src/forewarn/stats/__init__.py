@@ -6,10 +6,12 @@ holds sums, so rows of micro-batches or shards add up to the row of the whole.
 
 from forewarn.stats.dispatch import backend_of, measure
 from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers
+from forewarn.stats.native import Standing
+from forewarn.stats.norms import norms
 from forewarn.stats.sampling import UpdateSampler, sample_indices
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
-    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "UpdateSampler", "backend_of", "measure",
-    "sample_indices", "summarize",
+    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "Standing", "UpdateSampler", "backend_of", "measure",
+    "norms", "sample_indices", "summarize",
 ]  # fmt: skip

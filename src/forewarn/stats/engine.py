@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 class Measurement:
     """What a backend says about many tensors; still on their devices, one part per backend and device."""
 
-    order: tuple[int, ...]
+    order: Sequence[int]
     """Which input each row belongs to, over all parts."""
     rows: tuple[Numbers, ...]
     """[n × columns] each, in double precision. Rows of parts of a tensor add up to the row of the whole."""

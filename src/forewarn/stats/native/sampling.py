@@ -51,6 +51,6 @@ def _sample_size(described: Described, places: Places, offsets: Offsets) -> int:
         if array.dtype != dtype or not array.flags.c_contiguous:
             raise TypeError(f"{name} are contiguous {np.dtype(dtype)}, not {array.dtype}")
     lengths = np.diff(offsets)
-    if len(lengths) != len(described.lengths) or offsets[0] != 0 or offsets[-1] != len(places) or (lengths < 0).any():
-        raise ValueError(f"{len(described.lengths)} tensors need offsets that rise from 0 to {len(places)}: {offsets}")
+    if len(lengths) != len(described) or offsets[0] != 0 or offsets[-1] != len(places) or (lengths < 0).any():
+        raise ValueError(f"{len(described)} tensors need offsets that rise from 0 to {len(places)}: {offsets}")
     return int((lengths * described.sizes).sum())
