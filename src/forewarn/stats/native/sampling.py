@@ -19,8 +19,8 @@ Sample = NDArray[np.uint8]
 def gather(tensors: Sequence[Tensor], places: Places, offsets: Offsets, out: Sample | None = None) -> Sample:
     """The values at some places of each tensor, as bytes: each in its own dtype, 4 of them for a float32.
 
-    The places of tensor i are `places[offsets[i]:offsets[i + 1]]`, counted in the order of memory. `out` is filled
-    again if it has the right size.
+    The places of tensor i are `places[offsets[i]:offsets[i + 1]]`, counted in the order of memory; a tensor with as
+    many places as values is taken whole. `out` is filled again if it has the right size.
     """
     described = Described.of(tensors)
     size = _sample_size(described, places, offsets)
