@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,7 +39,7 @@ class _Measured:
 
     which: list[int]
     found: Measurement
-    missing: list[bool]
+    missing: NDArray[np.bool_]
     scale: Tensor | None
     """What they are still to be divided by (fused optimizers unscale as they step)."""
 
@@ -75,6 +76,8 @@ class GradientProbe(Probe):
         self._looks_scaled = False
         self._was_unavailable = False
         self._updates = 0
+        self.missing = np.zeros(len(roster.names), bool)
+        """Per tensor: whether it had no gradient when an optimizer last stepped on a measured step."""
         self.norms = np.full(len(roster.names), np.nan)
         """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
 
@@ -140,6 +143,8 @@ class GradientProbe(Probe):
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
+        if not self._latest:
+            return
         own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
         if own:
             total = _unscaled(norm_of_all(own), self._latest_scale)
@@ -230,14 +235,14 @@ class GradientProbe(Probe):
             yield Reading("monitor/unavailable", ("gradient/global_norm",), [float(reason)])
 
     def _measure(self, at: int, scale: Any) -> None:
-        which = self._roster.of(at)
-        parameters = [self._roster.parameters[one] for one in which]
-        gradients = [parameter.grad for parameter in parameters]
-        missing = [
-            gradient is None and parameter.requires_grad
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-        ]
-        self._measured[at] = _Measured(which, measure(gradients), missing, scale if isinstance(scale, Tensor) else None)
+        which, parameters = self._roster.of(at), self._roster.parameters
+        gradients = list(map(_gradient_of, parameters))
+        self.missing = np.array([gradient is None for gradient in gradients], bool)
+        missing = self.missing[which]
+        for place in np.flatnonzero(missing):
+            missing[place] = parameters[which[place]].requires_grad
+        own = gradients if which == list(range(len(gradients))) else [gradients[one] for one in which]
+        self._measured[at] = _Measured(which, measure(own), missing, scale if isinstance(scale, Tensor) else None)
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""

@@ -50,6 +50,7 @@ class Roster:
         """What was trainable when it was first seen; the rest is frozen on purpose."""
         self._index: dict[int, int] = {}
         self._seen: list[int] = []
+        self._any_meta = True
         self._held: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
         self._modules: list[nn.Module] = []
@@ -77,10 +78,14 @@ class Roster:
         return live
 
     def _present(self) -> list[int]:
-        return [key for key, parameter in self.live().items() if not parameter.is_meta]
+        """The ids of the parameters that have values; who has them keeps them."""
+        live = self.live()
+        return [key for key, one in live.items() if not one.is_meta] if self._any_meta else list(live)
 
     def _take(self) -> None:
+        self._any_meta = True
         self._seen = self._present()
+        self._any_meta = len(self._seen) < len(self.live())
         known = dict(zip(self.names, self.trainable, strict=True))
         named = [(clean_name(name), one) for name, one in self.model.named_parameters() if not one.is_meta]
         self.names = tuple(name for name, _ in named)

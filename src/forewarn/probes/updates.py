@@ -96,6 +96,8 @@ class FrozenTracker:
         able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
         if stepped is None:
             stepped = not able.any() or bool((~still & ~orphan).any())
+        if not still.any() and requires_grad.all():
+            return np.full(len(still), int(FrozenCause.MOVING))
         ranked: list[tuple[NDArray[np.bool_], FrozenCause]] = [
             (~self._roster.trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
             (self._roster.trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
@@ -136,7 +138,6 @@ class UpdateProbe(Probe):
         self._version = roster.version
         self._sampler = UpdateSampler(roster.names, sample_size)
         self._tracker = FrozenTracker(roster, threshold, patience)
-        self._missing = np.zeros(len(roster.names), bool)
         self._rates = np.full(len(roster.names), np.nan)
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
@@ -148,11 +149,6 @@ class UpdateProbe(Probe):
         if not self._sampler.remembers:
             self._sampler.remember(self._roster.parameters)
         self._rates = learning_rates(self._roster)
-        self._missing = self._find_missing()
-
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and closure:
-            self._missing = self._find_missing()
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
@@ -160,7 +156,7 @@ class UpdateProbe(Probe):
             return None
         order, sums = self._sampler.moved(self._roster.parameters)
         self._sampler.forget()
-        missing, rates, resting = self._missing, self._rates, self._stepping.resting
+        missing, rates, resting = self._gradients.missing, self._rates, self._stepping.resting
         names, shares = self._roster.names, self._sampler.shares
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
@@ -181,9 +177,6 @@ class UpdateProbe(Probe):
                 yield Reading(f"monitor/{name}", ONE, value)
 
         return Pending(sums, decode)
-
-    def _find_missing(self) -> NDArray[np.bool_]:
-        return np.array([parameter.grad is None for parameter in self._roster.parameters], dtype=bool)
 
     def state_dict(self) -> dict[str, Any]:
         trainable = dict(zip(self._roster.names, map(bool, self._roster.trainable), strict=True))

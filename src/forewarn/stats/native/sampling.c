@@ -56,63 +56,54 @@ int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t 
     return DONE;
 }
 
-/* Sums that run side by side: one alone would wait for each addition before the next. */
-typedef struct {
-    double step[LANES], old[LANES];
-} Lanes;
-
-static inline void add_to_lanes(const double *restrict new, const double *restrict old, size_t length,
-                                Lanes *restrict lanes)
+/* Adds what one stretch of a tensor has moved; the values after the last multiple of LANES one by one. */
+static void add_moved(const Path *path, Dtype dtype, const unsigned char *values, const unsigned char *before,
+                      size_t length, Moved *moved)
 {
-    size_t whole = length - length % LANES;
-    for (size_t i = 0; i < whole; i += LANES) {
-        for (size_t k = 0; k < LANES; k++) {
-            double step = new[i + k] - old[i + k];
-            lanes->step[k] += step * step;
-            lanes->old[k] += old[i + k] * old[i + k];
-        }
-    }
-    for (size_t i = whole; i < length; i++) {
-        double step = new[i] - old[i];
-        lanes->step[i - whole] += step * step;
-        lanes->old[i - whole] += old[i] * old[i];
+    size_t size = element_size(dtype), whole = length - length % LANES;
+    double new[LANES], old[LANES];
+    path->moved[dtype](values, before, whole, moved);
+    widen(dtype, values + whole * size, length - whole, new);
+    widen(dtype, before + whole * size, length - whole, old);
+    for (size_t k = 0; k < length - whole; k++) {
+        moved->steps[k] += (new[k] - old[k]) * (new[k] - old[k]);
+        moved->before[k] += old[k] * old[k];
     }
 }
 
 /* ‖new − old‖² and ‖old‖² of one tensor, added up in an order that depends on nothing but the number of places. */
-static int moved_since(Dtype dtype, const void *values, int64_t length, const int32_t *places, size_t num_places,
-                       const unsigned char *sample, double *moved)
+static int moved_since(const Path *path, Dtype dtype, const void *values, int64_t length, const int32_t *places,
+                       size_t num_places, const unsigned char *sample, double *found)
 {
-    double raw[PIECE], new[PIECE], old[PIECE];
-    size_t size = element_size(dtype);
-    int whole = is_whole(num_places, length);
-    Lanes lanes = {0};
-    for (size_t i = 0; i < num_places; i += PIECE) {
-        size_t piece = num_places - i < PIECE ? num_places - i : PIECE;
-        if (!whole) {
-            int status = copy_places(dtype, values, length, places + i, piece, raw);
+    Moved moved = {0};
+    if (is_whole(num_places, length)) {
+        add_moved(path, dtype, values, sample, num_places, &moved);
+    } else {
+        for (size_t i = 0; i < num_places; i += PIECE) {
+            size_t piece = num_places - i < PIECE ? num_places - i : PIECE;
+            double looked_up[PIECE]; /* of any kind: doubles are the largest */
+            int status = copy_places(dtype, values, length, places + i, piece, looked_up);
             if (status != DONE) {
                 return status;
             }
+            add_moved(path, dtype, (const unsigned char *)looked_up, sample + i * element_size(dtype), piece, &moved);
         }
-        widen(dtype, whole ? (const unsigned char *)values + i * size : (const void *)raw, piece, new);
-        widen(dtype, sample + i * size, piece, old);
-        add_to_lanes(new, old, piece, &lanes);
     }
     for (size_t half = LANES / 2; half > 0; half /= 2) {
         for (size_t k = 0; k < half; k++) {
-            lanes.step[k] += lanes.step[k + half];
-            lanes.old[k] += lanes.old[k + half];
+            moved.steps[k] += moved.steps[k + half];
+            moved.before[k] += moved.before[k + half];
         }
     }
-    moved[0] = lanes.step[0];
-    moved[1] = lanes.old[0];
+    found[0] = moved.steps[0];
+    found[1] = moved.before[0];
     return DONE;
 }
 
 int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths, const uint8_t *dtypes,
                          const int32_t *places, const int64_t *offsets, const void *sample, double *moved)
 {
+    const Path *path = avx2_path() ? avx2_path() : &portable_path;
     const unsigned char *next = sample;
     int status = DONE;
     fenv_t before;
@@ -120,7 +111,8 @@ int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int
     fesetenv(FE_DFL_ENV); /* a step that is a denormal number is a step */
     for (int64_t i = 0; i < num_tensors && status == DONE; i++) {
         size_t num_places = (size_t)(offsets[i + 1] - offsets[i]);
-        status = moved_since((Dtype)dtypes[i], data[i], lengths[i], places + offsets[i], num_places, next, moved + 2 * i);
+        status = moved_since(path, (Dtype)dtypes[i], data[i], lengths[i], places + offsets[i], num_places, next,
+                             moved + 2 * i);
         next += num_places * element_size((Dtype)dtypes[i]);
     }
     fesetenv(&before);
