@@ -18,8 +18,7 @@ from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe, calling_scaler, present_scale
-from forewarn.probes.weights import in_order
-from forewarn.stats import COLUMNS, Measurement, Numbers, measure, norms, summarize
+from forewarn.stats import COLUMNS, Measurement, Numbers, in_order, measure, norms, summarize
 from forewarn.stats.norms import Norm, norm_of_all
 from forewarn.stats.summary import rescale
 from forewarn.types import Reason

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import update_aggregates
@@ -15,7 +16,7 @@ from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe
-from forewarn.stats import UpdateSampler
+from forewarn.stats import UpdateSampler, looked_at
 from forewarn.stats.sampling import EPSILON
 from forewarn.types import FrozenCause
 
@@ -90,17 +91,17 @@ class FrozenTracker:
         stepped: bool | None,
         skipped: bool,
     ) -> NDArray[np.int64]:
-        parameters = self._roster.parameters
+        parameters, trainable = self._roster.parameters, self._roster.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
+        if not still.any() and requires_grad.all():
+            return np.full(len(still), int(FrozenCause.MOVING))
         orphan = self._roster.groups() < 0
         able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
         if stepped is None:
             stepped = not able.any() or bool((~still & ~orphan).any())
-        if not still.any() and requires_grad.all():
-            return np.full(len(still), int(FrozenCause.MOVING))
         ranked: list[tuple[NDArray[np.bool_], FrozenCause]] = [
-            (~self._roster.trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
-            (self._roster.trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
+            (~trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
+            (trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
             (requires_grad & orphan & still, FrozenCause.NOT_IN_OPTIMIZER),
             (still & np.bool_(skipped), FrozenCause.STEP_SKIPPED),
             (still & np.bool_(not stepped), FrozenCause.OPTIMIZER_NOT_STEPPED),
@@ -139,6 +140,8 @@ class UpdateProbe(Probe):
         self._sampler = UpdateSampler(roster.names, sample_size)
         self._tracker = FrozenTracker(roster, threshold, patience)
         self._rates = np.full(len(roster.names), np.nan)
+        self.weights: Sequence[Tensor] | None = None
+        """The weights as this probe found them when the step ended, left for the next probe that reads them."""
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
@@ -153,8 +156,10 @@ class UpdateProbe(Probe):
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             self._sampler.forget()
+            self.weights = None
             return None
-        order, sums = self._sampler.moved(self._roster.parameters)
+        self.weights = looked_at(self._roster.parameters)
+        order, sums = self._sampler.moved(self.weights)
         self._sampler.forget()
         missing, rates, resting = self._gradients.missing, self._rates, self._stepping.resting
         names, shares = self._roster.names, self._sampler.shares

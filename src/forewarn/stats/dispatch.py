@@ -54,7 +54,8 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
 
 def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], Sequence[Tensor]]]:
     """The tensors by the backend that reads them and by device, with the places of each part; most often one part."""
-    if native.available() and _native not in _broken and (whole := native.described(tensors)) is not None:
+    whole = _described(tensors)
+    if whole is not None:
         if tensors:
             yield _native, range(len(tensors)), whole
         return
@@ -65,9 +66,18 @@ def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], 
         yield backend, places, [tensors[at] for at in places]
 
 
+def looked_at(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors for several reads in a row, between which nothing else runs: where they lie is asked once."""
+    return tensors if (whole := _described(tensors)) is None else whole
+
+
 def backend_of(tensor: Tensor) -> str:
     """Which backend reads this tensor: `native`, `triton` or `portable`."""
     return _backend(tensor).__name__.removeprefix("_")
+
+
+def _described(tensors: Sequence[Tensor]) -> native.Described | None:
+    return native.described(tensors) if native.available() and _native not in _broken else None
 
 
 def _backend(tensor: Tensor) -> Backend:
