@@ -154,7 +154,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        WeightProbe(roster, updates), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

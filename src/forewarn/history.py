@@ -30,7 +30,8 @@ class _Ring:
         self._values = np.full((2 * window, len(scopes)), np.nan, np.float32)
 
     def append(self, block: Block) -> None:
-        if block.scopes is not self.scopes and block.scopes != self.scopes:
+        usual = block.scopes is self.scopes or block.scopes == self.scopes
+        if not usual:
             self._make_room(block.scopes)
         if self._end == len(self._steps):
             keep = self.window - 1
@@ -38,7 +39,7 @@ class _Ring:
             self._values[:keep] = self._values[self._end - keep :]
             self._end = keep
         row = self._values[self._end]
-        if block.scopes == self.scopes:
+        if usual or block.scopes == self.scopes:
             row[:] = block.values
         else:
             row[:] = np.nan

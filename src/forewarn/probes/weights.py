@@ -8,7 +8,8 @@ import numpy as np
 
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
-from forewarn.stats import COLUMNS, measure, summarize
+from forewarn.probes.updates import UpdateProbe
+from forewarn.stats import in_order, measure, summarize
 
 
 class WeightProbe(Probe):
@@ -16,13 +17,15 @@ class WeightProbe(Probe):
 
     name = "weights"
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, updates: UpdateProbe) -> None:
         self._roster = roster
+        self._updates = updates
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             return None
-        names, measured_now = self._roster.names, measure(self._roster.parameters)
+        weights, self._updates.weights = self._updates.weights or self._roster.parameters, None
+        names, measured_now = self._roster.names, measure(weights)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             rows = in_order(measured_now.order, arrays)
@@ -31,10 +34,3 @@ class WeightProbe(Probe):
             yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(rows[:, 2])))
 
         return Pending(measured_now.rows, decode)
-
-
-def in_order(order: Sequence[int], arrays: Sequence[Array]) -> Array:
-    """Rows as `measure` gave them, back in the order of the tensors that it was given."""
-    rows = np.empty((len(order), len(COLUMNS)))
-    rows[list(order)] = np.concatenate(arrays) if arrays else rows
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +23,18 @@ Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 class Measurement:
     """What a backend says about many tensors; still on their devices, one part per backend and device."""
 
-    order: tuple[int, ...]
+    order: Sequence[int]
     """Which input each row belongs to, over all parts."""
     rows: tuple[Numbers, ...]
     """[n × columns] each, in double precision. Rows of parts of a tensor add up to the row of the whole."""
     histograms: tuple[Numbers, ...] = ()
     """[n × 2 × bins] each: counts of negative and of positive values by the power of two of their magnitude."""
+
+
+def in_order(order: Sequence[int], arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Rows as `measure` gave them, back in the order of the tensors that it was given."""
+    if len(arrays) == 1 and order == range(len(order)):
+        return arrays[0]
+    rows = np.empty((len(order), len(COLUMNS)))
+    rows[list(order)] = np.concatenate(arrays) if arrays else rows
+    return rows
