@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forewarn.distributions.bins import LOWEST_EXPONENT, NUM_BINS
+
+__all__ = ["COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
+
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 """What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
-
-NUM_BINS = 64
-LOWEST_EXPONENT = -40
-"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""
 
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 
