@@ -111,6 +111,7 @@ class Reason(IntEnum):
     NO_BACKWARD_SEEN = 3
     UNSUPPORTED_TENSOR = 4
     COMPILED = 5
+    UNEVEN_SCALE = 6
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -123,6 +124,7 @@ _REASON_IN_WORDS = {
     Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
     Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
     Reason.COMPILED: "hidden inside compiled code",
+    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the bins of a histogram do not move by whole places",
 }
 
 

@@ -43,8 +43,9 @@ def percentiles(counts: Counts, zeros: Counts, least: Floats, most: Floats) -> d
     here = np.maximum(line.reshape(-1)[place], 1)
     inside = (ranks - ends[place] + here - 0.5) / here
     outward = place - np.arange(num_cells // 2, line.size, num_cells)[:, None]  # from the zeros in the middle
-    magnitude = _magnitudes(line, place, outward, inside, here, bins.start, least, most)
-    found = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None])
+    with np.errstate(invalid="ignore", over="ignore"):  # minimum and maximum of nothing are infinite
+        magnitude = _magnitudes(line, place, outward, inside, here, bins.start, least, most)
+        found = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None])
     found[total == 0] = np.nan
     return dict(zip(PERCENTS, found.T.astype(np.float32), strict=True))
 
