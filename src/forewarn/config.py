@@ -310,7 +310,7 @@ class Config(Settings):
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
     histograms: Literal["off", "sampled", "full"] = "sampled"
     """Histograms, percentiles and shapes of every tensor on measured steps: none, of one in four blocks of 4096 values,
-    or of all values. In one pass with the norms, which takes 1.3, about 1.7 or 3.3 times as long as reading the memory."""
+    or of all values; docs/distributions.md has what each costs."""
     exact_percentiles: bool = False
     """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
     history_window: int = between(1024, 64)

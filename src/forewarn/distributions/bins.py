@@ -67,8 +67,12 @@ def shifted(counts: Counts, power: int) -> Counts:
     if power == 0:
         return counts
     moved = np.zeros_like(counts)
-    places = np.clip(np.arange(NUM_BINS) + power, 0, NUM_BINS - 1)
-    np.add.at(moved, (slice(None), slice(None), places), counts)
-    if power < 0:
+    away = min(abs(power), NUM_BINS - 1)
+    if power > 0:
+        moved[:, :, away:] = counts[:, :, : NUM_BINS - away]
+        moved[:, :, -1] += counts[:, :, NUM_BINS - away :].sum(axis=2)
+    else:
+        moved[:, :, : NUM_BINS - away] = counts[:, :, away:]
+        moved[:, :, 0] += counts[:, :, :away].sum(axis=2)
         moved[counts[:, :, -1].any(axis=1)] = 0
     return moved

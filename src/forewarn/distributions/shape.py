@@ -35,15 +35,15 @@ _IN_BIN = 31 / 5 / (7 / 3) ** 2
 """Fourth over squared second moment of values that fill a bin evenly, in units of its lower end."""
 _WINDOW = np.arange(-8, 4)
 """The bins in which modes are looked for, from that of the root mean square."""
-_WIDTHS = 2.0 ** np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None]
+_WIDTHS = np.exp2(np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None], dtype=np.float32)
 """How wide they are, with the cell around zero in the middle."""
 
 
 def shapes(counts: Counts, rows: Floats) -> Values:
     """The `Shape` of each tensor as a number; NaN where there are fewer than 100 values to judge.
 
-    `counts` [n × 2 × bins] may be those of a sample. `rows` [n × columns] are the engine's, of all values: count, sum, sum
-    of squares, minimum, maximum, zeros and values that are not finite.
+    `counts` [n × 2 × bins] may be those of a sample. `rows` [n × columns] are the engine's, of all values: count, sum,
+    sum of squares, minimum, maximum, zeros and values that are not finite.
     """
     count, total, squares, least, most, zeros, nonfinite = rows.T
     counted = counts.sum(axis=(1, 2))
@@ -54,7 +54,8 @@ def shapes(counts: Counts, rows: Floats) -> Values:
         kinds = np.full(len(counts), float(Shape.HEALTHY), np.float32)
         kinds[_kurtosis(counts) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS
         kinds[np.abs(mean) >= SHIFTED_MEAN * spread] = Shape.SHIFTED
-        kinds[_multi_modal(counts, counted, mean_square)] = Shape.MULTI_MODAL
+        enough = np.flatnonzero(counted >= LEAST_VALUES)
+        kinds[enough[_multi_modal(counts, counted, mean_square, enough)]] = Shape.MULTI_MODAL
         kinds[spread <= COLLAPSED_SPREAD * np.abs(mean)] = Shape.COLLAPSED
         kinds[counted < LEAST_VALUES] = np.nan
         kinds[(least == most) & (count - nonfinite >= LEAST_VALUES)] = Shape.CONSTANT
@@ -71,29 +72,31 @@ def _kurtosis(counts: Counts) -> Floats:
     return kurtosis
 
 
-def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats) -> NDArray[np.bool_]:
-    """Whether the density falls between two peaks and rises again, by far more than chance makes it.
+def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, which: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether the density of a tensor falls between two peaks and rises again, by far more than chance makes it.
 
     A peak lies below 4.5 times the root mean square, or its values would make that larger; what lies far below it is
     one cell around zero.
     """
-    scale = np.frexp(np.sqrt(np.where(mean_square > 0, mean_square, 1.0)))[1] - 1 - LOWEST_EXPONENT
-    bins = scale[:, None] + _WINDOW
+    size = np.sqrt(np.where(mean_square > 0, mean_square, 1.0)[which])
+    bins = np.frexp(size)[1] - 1 - LOWEST_EXPONENT + _WINDOW[:, None]
+    at = which * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
     inside = (bins >= 0) & (bins < NUM_BINS)
-    at = np.arange(len(counts))[:, None] * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
-    flat = counts.reshape(-1)
-    positive = np.where(inside, flat[at + NUM_BINS], 0)
-    negative = np.where(inside, flat[at], 0)
-    middle = counted - positive.sum(axis=1) - negative.sum(axis=1)
-    cells = np.concatenate([negative.T[::-1], middle[None], positive.T]).astype(np.float64)
+    flat, total = counts.reshape(-1), counted[which]
+    num_bins = len(_WINDOW)
+    cells = np.empty((2 * num_bins + 1, len(which)), np.float32)
+    np.multiply(flat[at][::-1], inside[::-1], out=cells[:num_bins], casting="unsafe")
+    np.multiply(flat[at + NUM_BINS], inside, out=cells[num_bins + 1 :], casting="unsafe")
+    cells[num_bins] = total - cells[:num_bins].sum(axis=0) - cells[num_bins + 1 :].sum(axis=0)
     density = cells / _WIDTHS
-    peaks = np.where(cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * counted), density, 0.0)
+    peaks = density * (cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * total).astype(np.float32))
     lower = np.minimum(_highest_so_far(peaks), _highest_so_far(peaks[::-1])[::-1])
-    valleys: NDArray[np.bool_] = ((lower * _WIDTHS >= SIGNIFICANT) & (density < VALLEY * lower)).any(axis=0)
-    return valleys
+    valleys: NDArray[np.bool_] = (lower * _WIDTHS >= SIGNIFICANT) & (density < VALLEY * lower)
+    found: NDArray[np.bool_] = np.any(valleys, axis=0)
+    return found
 
 
-def _highest_so_far(peaks: Floats) -> Floats:
+def _highest_so_far(peaks: Values) -> Values:
     """`np.maximum.accumulate` down the rows, several times as fast."""
     highest = peaks.copy()
     for at in range(1, len(highest)):

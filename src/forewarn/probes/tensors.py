@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,8 @@ from forewarn.stats import COLUMNS, Measurement, Numbers, measure, summarize
 from forewarn.stats.quantiles import exact_percentiles
 from forewarn.stats.summary import rescale
 from forewarn.types import Counts
+
+NO_ROWS = np.empty((0, len(COLUMNS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,11 @@ class Visit:
         """The statistics in the order of the tensors; takes what belongs to `tensors` off the front of `arrays`."""
         order = self.found.order
         rows = in_order(order, [arrays.pop(0) for _ in self.found.rows])
-        counts = exact = None
+        counts: Counts | None = None
+        exact: Array | None = None
         if self.reader.histogram_every:
             parts = [arrays.pop(0) if isinstance(part, Tensor) else part for part in self.found.histograms]
-            counts = np.empty((len(order), 2, NUM_BINS), np.int64)
-            counts[list(order)] = np.concatenate(parts) if parts else counts
+            counts = in_order(order, parts, np.empty((0, 2, NUM_BINS))).astype(np.int64, copy=False)
         if self.reader.exact:
             exact = np.full((len(order), len(PERCENTS)), np.nan)
             if self.sorted_rows:
@@ -116,7 +119,8 @@ class Statistics:
 def whole_tensors(counts: Counts, rows: Array) -> tuple[Counts, Counts]:
     """Histograms that stand for all values, scaled up from the sample, and how many values are exactly zero.
 
-    Tensors of different sizes then add up. Where nothing was counted of what is there, nothing is known: no zeros either.
+    Tensors of different sizes then add up. Where nothing was counted of what is there, nothing is known: no zeros
+    either.
     """
     zeros = np.nan_to_num(rows[:, 5])
     nonzero = np.nan_to_num(rows[:, 0] - rows[:, 6]) - zeros
@@ -134,8 +138,11 @@ def power_of_two(scale: float) -> int | None:
     return exponent - 1 if mantissa == 0.5 else None
 
 
-def in_order(order: Sequence[int], arrays: Sequence[Array]) -> Array:
-    """Rows as `measure` gave them, back in the order of the tensors that it was given."""
-    rows = np.empty((len(order), len(COLUMNS)))
-    rows[list(order)] = np.concatenate(arrays) if arrays else rows
+def in_order(order: Sequence[int], parts: Sequence[Any], none: Array = NO_ROWS) -> Any:
+    """Rows as `measure` gave them, back in the order of the tensors that it was given; `none` if there are none."""
+    if len(parts) == 1 and tuple(order) == tuple(range(len(order))):  # the usual case, and nothing to copy
+        return parts[0]
+    together = np.concatenate(parts) if parts else none
+    rows = np.empty_like(together)
+    rows[list(order)] = together
     return rows

@@ -12,7 +12,7 @@ from forewarn.probes.tensors import TensorReader
 
 
 class WeightProbe(Probe):
-    """`weight/…` per tensor, histograms included if `reader` takes them, and `weight/global_norm`, on measured steps."""
+    """`weight/…` per tensor, with histograms if `reader` takes them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
 

@@ -9,4 +9,14 @@ from forewarn.store.reader import Run, StoredSeries, open_run
 from forewarn.store.records import Change, Event
 from forewarn.store.writer import RunWriter
 
-__all__ = ["Change", "Event", "Run", "RunError", "RunWriter", "StoredHistograms", "StoredSeries", "list_runs", "open_run"]
+__all__ = [
+    "Change",
+    "Event",
+    "Run",
+    "RunError",
+    "RunWriter",
+    "StoredHistograms",
+    "StoredSeries",
+    "list_runs",
+    "open_run",
+]

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.distributions import NUM_BINS
-from forewarn.distributions.bins import used_bins
+from forewarn.distributions import NUM_BINS, used_bins
 from forewarn.store.errors import RunError
 from forewarn.types import Counts, Distribution
 
