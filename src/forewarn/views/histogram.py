@@ -53,7 +53,7 @@ def _axis(side: int, first: int, stop: int) -> str:
         return "0"
     largest, smallest = (in_words(2.0 ** (edge + LOWEST_EXPONENT)) for edge in (stop, first))
     left, right = f"-{largest}", largest
-    if len(left) + len(smallest) + 3 <= side:
-        left += f"-{smallest}".rjust(side - len(left))
-        right = smallest + right.rjust(side - len(smallest))
-    return f"{left.ljust(side)}0{right.rjust(side)}" if max(len(left), len(right)) <= side else f"{left} 0 {right}"
+    if len(left) + len(smallest) + 4 <= side:
+        left += f"-{smallest} ".rjust(side - len(left))
+        right = f" {smallest}" + right.rjust(side - len(smallest) - 1)
+    return f"{left.ljust(side)}0{right.rjust(side)}" if len(left) < side else f"{left} 0 {right}"

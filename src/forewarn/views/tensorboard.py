@@ -236,17 +236,20 @@ def _tag(name: str, scope: str) -> str:
 
 
 def _fill(proto: Any, counts: Counts, zeros: int) -> None:
-    """Fill in a histogram as TensorBoard has it: counts by the upper ends of their buckets, and their moments."""
+    """Fill in a histogram as TensorBoard has it: counts by the upper ends of their buckets, and their moments.
+
+    These are as if each bucket were filled evenly.
+    """
     bins = used_bins(counts[None])
     line, edges = in_line(counts[None, :, bins], np.array([zeros]))[0], line_edges(bins)
     if bins.start == bins.stop:  # nothing but zeros; an edge of its own on either side makes a bucket of them
         edges = np.array([-0.5, 0.5])
     first, last = np.flatnonzero(line)[[0, -1]].tolist()
     line, edges = line[first : last + 1], edges[first : last + 2]
-    middle = (edges[:-1] + edges[1:]) / 2
+    low, high = edges[:-1], edges[1:]
     proto.min, proto.max, proto.num = edges[0], edges[-1], line.sum()
-    proto.sum, proto.sum_squares = line @ middle, line @ middle**2
-    proto.bucket_limit.extend(edges[1:].tolist())
+    proto.sum, proto.sum_squares = line @ (low + high) / 2, line @ (low**2 + low * high + high**2) / 3
+    proto.bucket_limit.extend(high.tolist())
     proto.bucket.extend(line.tolist())
 
 
