@@ -49,15 +49,16 @@ def test_histograms_of_different_tensors_do_not_add_up():
 def test_a_power_of_two_moves_every_bin_by_whole_places(values, power):
     counts, _ = histogram(values)
     expected, _ = histogram(np.ldexp(values, power))
-    known = power >= 0 or not counts[0, :, -1].any()
+    known = power == 0 or not counts[0, :, 0 if power > 0 else -1].any()
     assert np.array_equal(shifted(counts, power), expected if known else np.zeros_like(counts))
 
 
-def test_what_had_no_upper_end_is_unknown_once_it_comes_back_into_the_range():
-    counts = np.concatenate([histogram([1.0, 2.0**60])[0], histogram([1.0])[0]])
-    moved = shifted(counts, -16)
-    assert moved[0].sum() == 0
-    assert moved[1, 1, 40 - 16] == 1
+@pytest.mark.parametrize(("beyond", "power"), [(2.0**60, -16), (2.0**-60, 3)])
+def test_what_had_no_outer_end_is_unknown_once_it_comes_back_into_the_range(beyond, power):
+    counts = np.concatenate([histogram([1.0, beyond])[0], histogram([1.0])[0]])
+    assert shifted(counts, power)[0].sum() == 0
+    assert shifted(counts, power)[1, 1, 40 + power] == 1
+    assert shifted(counts, -power)[0].sum() == 2
 
 
 def test_counts_in_line_lie_between_their_edges():

@@ -61,8 +61,8 @@ def over_scopes(distribution: Distribution) -> Distribution:
 def shifted(counts: Counts, power: int) -> Counts:
     """The histograms of the same values times 2^power; what leaves the range is counted in the outermost bins.
 
-    The last bin has no upper end: what was counted there and comes back into the range is of unknown magnitude, so such
-    a tensor has no histogram any more, which is one without counts.
+    The outermost bins have no outer end: what was counted there and comes back into the range is of unknown magnitude,
+    so such a tensor has no histogram any more, which is one without counts.
     """
     if power == 0:
         return counts
@@ -71,6 +71,7 @@ def shifted(counts: Counts, power: int) -> Counts:
     if power > 0:
         moved[:, :, away:] = counts[:, :, : NUM_BINS - away]
         moved[:, :, -1] += counts[:, :, NUM_BINS - away :].sum(axis=2)
+        moved[counts[:, :, 0].any(axis=1)] = 0
     else:
         moved[:, :, : NUM_BINS - away] = counts[:, :, away:]
         moved[:, :, 0] += counts[:, :, :away].sum(axis=2)

@@ -56,4 +56,6 @@ def _axis(side: int, first: int, stop: int) -> str:
     if len(left) + len(smallest) + 4 <= side:
         left += f"-{smallest} ".rjust(side - len(left))
         right = f" {smallest}" + right.rjust(side - len(smallest) - 1)
-    return f"{left.ljust(side)}0{right.rjust(side)}" if len(left) < side else f"{left} 0 {right}"
+    elif len(left) >= side:
+        return f"{left} 0 {right}"
+    return f"{left.ljust(side)}0{right.rjust(side)}"
