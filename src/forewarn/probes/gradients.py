@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
-from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe, calling_scaler, present_scale
-from forewarn.stats import COLUMNS, Measurement, Numbers, in_order, measure, norms, summarize
+from forewarn.probes.tensors import Statistics, TensorReader, Visit, power_of_two
+from forewarn.stats import Numbers, norms
 from forewarn.stats.norms import Norm, norm_of_all
-from forewarn.stats.summary import rescale
 from forewarn.types import Reason
 
 _UPDATES_SEARCHED = 3
@@ -40,7 +40,7 @@ class _Measured:
     """The gradients of one optimizer as it was about to use them."""
 
     which: list[int]
-    found: Measurement
+    visit: Visit
     missing: NDArray[np.bool_]
     scale: Tensor | None
     """What they are still to be divided by (fused optimizers unscale as they step)."""
@@ -56,11 +56,19 @@ class GradientProbe(Probe):
     name = "gradients"
 
     def __init__(
-        self, roster: Roster, stepping: SteppingProbe, scaler: Any, *, vanishing: float, exploding: float
+        self,
+        roster: Roster,
+        stepping: SteppingProbe,
+        scaler: Any,
+        reader: TensorReader,
+        *,
+        vanishing: float,
+        exploding: float,
     ) -> None:
         self._roster = roster
         self._stepping = stepping
         self._scaler = scaler
+        self._reader = reader
         self._bounds = (vanishing, exploding)
         self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
@@ -78,6 +86,7 @@ class GradientProbe(Probe):
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
+        self._uneven_scale = False
         self._was_unavailable = False
         self._updates = 0
         self.missing = np.zeros(len(roster.names), bool)
@@ -174,21 +183,21 @@ class GradientProbe(Probe):
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
         tensors += [_number(left) for passes in residual for left in passes]
         for each in found:
-            tensors += each.found.rows
+            tensors += each.visit.tensors
             tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
             if residual:
                 least = [np.min([waiting.pop(0) for _ in passes]) for passes in residual]
                 yield Reading("gradient/residual_norm", ONE, np.max(least))
-            rows = self._rows(found, waiting, len(names)) if found else None
+            statistics = self._statistics(found, waiting, len(names)) if found else None
             if self._stepping.skipped:
                 yield from self._unavailable(Reason.STEP_SKIPPED, measured)
                 return
-            at_step = math.nan if rows is None else math.sqrt(np.nansum(rows[:, 2]))
-            if rows is not None and from_backward and self._scaler is None:
+            at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
+            if statistics is not None and from_backward and self._scaler is None:
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
             if norm is None:
                 yield from self._unavailable(Reason.NO_BACKWARD_SEEN, measured)
@@ -201,10 +210,10 @@ class GradientProbe(Probe):
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, clip) if before == before else before)
-            elif rows is not None:
+            elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
-            if rows is not None:
-                yield from self._details(rows, found, names)
+            if statistics is not None:
+                yield from self._details(statistics, found, names)
 
         return Pending(tensors, decode)
 
@@ -213,25 +222,34 @@ class GradientProbe(Probe):
             return norm_of_all(list(self._used.values()))
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
-    def _details(self, rows: Array, found: Sequence[_Measured], names: tuple[str, ...]) -> Iterator[Reading]:
-        quantities = summarize(rows)
-        for quantity, values in quantities.items():
-            yield Reading(f"gradient/{quantity}", names, values)
-        missing = np.zeros(len(rows), np.float32)
-        for each in found:
-            missing[each.which] = each.missing
+    def _details(
+        self, statistics: Statistics, found: Sequence[_Measured], names: tuple[str, ...]
+    ) -> Iterator[Reading | Histograms]:
+        for each in statistics.readings("gradient", names):
+            if each.name == "gradient/norm" and isinstance(each, Reading):
+                self.norms = each.values.astype(np.float64)
+            yield each
+        missing = np.zeros(len(names), np.float32)
+        for one in found:
+            missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        self.norms = quantities["norm"].astype(np.float64)
         for name, value in gradient_aggregates(self.norms, *self._bounds).items():
             yield Reading(f"monitor/{name}", ONE, value)
+        if self._uneven_scale:
+            yield Reading("monitor/unavailable", ("gradient/histogram",), [float(Reason.UNEVEN_SCALE)])
 
-    def _rows(self, found: Sequence[_Measured], arrays: list[Array], count: int) -> Array:
-        """One row per parameter of the model, NaN for those that no optimizer used."""
-        rows = np.full((count, len(COLUMNS)), np.nan)
+    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> Statistics:
+        """Those of every parameter of the model; NaN for parameters that no optimizer used."""
+        parts = []
+        self._uneven_scale = False
         for each in found:
-            part = in_order(each.found.order, [arrays.pop(0) for _ in each.found.rows])
-            rows[each.which] = part if each.scale is None else rescale(part, float(arrays.pop(0)))
-        return rows
+            part = each.visit.decode(arrays)
+            if each.scale is not None:
+                scale = float(arrays.pop(0))
+                part = part.over(scale)
+                self._uneven_scale |= part.counts is not None and power_of_two(scale) is None
+            parts.append((each.which, part))
+        return Statistics.of(parts, num_tensors)
 
     def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
         if len(self._start) < _STARTING_STEPS:
@@ -259,7 +277,8 @@ class GradientProbe(Probe):
         for place in np.flatnonzero(missing):
             missing[place] = parameters[which[place]].requires_grad
         own = gradients if which == list(range(len(gradients))) else [gradients[one] for one in which]
-        self._measured[at] = _Measured(which, measure(own), missing, scale if isinstance(scale, Tensor) else None)
+        visit = self._reader.read(own)
+        self._measured[at] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
