@@ -166,6 +166,58 @@ def loss_summed_over_everything(run: Path) -> forewarn.Monitor:
     return it.train(60)
 
 
+def loss_scaled_to_nothing(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_loss = lambda step, loss: loss * 1e-6
+    return it.train(60)
+
+
+class _Residual(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner = MLP([16, 64, 16])
+        self.scale = scale
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + self.scale * self.inner(features)
+
+
+def branches_of_unequal_scale(run: Path) -> forewarn.Monitor:
+    blocks = nn.Sequential(*(_Residual(scale) for scale in (1.0, 1.0, 0.001, 1.0)))
+    return Breakable(run, nn.Sequential(blocks, nn.Linear(16, 5))).train(60)
+
+
+def loss_averaged_twice_on_the_way(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.optimizer = torch.optim.SGD(it.model.parameters(), lr=1e-3)
+    it.change_loss = lambda step, loss: loss / 32 if step >= 60 else loss
+    return it.train(120)
+
+
+def weights_that_keep_growing(run: Path, until: int = 149) -> forewarn.Monitor:
+    it = Breakable(run, MLP([16, *[64] * 8, 5]))
+    with torch.no_grad():
+        for each in it.linears():
+            each.weight *= 2.4
+
+    def grow(step: int) -> None:
+        if step >= 60:
+            for each in it.linears():
+                each.weight.data *= 1.005
+
+    it.after_update = grow
+    it.change_loss = lambda step, loss: loss * 0.1
+    return it.train(until)
+
+
+def weights_far_too_large(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, MLP([16, *[64] * 8, 5]), lr=1e-4)
+    with torch.no_grad():
+        for each in it.linears():
+            each.weight *= 5
+    return it.train(60)
+
+
 def deep_sigmoids(run: Path) -> forewarn.Monitor:
     return Breakable(run, MLP([16, *[32] * 14, 5], activation=nn.Sigmoid)).train()
 
@@ -306,10 +358,15 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L103": ascent_instead_of_descent,
     "G101": nan_in_the_backward_pass,
     "G102": loss_summed_over_everything,
-    "G103": deep_sigmoids,
+    "G103": loss_scaled_to_nothing,
     "G104": one_step_with_a_huge_gradient,
+    "G105": deep_sigmoids,
+    "G106": branches_of_unequal_scale,
+    "G107": loss_averaged_twice_on_the_way,
     "G108": detached_layer,
     "G109": forgotten_zero_grad,
+    "G110": weights_that_keep_growing,
+    "G111": weights_far_too_large,
     "U101": frozen_on_the_way,
     "U102": lr_far_too_high,
     "U103": lr_far_too_low,

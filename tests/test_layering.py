@@ -10,17 +10,18 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "distributions": {"types"},
     "config": {"types"},
     "schedule": {"types"},
     "series": {"types", "config"},
-    "history": {"types", "config", "series"},
+    "history": {"types", "distributions", "config", "series"},
     "remedies": {"types", "config", "series", "history"},
     "rules": {"types", "config", "series", "history", "remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
-    "stats": {"types"},
-    "probes": {"types", "ema", "stats"},
-    "store": {"types"},
-    "views": {"types", "store"},
+    "stats": {"types", "distributions"},
+    "probes": {"types", "ema", "distributions", "stats"},
+    "store": {"types", "distributions"},
+    "views": {"types", "distributions", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
@@ -34,8 +35,8 @@ ALLOWED: dict[str, set[str]] = {
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "types", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "types", "distributions", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store",
+    "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

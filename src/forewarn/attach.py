@@ -17,6 +17,7 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.gain import GainProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
@@ -26,6 +27,7 @@ from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
+from forewarn.probes.tensors import TensorReader
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
@@ -37,6 +39,9 @@ from forewarn.store.writer import RunWriter
 from forewarn.types import Facts
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+
+HISTOGRAM_EVERY = {"off": 0, "sampled": 4, "full": 1}
+"""Of how many blocks of 4096 values one goes into a histogram, by `Config.histograms`."""
 
 
 def watch(
@@ -141,8 +146,9 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
     stepping = SteppingProbe(roster.optimizers, scaler)
+    reader = TensorReader(HISTOGRAM_EVERY[config.histograms], config.exact_percentiles)
     gradients = GradientProbe(
-        roster, stepping, scaler,
+        roster, stepping, scaler, reader,
         vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
     )  # fmt: skip
     updates = UpdateProbe(
@@ -151,8 +157,9 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        LearningRateProbe(roster.optimizers), stepping, loss, gradients,
+        GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
+        WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 
@@ -162,7 +169,7 @@ def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable
         model=type(unwrapped(model)).__name__,
         num_parameters=sum(parameter.numel() for parameter in roster.parameters),
         parameters=roster.facts(),
-        blocks=block_names(model),
+        blocks=block_names(model, config.blocks),
         optimizers=tuple(type(each).__name__ for each in roster.optimizers),
         groups=tuple(_numbers(group) for each in roster.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),

@@ -182,6 +182,56 @@ class GradientSpike(Spike):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientFadesWithDepth(Settings):
+    """G105."""
+
+    share: float = between(0.01, 0.0, 1.0)
+    """Share of the last block's gradient norm below which the first block is starved."""
+    norm: float = between(1e-4, 0.0)
+    """Gradient norm below which a first block is starved in absolute terms; both must hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientImbalance(Settings):
+    """G106."""
+
+    factor: float = between(100.0, 1.0)
+    """Largest over smallest gradient norm among the blocks."""
+    minimum: int = between(8, 1)
+    """Checks that must have been seen before anything is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientDecay(Settings):
+    """G107."""
+
+    share: float = between(0.1, 0.0, 1.0)
+    """Share of its starting level below which the global gradient norm has decayed."""
+    learning: float = between(0.05, 0.0, 1.0)
+    """Share by which the loss must have fallen within memory for the decay to be that of a run that learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainDrift(Settings):
+    """G110."""
+
+    mean_gain_drift_threshold: float = between(0.1, 0.0)
+    """Share above the oldest check of the window at which the mean gain has drifted."""
+    warning_amplification: float = between(20.0, 1.0)
+    """Times that gradients grow over the whole depth from which a drift is a warning; below it is information."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainTooHigh(Settings):
+    """G111."""
+
+    amplification: float = between(30.0, 1.0)
+    """Times that a gradient may grow from last to first block; the gain allowed to n blocks is its n-th root."""
+    mean_gain_absolute_threshold: float | None = None
+    """The allowed mean gain per block, instead of the one that follows from `amplification` and the depth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenWeight(Settings):
     """U101."""
 
@@ -288,6 +338,11 @@ class Thresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    gradient_fades_with_depth: GradientFadesWithDepth = GradientFadesWithDepth()
+    gradient_imbalance: GradientImbalance = GradientImbalance()
+    gradient_decay: GradientDecay = GradientDecay()
+    gain_drift: GainDrift = GainDrift()
+    gain_too_high: GainTooHigh = GainTooHigh()
     frozen_weight: FrozenWeight = FrozenWeight()
     update_ratio_high: UpdateRatioHigh = UpdateRatioHigh()
     update_ratio_low: UpdateRatioLow = UpdateRatioLow()
@@ -308,10 +363,19 @@ class Config(Settings):
     """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss."""
     sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
+    histograms: Literal["off", "sampled", "full"] = "sampled"
+    """Histograms, percentiles and shapes of every tensor on measured steps: none, of one in four blocks of 4096 values,
+    or of all values; docs/distributions.md has what each costs."""
+    exact_percentiles: bool = False
+    """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
     """Checks kept in memory per metric of each tensor; 4 bytes each."""
+    blocks: str | None = None
+    """A regex for the names of the modules that are the blocks of the model; by default they are found."""
+    mean_gain_drift_window: int = between(10, 2)
+    """Checks over which `gain/mean_ma` is averaged and whose oldest `gain/drift` is measured against."""
     escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
     disable: tuple[str, ...] = ()

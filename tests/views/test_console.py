@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forewarn.types import Action, Severity, State
 from forewarn.views.console import QUIET_STEPS, AlertLines
-from tests.views.made import alert
+from tests.views.made import alert, block
 
 
 @pytest.fixture
@@ -35,6 +35,24 @@ def test_an_alert_is_told_with_its_numbers_and_what_to_do(stream: io.StringIO) -
         "    2. lower_lr 0.0003 → 0.00015: smaller steps keep the loss low",
         "    why: forewarn explain loss-spike",
     ]
+
+
+def test_an_alert_about_gradients_comes_with_their_profile_over_the_depth(stream: io.StringIO) -> None:
+    norms = block(7, "gradient/block_norm", 1e-8, 1e-4, float("nan"), 0.0, 1.0, scopes=tuple("abcde"))
+    view = AlertLines(stream)
+    view.show(7, [norms], [alert("L102")], [])
+    assert "by depth" not in stream.getvalue()
+    view.show(8, [norms], [alert("G102")], [])
+    assert "    gradient by depth: a 1e-8 ▁▄·█ e 1\n" in stream.getvalue()
+
+
+def test_a_very_deep_model_is_one_line_as_well(stream: io.StringIO) -> None:
+    norms = block(7, "gradient/block_norm", *range(1, 501), scopes=tuple(f"blocks.{at}" for at in range(500)))
+    AlertLines(stream).show(7, [norms], [alert("G102")], [])
+    line = next(line for line in stream.getvalue().splitlines() if "by depth" in line)
+    assert line.startswith("    gradient by depth: blocks.0 1 ▁")
+    assert line.endswith("█ blocks.499 500")
+    assert len(line) < 120
 
 
 def test_a_thousand_layers_are_one_line_that_names_the_worst(stream: io.StringIO) -> None:
@@ -187,7 +205,7 @@ def test_a_reader_that_went_away_does_not_end_the_training() -> None:
     script = """
 import os
 from forewarn.views.console import AlertLines
-from tests.views.made import alert
+from tests.views.made import alert, block
 reading, writing = os.pipe()
 os.close(reading)
 view = AlertLines(os.fdopen(writing, "w", buffering=1))

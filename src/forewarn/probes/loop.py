@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.probes.forward import ForwardPass, differentiable
 from forewarn.probes.hooks import Hook
 from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
@@ -32,10 +33,15 @@ class Loop:
         """Whether the step under way is measured in detail."""
         self.failures: dict[str, str] = {}
         """Probes that raised, with what they said; they are switched off."""
-        self._probes = list(probes)
-        self._stopwatch = stopwatch
+        self.probes = list(probes)
+        """Those that are still switched on."""
+        self.stopwatch = stopwatch
         self._graph_task = -1
-        self._handles = [model.register_forward_hook(Hook(self._forward_ended, traced=True))]
+        self._forward: ForwardPass | None = None
+        self._handles = [
+            model.register_forward_pre_hook(Hook(self._forward_begins, traced=True)),
+            model.register_forward_hook(Hook(self._forward_ended, traced=True), always_call=True),
+        ]
         for at, optimizer in enumerate(optimizers):
             self._handles.append(optimizer.register_step_pre_hook(Hook(self._stepper("before_update", at))))
             self._handles.append(optimizer.register_step_post_hook(Hook(self._stepper("after_update", at))))
@@ -49,7 +55,7 @@ class Loop:
     def collect(self) -> list[tuple[Probe, Pending]]:
         """The readings of the step that ends now, each ready to travel."""
         collected = []
-        for probe in list(self._probes):
+        for probe in list(self.probes):
             pending = self.guard(probe, _collected, probe, self.measured)
             if pending is not None:
                 collected.append((probe, pending))
@@ -61,7 +67,7 @@ class Loop:
             return call(*args)
         except Exception as error:
             self.report(f"probe {probe.name!r}", probe.name, error)
-            self._probes = [other for other in self._probes if other is not probe]
+            self.probes = [other for other in self.probes if other is not probe]
             return None
 
     def report(self, what: str, name: str, error: Exception) -> None:
@@ -71,8 +77,8 @@ class Loop:
             self.failures[name] = f"{type(error).__name__}: {error}"
 
     def _tell(self, event: str, *args: Any) -> None:
-        with self._stopwatch:
-            for probe in self._probes:
+        with self.stopwatch:
+            for probe in self.probes:
                 self.guard(probe, getattr(probe, event), *args)
 
     def _stepper(self, event: str, at: int) -> Callable[..., None]:
@@ -83,11 +89,20 @@ class Loop:
 
         return stepped
 
+    def _forward_begins(self, module: nn.Module, args: Any) -> None:
+        if self.measured and module.training and torch.is_grad_enabled():
+            with self.stopwatch:
+                self._forward = ForwardPass(self)
+
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._forward is not None:
+            with self.stopwatch:
+                over, self._forward = self._forward, None
+                over.end(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures:
             return
         try:
-            for tensor in itertools.islice(_differentiable(output), _MAX_WATCHED_OUTPUTS):
+            for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
                 tensor.register_hook(Hook(self._backward_reached, traced=True))
         except Exception as error:  # an output that can not even be looked at
             self.report("watch on the backward pass", "backward", error)
@@ -124,21 +139,3 @@ def _collected(probe: Probe, measured: bool) -> Pending | None:
         if isinstance(each, Tensor) and each.is_meta:
             raise TypeError("a tensor on the meta device has no values")
     return Pending(ready, pending.decode)
-
-
-def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a model's output through which a backward pass can come; a parameter that is passed on is none."""
-    if isinstance(output, Tensor):
-        if output.grad_fn is not None:
-            yield output
-        return
-    inside: Iterable[Any] = ()
-    if isinstance(output, Mapping):
-        inside = output.values()
-    elif isinstance(output, list | tuple):
-        inside = output
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
-    if depth < 3:
-        for one in inside:
-            yield from _differentiable(one, depth + 1)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.stats import Numbers
+from forewarn.types import Counts
 
 Array = NDArray[np.float64]
 
@@ -23,6 +25,16 @@ class Reading(NamedTuple):
     values: Any
 
 
+class Histograms(NamedTuple):
+    """The histograms of one metric for all its scopes, before they know their step."""
+
+    name: str
+    scopes: tuple[str, ...]
+    counts: Counts
+    """[n × 2 × bins]: negative and positive values by the power of two of their magnitude."""
+    zeros: Counts
+
+
 ONE: tuple[str, ...] = ("",)
 """The scope of a metric of the run as a whole."""
 
@@ -32,8 +44,30 @@ class Pending:
     """Readings whose values may still be on a device, and how to make them once those values have arrived."""
 
     tensors: Sequence[Numbers] = ()
-    decode: Callable[[Sequence[Array]], Iterable[Reading]] = field(default=lambda _: ())
+    decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
     """Takes one float64 array of the same shape per tensor."""
+
+
+class Followed(NamedTuple):
+    """A tensor of the forward pass that a probe follows into the backward pass."""
+
+    tensor: Tensor
+    reached: Callable[[Tensor], None]
+    """Takes the gradient of the loss with respect to the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A module that a probe wants to look at, and what to call as it is entered and left.
+
+    Both may return tensors to follow into the backward pass.
+    """
+
+    module: nn.Module
+    entered: Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Followed] | None] | None = None
+    """Takes the arguments."""
+    left: Callable[[tuple[Any, ...], dict[str, Any], Any], Iterable[Followed] | None] | None = None
+    """Takes the arguments and the output."""
 
 
 class Probe:
@@ -43,6 +77,16 @@ class Probe:
     """
 
     name = ""
+
+    def forward_begins(self) -> None:
+        """A forward pass of the model, in training mode and on a measured step, is about to run."""
+
+    def inside(self) -> Sequence[Place]:
+        """Where to look while that pass runs."""
+        return ()
+
+    def forward_ended(self, output: Any) -> None:
+        """That pass is over, also when it or this probe failed; `output` is None if it raised."""
 
     def backward_begins(self, measured: bool) -> None:
         """The first gradient of a backward pass through the model is about to be computed."""

@@ -81,7 +81,8 @@ def _mechanics(rule: Rule) -> Iterator[str]:
         documented = field_docs(type(settings))
         values = settings.to_dict().items()
         yield _table(
-            ("name", "default", ""), [(f"`{name}`", in_words(each), documented[name]) for name, each in values]
+            ("name", "default", ""),
+            [(f"`{name}`", "not set" if each is None else in_words(each), documented[name]) for name, each in values],
         )
     yield "## What to do"
     yield (

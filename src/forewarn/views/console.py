@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forewarn.types import Action, Alert, Block, Severity, State
+from forewarn.views.depth import depth_profile
 from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, numbers
 
 MOST_GROUPS = 3
@@ -31,7 +32,7 @@ class AlertLines:
         self._news = News()
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        print_lines(self._console, self._news.lines(step, changed, taken))
+        print_lines(self._console, self._news.lines(step, blocks, changed, taken))
 
     def close(self) -> None:
         """Nothing is held back, so there is nothing to do."""
@@ -46,7 +47,9 @@ class News:
         self._advised: _Saying | None = None
         """The last advice, whatever it was about."""
 
-    def lines(self, step: int, changed: Sequence[Alert], taken: Sequence[Action]) -> list[Text]:
+    def lines(
+        self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]
+    ) -> list[Text]:
         """About ten lines at most, the most important first."""
         fired = [alert for alert in changed if alert.state is State.FIRING]
         over = [alert for alert in changed if alert.state is State.RESOLVED and alert.severity > Severity.INFO]
@@ -54,6 +57,8 @@ class News:
         lines = [_headline(step, group) for group in news[:MOST_GROUPS]]
         if len(news) > MOST_GROUPS:
             lines.append(_line(step, "also", "dim", ", ".join(group.title for group in news[MOST_GROUPS:])))
+        profile = depth_profile(blocks, [group.worst for group in news])
+        lines += [] if profile is None else [Text(f"{_INDENT}{profile}")]
         if news:
             lines += self._advice(news[0].worst, step)
         if over:

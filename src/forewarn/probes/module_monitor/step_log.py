@@ -14,8 +14,7 @@ from torch import Tensor
 from forewarn.probes.module_monitor.metrics import Aggregate, Keys, quantities
 from forewarn.probes.probe import Array
 from forewarn.probes.transfer import Transfer
-from forewarn.probes.weights import in_order
-from forewarn.stats import Measurement, Numbers
+from forewarn.stats import Measurement, Numbers, in_order
 from forewarn.stats.portable import wide
 
 OWN = "own"
@@ -154,8 +153,7 @@ class StepLog:
             at = len(stacks)
             for keys, found, how in self._rows:
                 parts = arrays[at : (at := at + len(found.rows))]
-                in_turn = parts[0] if len(found.order) == 1 else in_order(found.order, parts)
-                rows[how] += zip(keys, in_turn, strict=True)
+                rows[how] += zip(keys, in_order(found.order, parts), strict=True)
             whole: dict[str, list[float]] = {}
             for each in [*row_totals(rows[OWN], OWN), *row_totals(rows[ELEMENTS], ELEMENTS)]:
                 if each.key in self._gathered:
