@@ -119,7 +119,9 @@ NOTHING = Asked()
 class Metrics:
     """All metrics of a monitor, each until it fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, separator: str = "/") -> None:
+        """`separator` stands between the parts of a key: kind, name of the module or parameter, name of the metric."""
+        self._separator = separator
         self._all: dict[tuple[str, str], Metric] = {}
         self._off: set[tuple[str, str]] = set()
         self._asked: dict[tuple[str, str, str], Asked] = {}
@@ -152,7 +154,7 @@ class Metrics:
 
     def _found(self, kind: str, name: str, prefix: str) -> Asked:
         matching = [
-            (f"{prefix}/{name}/{each.name}", each)
+            (self._separator.join((prefix, name, each.name)), each)
             for place, each in self._all.items()
             if each.kind == kind and place not in self._off and re.match(each.regex, name)
         ]
