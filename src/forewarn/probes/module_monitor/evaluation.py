@@ -34,12 +34,14 @@ class Evaluation:
         asked = self.metrics.asked(kind, name)
         if asked == NOTHING:
             return
+        if asked.built_in:
+            log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
+            for key, aggregate in asked.aggregates:
+                log.aggregate_rows(key, aggregate)
+        if not asked.functions:
+            return
         with torch.no_grad():
-            if asked.built_in:
-                log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
-                for key, aggregate in asked.aggregates:
-                    log.aggregate_rows(key, aggregate)
-            own = tuple(each.detach() for each in tensors) if asked.functions else ()
+            own = tuple(each.detach() for each in tensors)
             for key, metric in asked.functions:
                 try:
                     log.tensor(key, _called(metric, own), metric.aggregate)
@@ -145,8 +147,9 @@ def _readable(tensors: Sequence[Tensor]) -> Tensor:
 
     What is scattered in host memory, such as one of several heads, is copied: that is faster than to read it as it is.
     """
-    tensor = tensors[0] if len(tensors) == 1 else tensors[0] - tensors[1]
-    return tensor.contiguous() if tensor.is_cpu and tensor.layout is torch.strided and not is_dense(tensor) else tensor
+    tensor = tensors[0] if len(tensors) == 1 else tensors[0].detach() - tensors[1].detach()
+    scattered = tensor.is_cpu and tensor.layout is torch.strided and not is_dense(tensor)
+    return tensor.detach().contiguous() if scattered else tensor
 
 
 def _told(error: BaseException) -> str:
