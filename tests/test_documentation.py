@@ -97,6 +97,8 @@ def test_commands_of_the_documentation_run(page, line, place):
     arguments = shlex.split(line)[1:]
     if arguments[0] == "train":
         arguments += ["--width", "16", "--heads", "2", "--depth", "1", "--max-steps", "5", "--result-dir", str(place)]
+    if arguments[0] == "coordinate-check":
+        arguments += ["--widths", "16,32,64", "--steps", "2", "--seeds", "1"]
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code in (0, 1, 2), result.output
     assert result.output.strip()

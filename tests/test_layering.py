@@ -27,7 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
     "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
+    "compat": {"probes"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
+    "coordinates": {"probes", "trainer"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.config import Config
     from forewarn.monitor import Monitor
+    from forewarn.probes.module_monitor import (
+        ActivationDifferenceMetric,
+        ActivationMetric,
+        GradientMetric,
+        ModuleMonitor,
+        MonitorMixin,
+        ParameterDifferenceMetric,
+        ParameterMetric,
+        RefinedCoordinateCheck,
+        StorageManager,
+        monitor_scaled_dot_product_attention,
+    )
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
@@ -22,6 +34,21 @@ _HOMES = {
     "watch": "attach",
     "Monitor": "monitor",
     "WeightUpdateMonitor": "probes.weight_update_monitor",
+    **dict.fromkeys(
+        (
+            "ActivationDifferenceMetric",
+            "ActivationMetric",
+            "GradientMetric",
+            "ModuleMonitor",
+            "MonitorMixin",
+            "ParameterDifferenceMetric",
+            "ParameterMetric",
+            "RefinedCoordinateCheck",
+            "StorageManager",
+            "monitor_scaled_dot_product_attention",
+        ),
+        "probes.module_monitor",
+    ),
     "Config": "config",
     "Policy": "actions",
     "Schedule": "schedule",
@@ -33,22 +60,32 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActivationDifferenceMetric",
+    "ActivationMetric",
     "Alert",
     "Block",
     "Config",
     "Facts",
     "Finding",
     "FrozenCause",
+    "GradientMetric",
+    "ModuleMonitor",
     "Monitor",
+    "MonitorMixin",
     "Outcome",
+    "ParameterDifferenceMetric",
+    "ParameterMetric",
     "Policy",
+    "RefinedCoordinateCheck",
     "Remedy",
     "Run",
     "Schedule",
     "Severity",
     "State",
+    "StorageManager",
     "WeightUpdateMonitor",
     "__version__",
+    "monitor_scaled_dot_product_attention",
     "open_run",
     "watch",
 ]

@@ -22,6 +22,8 @@ from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
 from forewarn.probes.lr import LearningRateProbe
+from forewarn.probes.metrics import MetricsProbe
+from forewarn.probes.module_monitor.metrics import Metric
 from forewarn.probes.parameters import Roster, block_names, unwrapped
 from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
@@ -55,6 +57,7 @@ def watch(
     policy: str | Policy = "observe",
     scaler: Any = None,
     resume: bool = False,
+    metrics: Sequence[Metric] = (),
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -66,6 +69,7 @@ def watch(
     - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
     - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
     - `resume`: go on with the run that the directory holds.
+    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps.
     """
     optimizers = _checked(model, optimizer, scaler)
     policy = Policy.of(policy)
@@ -81,7 +85,7 @@ def watch(
         _check_same_model(earlier, facts)
     first = _is_first_process(policy)
     stopwatch = Stopwatch()
-    probes = _probes(roster, settings, scaler, stopwatch)
+    probes = _probes(roster, settings, scaler, stopwatch, metrics)
     loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch)
     writer = None
     if first:
@@ -142,7 +146,9 @@ def _check_parameters(roster: Roster, model: nn.Module) -> None:
             )
 
 
-def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -> dict[str, Probe]:
+def _probes(
+    roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch, metrics: Sequence[Metric] = ()
+) -> dict[str, Probe]:
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
     stepping = SteppingProbe(roster.optimizers, scaler)
@@ -160,6 +166,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
         LearningRateProbe(roster.optimizers), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        MetricsProbe(roster, stepping, metrics),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

@@ -39,6 +39,9 @@ SECTIONS = {
         "explain": "forewarn explain loss-spike",
         "rules": "forewarn rules",
     },
+    "Before a long run": {
+        "coordinate-check": "forewarn coordinate-check --parametrization mup",
+    },
     "Measure the cost": {
         "bench": "forewarn bench --contenders forewarn",
     },
@@ -67,7 +70,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"forewarn.commands.{cmd_name}").command
+        module = cmd_name.replace("-", "_")
+        command: click.Command = importlib.import_module(f"forewarn.commands.{module}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -51,6 +51,7 @@ class Attention(nn.Module):
         head_width = config.width // config.heads
         self.heads = config.heads
         self.dropout = config.dropout
+        self.scale: float | None = None  # of the logits; None is 1/√head_width
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.query_norm = nn.RMSNorm(head_width) if config.qk_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(head_width) if config.qk_norm else nn.Identity()
@@ -65,6 +66,7 @@ class Attention(nn.Module):
             value,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
+            scale=self.scale,
         )
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
         return output

@@ -1,0 +1,1 @@
+"""Other packages' import paths, so that a project moves over by changing one import."""

@@ -1,0 +1,5 @@
+"""`torch_module_monitor.hooks`."""
+
+from forewarn.probes.module_monitor.hooks import HooksManager
+
+__all__ = ["HooksManager"]

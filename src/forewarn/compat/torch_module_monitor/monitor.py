@@ -1,0 +1,40 @@
+"""`torch_module_monitor.monitor`: the monitor, whose metrics may also be given by the public package's keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forewarn.probes.module_monitor import ModuleMonitor as _ModuleMonitor
+from forewarn.probes.module_monitor import MonitorMixin
+from forewarn.probes.module_monitor.hooks import default_format_module_name_fn
+
+__all__ = ["ModuleMonitor", "MonitorMixin", "default_format_module_name_fn"]
+
+
+class ModuleMonitor(_ModuleMonitor):
+    """`forewarn.ModuleMonitor` with `metric_name` and `metric_fn` for what it calls `name` and `fn`."""
+
+    def add_activation_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().add_activation_metric(metric_name, metric_fn, *args, **options)
+
+    def add_activation_difference_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().add_activation_difference_metric(metric_name, metric_fn, *args, **options)
+
+    def add_parameter_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().add_parameter_metric(metric_name, metric_fn, *args, **options)
+
+    def add_parameter_difference_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().add_parameter_difference_metric(metric_name, metric_fn, *args, **options)
+
+    def add_gradient_metric(  # type: ignore[override]
+        self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().add_gradient_metric(metric_name, metric_fn, *args, **options)

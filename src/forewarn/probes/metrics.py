@@ -1,0 +1,156 @@
+"""Metrics of the user's own in a watched run: the same questions that a `ModuleMonitor` asks."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forewarn.probes.forward import hookable_modules
+from forewarn.probes.module_monitor.evaluation import Evaluation, is_sharded
+from forewarn.probes.module_monitor.hooks import ROOT, tensors_in
+from forewarn.probes.module_monitor.metrics import NOTHING, Metric, Metrics
+from forewarn.probes.module_monitor.step_log import StepLog
+from forewarn.probes.parameters import Roster
+from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
+from forewarn.probes.stepping import SteppingProbe
+from forewarn.types import is_metric_name
+
+_SEPARATOR = "\n"
+"""Between the parts of a key; no name of a module or metric has it."""
+
+
+class MetricsProbe(Probe):
+    """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
+
+    Activations are those of the measured forward passes in training mode, gradients those that the optimizer uses,
+    parameters those after the step; a parameter difference is the one from the weights at attaching.
+    """
+
+    name = "metrics"
+
+    def __init__(self, roster: Roster, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
+        self._roster = roster
+        self._stepping = stepping
+        self._metrics = Metrics(_SEPARATOR)
+        for each in metrics:
+            _check(each)
+            self._metrics.add(each)
+        self._check_whole()
+        self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
+        self._log = StepLog()
+        self._at_first = {
+            name: parameter.detach().clone()
+            for name, parameter in zip(roster.names, roster.parameters, strict=True)
+            if self._metrics.asked("parameter_difference", name) != NOTHING
+        }
+
+    def inside(self) -> Sequence[Place]:
+        if not self._metrics.any("activation"):
+            return ()
+        reachable = hookable_modules(self._roster.called)
+        return [Place(module, left=self._leaving(name)) for name, module in reachable.items() if name]
+
+    def forward_ended(self, output: Any) -> None:
+        self._returned(ROOT, output)
+        self._evaluation.forget()
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if measured and not closure:
+            self._ask_gradients(at, getattr(optimizer, "grad_scale", None))
+
+    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if measured and closure:
+            self._ask_gradients(at, None)
+
+    def collect(self, measured: bool) -> Pending | None:
+        if measured:
+            self._ask_parameters()
+        log, self._log = self._log, StepLog()
+        if not log:
+            return None
+        packed = log.pack()
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            settled = packed.unpack(arrays)
+            for key, error in settled.failures.items():
+                self._evaluation.failed(key.replace(_SEPARATOR, "/"), error)
+            found: dict[str, dict[str, float]] = {}
+            for key, value in settled.averages().items():
+                kind, scope, metric = key.split(_SEPARATOR)
+                if kind != "gradient" or not self._stepping.skipped:
+                    found.setdefault(f"{kind}_metric/{_plain(metric)}", {})[scope] = value
+            for name, values in found.items():
+                yield Reading(name, tuple(values), list(values.values()))
+
+        return Pending(packed.tensors, decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, weights in state["at_first"].items():
+            known = self._at_first.get(name)
+            if known is not None and tuple(known.shape) == tuple(weights.shape):
+                known.copy_(_tensor(weights))
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        return lambda args, kwargs, output: self._returned(name, output)
+
+    def _returned(self, name: str, output: Any) -> None:
+        for place, tensor in tensors_in(name, output):
+            self._evaluation.activation(self._log, "activation", place, tensor)
+
+    def _ask_gradients(self, at: int, scale: Any) -> None:
+        if self._metrics.any("gradient"):
+            held = [(self._roster.names[one], self._roster.parameters[one].grad) for one in self._roster.of(at)]
+            present = ((name, (_unscaled(gradient, scale),)) for name, gradient in held if gradient is not None)
+            self._evaluation.parameters(self._log, "gradient", present)
+
+    def _ask_parameters(self) -> None:
+        named: list[tuple[str, nn.Parameter]] = list(zip(self._roster.names, self._roster.parameters, strict=True))
+        if self._metrics.any("parameter"):
+            self._evaluation.parameters(self._log, "parameter", ((name, (each,)) for name, each in named))
+        alike = [(name, (each, self._at_first[name])) for name, each in named if name in self._at_first]
+        self._evaluation.parameters(self._log, "parameter_difference", alike)
+
+    def _check_whole(self) -> None:
+        kinds = ("parameter", "parameter_difference", "gradient")
+        for name, parameter in zip(self._roster.names, self._roster.parameters, strict=True):
+            if is_sharded(parameter) and any(self._metrics.asked(kind, name) != NOTHING for kind in kinds):
+                raise ValueError(
+                    f"metrics: {name} is sharded, and watch measures in the first process only; use "
+                    "forewarn.ModuleMonitor, which reduces the values of all shards"
+                )
+
+
+def _check(metric: Any) -> None:
+    if not isinstance(metric, Metric) or not metric.kind:
+        raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and their like, not {metric!r}")
+    if metric.kind == "activation_difference":
+        raise ValueError(
+            f"metrics: {metric.name!r} compares with a reference that watch does not have; use forewarn.ModuleMonitor"
+        )
+    if not is_metric_name(f"{metric.kind}_metric/{metric.name}"):
+        raise ValueError(f"metrics: {metric.name!r} can not be the name of a series; use letters, digits and _")
+
+
+def _plain(metric: str) -> str:
+    """A name with the suffix that an aggregation gave, as a series may be named: `spread[max]` is `spread_max`."""
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", metric).rstrip("_")
+
+
+def _unscaled(gradient: Tensor, scale: Any) -> Tensor:
+    """A gradient as the optimizer will use it: fused ones divide by the loss scale as they step."""
+    return gradient / scale if isinstance(scale, Tensor) else gradient
+
+
+def _tensor(weights: NDArray[np.float32] | Tensor) -> Tensor:
+    return weights if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights))
