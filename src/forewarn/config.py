@@ -311,7 +311,7 @@ class Config(Settings):
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
-    """Checks kept in memory per metric of each tensor; 4 bytes each."""
+    """Checks kept in memory per metric of each tensor that a rule looks at; about 5 bytes each."""
     escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
     disable: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ def in_order(order: Sequence[int], arrays: Sequence[NDArray[np.float64]]) -> NDA
     """Rows as `measure` gave them, back in the order of the tensors that it was given."""
     if len(arrays) == 1 and order == range(len(order)):
         return arrays[0]
-    rows = np.empty((len(order), len(COLUMNS)))
-    rows[list(order)] = np.concatenate(arrays) if arrays else rows
+    together = np.concatenate(arrays) if arrays else np.empty((0, len(COLUMNS)))
+    rows = np.empty_like(together)
+    rows[list(order)] = together
     return rows
