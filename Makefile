@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 TRITON := .venv-triton
+PEERS := .venv-bench
 
 .PHONY: help demo test test-slow test-triton check format docs bench clean
 .DEFAULT_GOAL := help
@@ -50,9 +51,15 @@ format: $(INSTALLED)  ## put the code into shape
 docs: $(INSTALLED)  ## write the pages that are generated from the code
 	$(BIN)/python -m forewarn.rules.documentation docs/rules
 
-bench: $(INSTALLED)  ## measure what measuring, judging and recording cost on this machine
-	for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
-	$(BIN)/forewarn bench --contenders forewarn
+$(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/stats/native/*.[ch])
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(PEERS)/.installed  ## measure what all of it costs here, beside other tools; writes docs/overhead.md, half an hour
+	for each in benchmarks/*.py; do $(PEERS)/bin/python $$each || exit 1; done
+	$(PEERS)/bin/forewarn bench --workload all --rounds 4 --steps 5 --scaling --large --out docs/overhead.md
 
 clean:  ## remove what was installed and built
-	rm -rf $(VENV) $(TRITON) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from forewarn.config import Config, Spike
-from forewarn.history import _NOT_KEPT, History
-from forewarn.rules import enabled_rules
+from forewarn.config import Spike
+from forewarn.history import History
 from forewarn.types import Block
 
 
@@ -114,9 +113,11 @@ def test_even_the_smallest_window_slides(window):
     assert list(history.series("train/loss").values) == list(range(10))[-window:]
 
 
-def test_percentiles_and_shapes_are_not_kept_and_no_rule_asks_for_them():
-    history = History()
-    history.append([Block(0, 0.0, name, ("a",), np.zeros(1, np.float32)) for name in ("gradient/p99", "weight/shape")])
-    history.append([Block(0, 0.0, name, ("a",), np.zeros(1, np.float32)) for name in ("gradient/norm", "custom/p99")])
-    assert history.names() == ["custom/p99", "gradient/norm"]
-    assert not {name for rule in enabled_rules(Config()) for name in rule.reads} & _NOT_KEPT
+def test_of_what_no_rule_looks_at_only_the_last_readings_are_kept():
+    history = History(window=50, detail_window=32, judged=["gradient/norm", "train/loss"])
+    for step in range(100):
+        for name, scopes in (("gradient/norm", ("a",)), ("gradient/std", ("a",)), ("user/score", ("",))):
+            history.append([Block(step, 0.0, name, scopes, np.array([step], np.float32))])
+    lengths = {name: len(history.panel(name)) for name in history.names()}
+    assert lengths == {"gradient/norm": 32, "gradient/std": 8, "user/score": 50}
+    assert history.series("gradient/std", "a").values.tolist() == list(range(92, 100))

@@ -14,7 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"types"},
     "schedule": {"types"},
     "series": {"types", "config"},
-    "history": {"types", "distributions", "config", "series"},
+    "history": {"types", "config", "series"},
     "remedies": {"types", "config", "series", "history"},
     "rules": {"types", "config", "series", "history", "remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},

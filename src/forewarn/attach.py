@@ -139,7 +139,7 @@ def _check_parameters(roster: Roster, model: nn.Module) -> None:
     if not roster.names:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to watch")
     for at, optimizer in enumerate(roster.optimizers):
-        if not roster.of(at):
+        if not len(roster.of(at)):
             raise ValueError(
                 f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
                 "for another model, or before its parameters were replaced; make it from model.parameters()"

@@ -217,8 +217,8 @@ class GainDrift(Settings):
 
     mean_gain_drift_threshold: float = between(0.1, 0.0)
     """Share above the oldest check of the window at which the mean gain has drifted."""
-    warning_amplification: float = between(20.0, 1.0)
-    """Times that gradients grow over the whole depth from which a drift is a warning; below it is information."""
+    amplification: float = between(20.0, 1.0)
+    """Times that gradients must grow over the whole depth for a drift to matter: a young model drifts as it learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +371,7 @@ class Config(Settings):
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
-    """Checks kept in memory per metric of each tensor; 4 bytes each."""
+    """Checks kept in memory per metric of each tensor that a rule looks at; about 5 bytes each."""
     blocks: str | None = None
     """A regex for the names of the modules that are the blocks of the model; by default they are found."""
     mean_gain_drift_window: int = between(10, 2)

@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 
 from forewarn.config import Spike
-from forewarn.distributions import PERCENTS
 from forewarn.series import Baseline, Deviation, Panel, Series
 from forewarn.types import Block
 
 _OF_THE_RUN = "train/"
 """Family of metrics that are read on every step and kept as long as unscoped ones, such as the lr of each group."""
 
-_NOT_KEPT = frozenset(f"{family}/{name}" for family in ("gradient", "weight") for name in (*PERCENTS, "shape"))
-"""For people and not read by any rule: stored and shown, but half a kilobyte per tensor each is not held for them."""
+_SLACK = 4
+"""A ring is a quarter longer than its window: with less it would be moved to the front more often."""
+
+_UNJUDGED_WINDOW = 8
+"""Readings kept of what no rule looks at, for people and for snapshots."""
 
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
 class _Ring:
-    """The last readings of one metric; twice as long as its window, so that a window is always one slice."""
+    """The last readings of one metric; somewhat longer than its window, so that a window is always one slice."""
 
     def __init__(self, scopes: tuple[str, ...], window: int) -> None:
         self.scopes = scopes
@@ -30,8 +32,9 @@ class _Ring:
         self.seen = 0
         self.baselines: dict[tuple[float, ...], Baseline] = {}
         self._end = 0
-        self._steps = np.zeros(2 * window, np.int64)
-        self._values = np.full((2 * window, len(scopes)), np.nan, np.float32)
+        room = window + max(1, window // _SLACK)
+        self._steps = np.zeros(room, np.int64)
+        self._values = np.full((room, len(scopes)), np.nan, np.float32)
 
     def append(self, block: Block) -> None:
         usual = block.scopes is self.scopes or block.scopes == self.scopes
@@ -105,7 +108,9 @@ class _Ring:
 class History:
     """The last readings of every metric: what rules look at, live and replayed."""
 
-    def __init__(self, window: int = 1024, detail_window: int = 64) -> None:
+    def __init__(self, window: int = 1024, detail_window: int = 64, judged: Iterable[str] | None = None) -> None:
+        """`judged`: the metrics that rules look at, by default all; few readings of a tensor's other ones are kept."""
+        self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
         self._rings: dict[str, _Ring] = {}
@@ -120,10 +125,9 @@ class History:
         for block in blocks:
             ring = self._rings.get(block.name)
             if ring is None:
-                if block.name in _NOT_KEPT:
-                    continue
                 whole_run = block.scopes == ("",) or block.name.startswith(_OF_THE_RUN)
-                window = self._window if whole_run else self._detail_window
+                is_judged = self._judged is None or block.name in self._judged
+                window = self._window if whole_run else self._detail_window if is_judged else _UNJUDGED_WINDOW
                 ring = self._rings[block.name] = _Ring(block.scopes, window)
             ring.append(block)
 

@@ -63,8 +63,9 @@ class Monitor:
         self.facts = facts
         self.at = 0
         """The step under way: the next call of `step` completes it."""
-        self.history = History(config.history_window, config.detail_window)
         rules = enabled_rules(config)
+        judged = {name for rule in rules for name in rule.reads}
+        self.history = History(config.history_window, config.detail_window, judged)
         self._judge = Judge(rules, config, facts)
         self._ledger = Ledger(rules)
         self._loop = loop

@@ -44,7 +44,7 @@ def test_a_whole_sample_measures_the_exact_update(dtype):
     sampler = UpdateSampler(["w"], 1024)
     sampler.remember([weight])
     order, sums = sampler.moved([after])
-    assert order == [0]
+    assert list(order) == [0]
     step = (after.double() - weight.double()).numpy()
     np.testing.assert_allclose(
         np.asarray(sums[0])[0], [(step**2).sum(), (weight.double().numpy() ** 2).sum()], rtol=1e-12
@@ -101,7 +101,7 @@ def test_a_tensor_that_becomes_another_is_not_compared():
     assert sampler.moved([torch.zeros(50)]) == ([], [])
     sampler.remember([torch.zeros(50)])
     order, _ = sampler.moved([torch.ones(50)])
-    assert order == [0]
+    assert list(order) == [0]
 
 
 @pytest.fixture(params=["native", "torch"])

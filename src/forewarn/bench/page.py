@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forewarn.bench import wording
+from forewarn.bench.aims import aims
 from forewarn.bench.machine import Machine
 from forewarn.bench.results import Scaling, WorkloadResult
 
@@ -36,12 +37,28 @@ def _lines(
     if picture is not None:
         yield ""
         yield f"![Added CPU time of each contender]({picture})"
+    yield from _aims(results)
     for result in results:
         yield from _workload(result)
     if scalings:
         yield from _scalings(scalings)
     if results:
         yield from _explained(results)
+
+
+def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
+    found = aims(results)
+    if not found:
+        return
+    yield from ("", "## What was aimed at", "")
+    yield "Medians over rounds. An aim that lies between their quartiles is in the noise: neither reached nor missed."
+    yield ""
+    rows = [(aim.workload, aim.what, aim.wanted, aim.found, aim.verdict) for aim in found]
+    yield from _table(("workload", "what", "aim", "measured", "reached"), rows)
+    reasons = {aim.what: aim.why_not for aim in found if aim.verdict != "yes" and aim.why_not}
+    if reasons:
+        yield from ("", "Why some are not reached:", "")
+        yield from (f"- {what}: {why}" for what, why in reasons.items())
 
 
 def _workload(result: WorkloadResult) -> Iterator[str]:

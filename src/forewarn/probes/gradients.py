@@ -39,7 +39,7 @@ _SCALE_TOLERANCE = 1e-5
 class _Measured:
     """The gradients of one optimizer as it was about to use them."""
 
-    which: list[int]
+    which: NDArray[np.intp]
     visit: Visit
     missing: NDArray[np.bool_]
     scale: Tensor | None
@@ -276,7 +276,7 @@ class GradientProbe(Probe):
         missing = self.missing[which]
         for place in np.flatnonzero(missing):
             missing[place] = parameters[which[place]].requires_grad
-        own = gradients if which == list(range(len(gradients))) else [gradients[one] for one in which]
+        own = gradients if np.array_equal(which, np.arange(len(gradients))) else [gradients[one] for one in which]
         visit = self._reader.read(own)
         self._measured[at] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
 

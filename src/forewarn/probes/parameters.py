@@ -53,7 +53,7 @@ class Roster:
         self._index: dict[int, int] = {}
         self._seen: list[int] = []
         self._any_meta = True
-        self._held: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        self._held: dict[int, tuple[tuple[int, ...], NDArray[np.intp]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
         self._modules: list[nn.Module] = []
         self._children: list[nn.Module | None] = []
@@ -101,14 +101,17 @@ class Roster:
     def num_optimizers(self) -> int:
         return len(self.optimizers)
 
-    def of(self, at: int) -> list[int]:
+    def of(self, at: int) -> NDArray[np.intp]:
         """Which parameters optimizer number `at` holds."""
         groups = self.optimizers[at].param_groups
         sizes = tuple(len(group["params"]) for group in groups)
         known = self._held.get(at)
         if known is None or known[0] != sizes:
             held = (id(parameter) for group in groups for parameter in group["params"])
-            known = self._held[at] = (sizes, [self._index[one] for one in held if one in self._index])
+            known = self._held[at] = (
+                sizes,
+                np.array([self._index[one] for one in held if one in self._index], np.intp),
+            )
         return known[1]
 
     def groups(self) -> NDArray[np.int64]:

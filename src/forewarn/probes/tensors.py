@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forewarn.distributions import NUM_BINS, PERCENTS, percentiles, shapes, shifted
@@ -73,9 +74,9 @@ class Statistics:
     """[n × percentiles], if these were read by sorting."""
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Sequence[int], Statistics]], num_tensors: int) -> Statistics:
+    def of(cls, parts: Sequence[tuple[NDArray[np.intp], Statistics]], num_tensors: int) -> Statistics:
         """The statistics of all tensors from those of some, by their places; NaN and no counts for the others."""
-        if len(parts) == 1 and len(parts[0][0]) == num_tensors and list(parts[0][0]) == list(range(num_tensors)):
+        if len(parts) == 1 and np.array_equal(parts[0][0], np.arange(num_tensors)):
             return parts[0][1]
         whole = cls(np.full((num_tensors, len(COLUMNS)), np.nan), None, None)
         for which, part in parts:

@@ -16,19 +16,19 @@ from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe
-from forewarn.stats import UpdateSampler, looked_at
+from forewarn.stats import UpdateSampler, in_order, looked_at
 from forewarn.stats.sampling import EPSILON
 from forewarn.types import FrozenCause
 
 
-def update_ratios(order: list[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
+def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
     """The ratio ‖Δw‖ / (‖w‖ + ε) and the norm ‖Δw‖ of each tensor, from what `UpdateSampler.moved` measured.
 
     An empty tensor has neither: NaN.
     """
     step, weight = np.full(len(shares), np.nan), np.full(len(shares), np.nan)
-    if order:
-        step[order], weight[order] = np.concatenate(sums).T
+    if len(order):
+        step, weight = in_order(order, sums).T.copy()
     step[shares == 0] = np.nan
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.sqrt(step) / (np.sqrt(weight) + EPSILON), np.sqrt(step / shares)

@@ -82,7 +82,7 @@ def _mechanics(rule: Rule) -> Iterator[str]:
         values = settings.to_dict().items()
         yield _table(
             ("name", "default", ""),
-            [(f"`{name}`", "not set" if each is None else in_words(each), documented[name]) for name, each in values],
+            [(f"`{name}`", in_words(each), documented[name]) for name, each in values],
         )
     yield "## What to do"
     yield (

@@ -121,21 +121,19 @@ def gain_drift(
     ## Why is this bad?
     The gain of a block says how much larger the gradient is below it than above it. Gains multiply over the depth: in
     a model of 24 blocks a gain of 1.1 is a factor of 10, one of 1.2 a factor of 80. A rise of the mean comes before
-    the gradients explode, and long before the loss does. Between batches it varies by a few hundredths; a young model
-    moves more as its layers find their place: that is information while the product over all blocks is small, and
-    nothing while gradients shrink on their way.
+    the gradients explode, and long before the loss does. Between batches it varies by a few hundredths. A young model
+    moves more as its layers find their place, so nothing is said while the product over all blocks is small.
 
     ## Example
-    fires: gain/drift 0.15x3 | gain/mean 1.3x3 | gain/amplification 20x3
-    quiet: gain/drift 0.05x3 | gain/mean 1.3x3 | gain/amplification 20x3
-    quiet: gain/drift 0.15x3 | gain/mean 0.9x3 | gain/amplification 0.5x3
+    fires: gain/drift 0.15x3 | gain/mean 1.3x3 | gain/amplification 25x3
+    quiet: gain/drift 0.05x3 | gain/mean 1.3x3 | gain/amplification 25x3
+    quiet: gain/drift 0.15x3 | gain/mean 1.2x3 | gain/amplification 5x3
     """
     rise, product = Series(drift).last, Series(amplification).last
-    if not (rise > config.mean_gain_drift_threshold and product > 1):
+    if not (rise > config.mean_gain_drift_threshold and product > config.amplification):
         return None
-    severe = product > config.warning_amplification
     return found(
-        Severity.WARNING if severe else Severity.INFO, rise, config.mean_gain_drift_threshold, "",
+        Severity.WARNING, rise, config.mean_gain_drift_threshold, "",
         mean_gain=Series(mean).last, amplification=product, **_settings(lr, clip),
     )  # fmt: skip
 

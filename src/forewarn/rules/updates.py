@@ -184,6 +184,7 @@ def update_ratio_low(
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
+        "G106", "G110", "G111",
     ),
     remedies=(
         restore_lr(),

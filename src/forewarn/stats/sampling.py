@@ -125,7 +125,7 @@ class UpdateSampler:
             group.remember(_members(given, group.which))
         self.remembers = True
 
-    def moved(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Numbers]]:
+    def moved(self, tensors: Sequence[Tensor]) -> tuple[Sequence[int], list[Numbers]]:
         """What has moved since `remember`: the order of the rows, and per group of tensors [n × (‖Δw‖², ‖w‖²)].
 
         Nothing if a tensor has become another in the meantime.
@@ -133,6 +133,8 @@ class UpdateSampler:
         given, kinds = _looked_at(tensors)
         if not self.remembers or kinds != self._kinds:
             return [], []
+        if len(self._groups) == 1:
+            return range(len(tensors)), [self._groups[0].moved(given)]
         order = [at for group in self._groups for at in group.which]
         return order, [group.moved(_members(given, group.which)) for group in self._groups]
 

@@ -1,0 +1,105 @@
+"""What watching may cost at most, beside what it was found to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from forewarn.bench.results import Cost, WorkloadResult
+from forewarn.bench.wording import share, size
+
+FULL, DEFAULT = "forewarn-full", "forewarn-default"
+
+MOST_FULL = {"gpt12": 0.08, "tiny": 0.05}
+"""Share of the bare step that detail on every step may take."""
+MOST_DEFAULT = 0.002
+"""Share that the default schedule may take where the loop clips through the monitor, as here."""
+MOST_READS = {"gpt12": 1.8}
+"""Streaming reads of the gradients that all of forewarn may take; histograms are not part of it."""
+TIMES_CHEAPER = {
+    "optimizer-metrics": {"gpt12": 4, "tiny": 15},
+    "wandb": {"gpt12": 40, "tiny": 40},
+    "torch-module-monitor": {"gpt12": 5, "tiny": 5},
+}
+"""How many times as much the others take, each on every step."""
+MOST_BYTES = 10_000
+"""Held per tensor: the sample of its weights, and what rules look back on."""
+
+
+WORKLOADS = ("gpt6", "gpt12", "tiny")
+"""The aims are about these; what a model of the user's own may cost is for the user to say."""
+
+DETAIL, SCHEDULE, READS, MEMORY = (
+    "detail on every step", "the default schedule", "detail, in streaming reads", "memory per tensor"
+)  # fmt: skip
+
+WHY_NOT = {
+    DETAIL: "Python asks torch for the address, size, dtype and layout of every gradient and weight, at about a tenth "
+    "of a microsecond per question: some 5 µs per tensor in all, which shows where tensors are as small as in `tiny`.",
+    SCHEDULE: "a step without detail takes half a millisecond to one whatever the model: hooks, rules on loss and "
+    "gradient norm, one row for the store. That is 0.2% of a step of 250 ms and more; with few rounds on a busy "
+    "machine it is lost in the noise besides.",
+    READS: "gradients and weights are both read, so two reads are the least; sampling, judging and recording are more.",
+    MEMORY: "1,024 sampled weights are 8.2 kB by themselves, and the rings that rules look back on come on top.",
+}
+"""By what was aimed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One figure that was aimed at."""
+
+    workload: str
+    what: str
+    wanted: str
+    found: str
+    verdict: str
+    """`yes`, `no`, or `in the noise` where the aim lies between the quartiles."""
+
+    @property
+    def why_not(self) -> str:
+        """What stands in the way of this kind of aim where it is not reached."""
+        return WHY_NOT.get(self.what, "")
+
+
+def aims(results: Sequence[WorkloadResult]) -> list[Aim]:
+    """Every aim that these results can say something about."""
+    return [aim for result in results if result.name in WORKLOADS for aim in _aims(result)]
+
+
+def _aims(result: WorkloadResult) -> Iterator[Aim]:
+    costs = {cost.name: cost for cost in result.costs}
+    full, default = costs.get(FULL), costs.get(DEFAULT)
+    if full is not None and result.name in MOST_FULL:
+        yield _share(result, DETAIL, full, MOST_FULL[result.name])
+    if default is not None:
+        yield _share(result, SCHEDULE, default, MOST_DEFAULT)
+    if full is None:
+        return
+    if result.name in MOST_READS:
+        most = MOST_READS[result.name]
+        found, reached = f"{full.reads:.2g} reads", _word(full.reads <= most)
+        yield Aim(result.name, READS, f"at most {most}", found, reached)
+    for name, factors in TIMES_CHEAPER.items():
+        if name in costs and result.name in factors:
+            yield _factor(result, full, costs[name], factors[result.name])
+    held = full.held_bytes / result.num_tensors
+    yield Aim(result.name, MEMORY, f"below {size(MOST_BYTES)}", size(held), _word(held < MOST_BYTES))
+    yield Aim(result.name, "syncs", "none", f"{full.syncs:.0f}", _word(full.syncs == 0))
+
+
+def _share(result: WorkloadResult, what: str, cost: Cost, most: float) -> Aim:
+    found = cost.added_share
+    verdict = "in the noise" if found.low <= most < found.high else _word(found.high <= most)
+    return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(found.median), verdict)
+
+
+def _factor(result: WorkloadResult, full: Cost, other: Cost, least: float) -> Aim:
+    ours, theirs = full.added_seconds.median, other.added_seconds.median
+    found = f"{theirs / ours:.0f} times" if ours > 0 else "no cost to compare with"
+    reached = _word(ours <= 0 or theirs / ours >= least)
+    return Aim(result.name, f"cheaper than {other.name}", f"{least} times", found, reached)
+
+
+def _word(reached: bool) -> str:
+    return "yes" if reached else "no"
