@@ -72,6 +72,18 @@ def test_modules_are_seen_on_measured_steps_only(tmp_path):
     monitor.close()
 
 
+def test_a_place_on_the_root_itself_is_passed_over(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    onlooker.inside = lambda: [onlooker._place("root", model)]
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert onlooker.entered == onlooker.left == []
+    assert [type(output) for output in onlooker.outputs] == [torch.Tensor]
+    assert not [alert for alert in monitor.alerts if alert.name == "probe-failed"]
+    monitor.close()
+
+
 def test_evaluation_and_no_grad_passes_are_not_looked_at(tmp_path):
     model = net()
     monitor, onlooker = watched(model, tmp_path / "run", every=1)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class ForwardPass:
     """One forward pass under observation: every hook that probes asked for is on until `end`.
 
+    Of the root itself probes see `forward_begins` and `forward_ended`: by then it is too late for a hook on it.
+
     A hook costs 1.5 µs a call even when it does nothing, so they are put on for the passes that are measured and taken
     off at their end. The recomputation of activation checkpointing comes within the backward pass, after that end.
     """
@@ -51,7 +53,7 @@ class ForwardPass:
     def _passing_on(self, probe: Probe, target: Callable[..., Iterable[Followed] | None]) -> Callable[..., None]:
         def seen(module: nn.Module, *what: Any) -> None:
             recomputed = torch._C._current_graph_task_id() != -1
-            if not recomputed and probe in self._loop.probes:
+            if self._handles and not recomputed and probe in self._loop.probes:
                 with self._loop.stopwatch:
                     for each in self._loop.guard(probe, target, *what) or ():
                         each.tensor.register_hook(Hook(self._guarded(probe, each.reached)))
