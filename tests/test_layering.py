@@ -10,6 +10,7 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "convergence": {"types"},
     "config": {"types"},
     "schedule": {"types"},
     "series": {"types", "config"},
@@ -24,7 +25,19 @@ ALLOWED: dict[str, set[str]] = {
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
-    "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
+    "monitor": {
+        "types",
+        "config",
+        "schedule",
+        "history",
+        "rules",
+        "alerts",
+        "actions",
+        "probes",
+        "store",
+        "views",
+        "convergence",
+    },
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
@@ -33,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "types", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "checklist", "diagnosis", "convergence", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -152,7 +152,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers), stepping, loss, gradients,
+        LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
     ]  # fmt: skip

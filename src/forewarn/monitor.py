@@ -17,6 +17,7 @@ from torch import Tensor
 from forewarn.actions import Policy, act
 from forewarn.alerts import Ledger
 from forewarn.config import Config
+from forewarn.convergence import Forecast, LossCurve, forecast
 from forewarn.history import History
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
@@ -67,6 +68,7 @@ class Monitor:
         rules = enabled_rules(config)
         self._judge = Judge(rules, config, facts)
         self._ledger = Ledger(rules)
+        self._curve = LossCurve()
         self._loop = loop
         self._probes = probes
         self._stopwatch = stopwatch
@@ -138,6 +140,10 @@ class Monitor:
         if completed:
             self._keep_what_was_logged()
 
+    def forecast(self, at: int | None = None, target: float | None = None) -> Forecast:
+        """Where the loss is heading: at step `at`, by default twice as far as the run has come; when it is `target`."""
+        return forecast(self._curve, at, target)
+
     def close(self, reason: str = "completed") -> None:
         """Take all hooks back, judge what is still under way and write the end of the run. May be called twice."""
         if self._closed:
@@ -171,6 +177,7 @@ class Monitor:
             "dense_until": self._schedule.until,
             "history": self.history.state_dict(),
             "ledger": self._ledger.state_dict(),
+            "curve": self._curve.state_dict(),
             "failed_rules": sorted(self._judge.failed),
             "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
         }
@@ -185,6 +192,7 @@ class Monitor:
         self._schedule.until = int(state["dense_until"])
         self.history.load_state_dict(state["history"])
         self._ledger.load_state_dict(state["ledger"])
+        self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
         for name, probe in self._probes.items():
             if state["probes"].get(name):
@@ -200,6 +208,7 @@ class Monitor:
         """Go on after stored steps where no state was saved: they are judged again, and recorded nowhere."""
         for step, blocks in steps:
             self.history.append(blocks)
+            self._curve.take(step, blocks)
             self._ledger.update(self._judge(step, self.history, blocks), self.history, self.facts)
             self.at = step + 1
         self._probes["loss"].load_state_dict({"ema": last_ema})
@@ -227,6 +236,7 @@ class Monitor:
     def _conclude_one(self, step: _Step, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
         blocks = self._blocks(step, arrays)
         self.history.append(blocks)
+        self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.facts)
         taken = act(changed, self._policy, step.step)

@@ -60,6 +60,15 @@ def restore_lr(
     return prescribe
 
 
+def set_lr(why: str) -> Prescription:
+    """Set the learning rate of the group to what the finding was compared with."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy("set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in")
+
+    return prescribe
+
+
 def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
     """Multiply the learning rate by `factor`; where it is 0, back to what the run began with."""
 
