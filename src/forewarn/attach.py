@@ -17,6 +17,7 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
@@ -150,9 +151,11 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
         threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
+    plateau = thresholds.validation_plateau
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
         WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

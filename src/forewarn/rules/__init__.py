@@ -1,6 +1,6 @@
 """What is judged, one file per family; importing this package registers every rule."""
 
-from forewarn.rules import gradients, loss, monitor, updates, weights
+from forewarn.rules import evaluation, gradients, learning, loss, monitor, updates, weights
 from forewarn.rules.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule
 
 __all__ = [
@@ -9,8 +9,10 @@ __all__ = [
     "Rule",
     "all_rules",
     "enabled_rules",
+    "evaluation",
     "find_rule",
     "gradients",
+    "learning",
     "loss",
     "monitor",
     "updates",
