@@ -1,4 +1,4 @@
-"""Loss curves of real runs of the example GPT, kept beside the tests; `python -m tests.loss_curves` records them again."""
+"""Loss curves of real runs of the example GPT, kept beside the tests; `python -m tests.loss_curves` records them."""
 
 from __future__ import annotations
 

@@ -11,15 +11,22 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
     "convergence": {"types"},
-    "config": {"types"},
+    "plan": {"settings"},
+    "lr_thresholds": {"settings"},
+    "settings": set(),
+    "learning_thresholds": {"settings"},
+    "config": {"types", "settings", "learning_thresholds", "lr_thresholds", "plan"},
+    "evaluation": {"types", "config"},
     "schedule": {"types"},
     "series": {"types", "config"},
     "history": {"types", "config", "series"},
     "remedies": {"types", "config", "series", "history"},
-    "rules": {"types", "config", "series", "history", "remedies"},
+    "learning_remedies": {"types", "history", "remedies"},
+    "rules": {"types", "config", "learning_thresholds", "lr_thresholds", "evaluation", "series", "history"}
+    | {"remedies", "learning_remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
     "stats": {"types"},
-    "probes": {"types", "ema", "stats"},
+    "probes": {"types", "ema", "evaluation", "stats"},
     "store": {"types"},
     "views": {"types", "store"},
     "actions": {"types", "alerts"},
@@ -37,16 +44,19 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "views",
         "convergence",
+        "evaluation",
     },
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
-    "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
+    "trainer": {"types", "config", "schedule", "evaluation", "views", "attach", "monitor"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "types", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "convergence", "commands", "cli", "__init__", "__main__",
+    "types", "settings", "plan", "lr_thresholds", "convergence", "learning_thresholds", "config", "evaluation",
+    "schedule", "series", "history",
+    "remedies", "learning_remedies", "rules", "alerts", "store", "views", "actions",
+    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

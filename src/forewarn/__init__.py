@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.config import Config
     from forewarn.monitor import Monitor
+    from forewarn.plan import Plan, plan_of
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
@@ -23,6 +24,8 @@ _HOMES = {
     "Monitor": "monitor",
     "WeightUpdateMonitor": "probes.weight_update_monitor",
     "Config": "config",
+    "Plan": "plan",
+    "plan_of": "plan",
     "Policy": "actions",
     "Schedule": "schedule",
     "Run": "store.reader",
@@ -41,6 +44,7 @@ __all__ = [
     "FrozenCause",
     "Monitor",
     "Outcome",
+    "Plan",
     "Policy",
     "Remedy",
     "Run",
@@ -50,6 +54,7 @@ __all__ = [
     "WeightUpdateMonitor",
     "__version__",
     "open_run",
+    "plan_of",
     "watch",
 ]
 

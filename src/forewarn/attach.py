@@ -17,6 +17,7 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gain import GainProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
@@ -151,10 +152,12 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
         threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
+    plateau = thresholds.validation_plateau
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

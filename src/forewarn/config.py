@@ -12,6 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from forewarn.learning_thresholds import (
+    FirstEpochFlat,
+    FirstEpochSpike,
+    LossBouncing,
+    LossNotStarting,
+    LossPlateau,
+    Overfitting,
+    ScheduleMismatch,
+    SlowImprovement,
+    Underfitting,
+    ValidationPlateau,
+    ValidationRising,
+)
 from forewarn.lr_thresholds import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
 from forewarn.plan import Plan
 from forewarn.settings import Settings as Settings
@@ -273,6 +286,9 @@ class Thresholds(Settings):
 
     loss_spike: LossSpike = LossSpike()
     loss_divergence: LossDivergence = LossDivergence()
+    loss_plateau: LossPlateau = LossPlateau()
+    loss_not_starting: LossNotStarting = LossNotStarting()
+    loss_bouncing: LossBouncing = LossBouncing()
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
@@ -294,6 +310,14 @@ class Thresholds(Settings):
     weight_norm_spike: WeightNormSpike = WeightNormSpike()
     weight_norms_apart: WeightNormsApart = WeightNormsApart()
     weight_shrinking: WeightShrinking = WeightShrinking()
+    overfitting: Overfitting = Overfitting()
+    slow_improvement: SlowImprovement = SlowImprovement()
+    validation_plateau: ValidationPlateau = ValidationPlateau()
+    validation_rising: ValidationRising = ValidationRising()
+    underfitting: Underfitting = Underfitting()
+    first_epoch_flat: FirstEpochFlat = FirstEpochFlat()
+    first_epoch_spike: FirstEpochSpike = FirstEpochSpike()
+    schedule_mismatch: ScheduleMismatch = ScheduleMismatch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +327,8 @@ class Config(Settings):
     enable_ema_loss: bool = True
     """Whether `train/loss_ema` is recorded beside the loss."""
     ema_decay: float = between(0.99, 0.0, 0.99999)
-    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss."""
+    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss. 0.95 to 0.999 are usual:
+    on white noise they leave 2.6% to 0.05% of its variance."""
     sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
     history_window: int = between(1024, 64)

@@ -22,7 +22,7 @@ from forewarn.history import History
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import Array, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.user import UserProbe
@@ -77,6 +77,8 @@ class Monitor:
         self._views = list(views)
         self._policy = policy
         self._transfer: Transfer[_Step] = Transfer()
+        self._resumed_at = -1
+        """The first step after a resume."""
         self._stop = False
         self._closed = False
         self._told: set[str] = set()
@@ -188,7 +190,7 @@ class Monitor:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
         self._check_open()
         state = _to_arrays(state)
-        self.at = int(state["at"])
+        self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
         self.history.load_state_dict(state["history"])
         self._ledger.load_state_dict(state["ledger"])
@@ -211,6 +213,7 @@ class Monitor:
             self._curve.take(step, blocks)
             self._ledger.update(self._judge(step, self.history, blocks), self.history, self.facts)
             self.at = step + 1
+        self._resumed_at = self.at
         self._probes["loss"].load_state_dict({"ema": last_ema})
         self._loop.measured = self._schedule.measured(self.at)
 
@@ -259,6 +262,8 @@ class Monitor:
             own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
             readings += self._loop.guard(probe, _decoded, pending, own) or []
         readings += self._troubles()
+        if step.step == self._resumed_at:
+            readings.append(Reading("monitor/resumed", ONE, 1.0))
         with np.errstate(over="ignore"):
             return [
                 Block(

@@ -64,7 +64,9 @@ def set_lr(why: str) -> Prescription:
     """Set the learning rate of the group to what the finding was compared with."""
 
     def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        return Remedy("set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in")
+        return Remedy(
+            "set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in"
+        )
 
     return prescribe
 

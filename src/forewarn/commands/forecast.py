@@ -75,7 +75,7 @@ def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
     if not math.isnan(told.target):
         soonest, latest = (_step(each) for each in (told.target_soonest, told.target_latest))
         table.add_row("target", _step(told.target_step), in_words(told.target), f"{soonest} – {latest}")
-    return [Text.assemble(("loss so far  ", "dim"), bars(losses, 60)), table]
+    return [Text.assemble(("loss so far  ", "dim"), bars(losses.tolist(), 60)), table]
 
 
 def _step(step: float) -> str:

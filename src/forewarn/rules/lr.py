@@ -20,7 +20,7 @@ from forewarn.types import Facts, Finding, Severity
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
     remedies=(
         set_lr("this is what the plan says for this step"),
-        advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state_dict() "
+        advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
                "with the optimizer's"),
     ),
 )  # fmt: skip
@@ -48,8 +48,8 @@ def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr"), per_scope=True, keep=50,
     explains=("L102", "U104", "U107"),
     remedies=(
-        advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the optimizer's: the "
-               "rate then goes on where it was"),
+        advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
+               "optimizer's: the rate then goes on where it was"),
     ),
 )  # fmt: skip
 def lr_jump_on_resume(resumed: Panel, lr: Panel, config: LrJumpOnResume) -> Finding | None:
@@ -139,7 +139,7 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
 @rule(
     "U111", "lr-never-decays", reads=("train/lr",), per_scope=True, keep=1000,
     remedies=(
-        advise("decay_lr", "let it fall to a tenth or less over the last part of the run: much of the loss is won there",
+        advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
                shape="cosine"),
     ),
 )  # fmt: skip
@@ -160,13 +160,15 @@ def lr_never_decays(lr: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[
     peaks = _peaks(lr, facts)
     for at in np.flatnonzero(lr.last >= (1 - config.tolerance) * peaks):
         if peaks[at] > 0:
-            yield found(Severity.INFO, lr.last[at], (1 - config.tolerance) * peaks[at], lr.scopes[at], total_steps=total)
+            yield found(
+                Severity.INFO, lr.last[at], (1 - config.tolerance) * peaks[at], lr.scopes[at], total_steps=total
+            )
 
 
 def _peaks(lr: Panel, facts: Facts) -> Floats:
     """The highest rate of each group that was seen or named."""
     peaks: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=0, initial=0.0)
     if len(facts.groups) == len(peaks):
-        named = [max((group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr"))) for group in facts.groups]
+        named = [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in facts.groups]
         peaks = np.maximum(peaks, named)
     return peaks
