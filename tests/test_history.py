@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from forewarn.config import Spike
-from forewarn.history import History
+from forewarn.config import Config, Spike
+from forewarn.history import _NOT_KEPT, History
+from forewarn.rules import enabled_rules
 from forewarn.types import Block
 
 
@@ -111,3 +112,11 @@ def test_even_the_smallest_window_slides(window):
     for step in range(10):
         history.append([block(step, "train/loss", [step])])
     assert list(history.series("train/loss").values) == list(range(10))[-window:]
+
+
+def test_percentiles_and_shapes_are_not_kept_and_no_rule_asks_for_them():
+    history = History()
+    history.append([Block(0, 0.0, name, ("a",), np.zeros(1, np.float32)) for name in ("gradient/p99", "weight/shape")])
+    history.append([Block(0, 0.0, name, ("a",), np.zeros(1, np.float32)) for name in ("gradient/norm", "custom/p99")])
+    assert history.names() == ["custom/p99", "gradient/norm"]
+    assert not {name for rule in enabled_rules(Config()) for name in rule.reads} & _NOT_KEPT

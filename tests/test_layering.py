@@ -10,25 +10,26 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
-    "convergence": {"types"},
+    "settings": set(),
     "plan": {"settings"},
     "lr_thresholds": {"settings"},
-    "settings": set(),
     "learning_thresholds": {"settings"},
     "config": {"types", "settings", "learning_thresholds", "lr_thresholds", "plan"},
+    "distributions": {"types"},
+    "convergence": {"types"},
     "evaluation": {"types", "config"},
     "schedule": {"types"},
     "series": {"types", "config"},
-    "history": {"types", "config", "series"},
+    "history": {"types", "distributions", "config", "series"},
     "remedies": {"types", "config", "series", "history"},
     "learning_remedies": {"types", "history", "remedies"},
     "rules": {"types", "config", "learning_thresholds", "lr_thresholds", "evaluation", "series", "history"}
     | {"remedies", "learning_remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
-    "stats": {"types"},
-    "probes": {"types", "ema", "evaluation", "stats"},
-    "store": {"types"},
-    "views": {"types", "store"},
+    "stats": {"types", "distributions"},
+    "probes": {"types", "ema", "distributions", "evaluation", "stats"},
+    "store": {"types", "distributions"},
+    "views": {"types", "distributions", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
@@ -54,9 +55,8 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "types", "settings", "plan", "lr_thresholds", "convergence", "learning_thresholds", "config", "evaluation",
-    "schedule", "series", "history",
-    "remedies", "learning_remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "distributions", "schedule", "series", "history", "remedies", "learning_remedies", "rules", "alerts", "store",
+    "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forewarn.stats import native
+
 SYNCS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "_unique2", "masked_select"}
 
 
@@ -60,6 +62,16 @@ def test_an_unmeasured_step_adds_a_few_operations_and_no_sync_however_many_param
     per_gradient = 0 if clip else 1  # an alias of each gradient, for the one norm that covers all of them
     assert added[1] - added[0] <= per_gradient * 2 * 18
     assert added[0] < 16
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not())
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("clip", [True, False])
+def test_with_the_native_backend_nothing_is_computed_by_torch(watch, clip, measured):
+    bare = train(20, None, every=None, clip=clip, steps=4)[-1]
+    watched = train(20, watch, every=lambda step: measured, clip=clip, steps=4)[-1]
+    # The loss is taken out of its graph, and numpy is handed an alias of it and of the norm that clipping computed.
+    assert watched.operations - bare.operations == Counter(detach=3 if clip else 2)
 
 
 def test_a_measured_step_makes_the_same_number_of_syncs_however_many_parameters(watch):

@@ -28,6 +28,7 @@ from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
+from forewarn.probes.tensors import TensorReader
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
@@ -39,6 +40,9 @@ from forewarn.store.writer import RunWriter
 from forewarn.types import Facts
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+
+HISTOGRAM_EVERY = {"off": 0, "sampled": 4, "full": 1}
+"""Of how many blocks of 4096 values one goes into a histogram, by `Config.histograms`."""
 
 
 def watch(
@@ -143,8 +147,9 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
     stepping = SteppingProbe(roster.optimizers, scaler)
+    reader = TensorReader(HISTOGRAM_EVERY[config.histograms], config.exact_percentiles)
     gradients = GradientProbe(
-        roster, stepping, scaler,
+        roster, stepping, scaler, reader,
         vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
     )  # fmt: skip
     updates = UpdateProbe(
@@ -156,7 +161,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
         EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}

@@ -331,6 +331,11 @@ class Config(Settings):
     on white noise they leave 2.6% to 0.05% of its variance."""
     sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
+    histograms: Literal[off, sampled, full] = "sampled"
+    """Histograms, percentiles and shapes of every tensor on measured steps: none, of one in four blocks of 4096 values,
+    or of all values; docs/distributions.md has what each costs."""
+    exact_percentiles: bool = False
+    """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)

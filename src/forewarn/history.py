@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from forewarn.config import Spike
+from forewarn.distributions import PERCENTS
 from forewarn.series import Baseline, Deviation, Panel, Series
 from forewarn.types import Block
 
 _OF_THE_RUN = "train/"
 """Family of metrics that are read on every step and kept as long as unscoped ones, such as the lr of each group."""
+
+_NOT_KEPT = frozenset(f"{family}/{name}" for family in ("gradient", "weight") for name in (*PERCENTS, "shape"))
+"""For people and not read by any rule: stored and shown, but half a kilobyte per tensor each is not held for them."""
 
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
@@ -30,7 +34,8 @@ class _Ring:
         self._values = np.full((2 * window, len(scopes)), np.nan, np.float32)
 
     def append(self, block: Block) -> None:
-        if block.scopes is not self.scopes and block.scopes != self.scopes:
+        usual = block.scopes is self.scopes or block.scopes == self.scopes
+        if not usual:
             self._make_room(block.scopes)
         if self._end == len(self._steps):
             keep = self.window - 1
@@ -38,7 +43,7 @@ class _Ring:
             self._values[:keep] = self._values[self._end - keep :]
             self._end = keep
         row = self._values[self._end]
-        if block.scopes == self.scopes:
+        if usual or block.scopes == self.scopes:
             row[:] = block.values
         else:
             row[:] = np.nan
@@ -115,6 +120,8 @@ class History:
         for block in blocks:
             ring = self._rings.get(block.name)
             if ring is None:
+                if block.name in _NOT_KEPT:
+                    continue
                 whole_run = block.scopes == ("",) or block.name.startswith(_OF_THE_RUN)
                 window = self._window if whole_run else self._detail_window
                 ring = self._rings[block.name] = _Ring(block.scopes, window)

@@ -22,15 +22,15 @@ from forewarn.history import History
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.user import UserProbe
 from forewarn.rules import Judge, enabled_rules
 from forewarn.schedule import Escalation
 from forewarn.store.writer import RunWriter
-from forewarn.types import Action, Alert, Block, Facts, Outcome, Severity, State
-from forewarn.views import View
+from forewarn.types import Action, Alert, Block, Distribution, Facts, Outcome, Severity, State
+from forewarn.views import HistogramView, View
 
 _log = logging.getLogger("forewarn")
 
@@ -237,7 +237,7 @@ class Monitor:
         return outcome
 
     def _conclude_one(self, step: _Step, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
-        blocks = self._blocks(step, arrays)
+        blocks, distributions = self._recorded(step, arrays)
         self.history.append(blocks)
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
@@ -247,25 +247,28 @@ class Monitor:
         if any(alert.severity >= Severity.WARNING and alert.state is State.FIRING for alert in changed):
             self._schedule.escalate(step.step)
         if self._writer is not None:
-            self._writer.append(step.step, blocks)
+            self._writer.append(step.step, blocks, distributions)
             if changed or taken:
                 findings = [alert.finding for alert in changed]
                 self._writer.record(step.step, findings=findings, alerts=changed, actions=taken)
         for view in list(self._views):
+            if distributions and isinstance(view, HistogramView):
+                self._safely(view, view.show_histograms, step.step, distributions)
             self._safely(view, view.show, step.step, blocks, changed, taken)
         return changed, taken
 
-    def _blocks(self, step: _Step, arrays: list[Array]) -> list[Block]:
-        """The readings of one step, in the form that is stored and judged."""
-        readings: list[Reading] = []
+    def _recorded(self, step: _Step, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
+        """The readings of one step in the form that is stored, and those that are judged."""
+        readings: list[Reading | Histograms] = []
         for probe, pending in step.collected:
             own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
             readings += self._loop.guard(probe, _decoded, pending, own) or []
         readings += self._troubles()
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
+        distributions = [Distribution(step.step, step.time, *each) for each in readings if isinstance(each, Histograms)]
         with np.errstate(over="ignore"):
-            return [
+            blocks = [
                 Block(
                     step.step,
                     step.time,
@@ -274,7 +277,9 @@ class Monitor:
                     np.asarray(reading.values, dtype=np.float32).reshape(len(reading.scopes)),
                 )
                 for reading in readings
+                if isinstance(reading, Reading)
             ]
+        return blocks, distributions
 
     def _troubles(self) -> Iterator[Reading]:
         """What went wrong in the monitor itself since the last step."""
@@ -321,7 +326,7 @@ class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user
         self.cause = cause
 
 
-def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading]:
+def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
     return list(pending.decode(arrays))
 
 

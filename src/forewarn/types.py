@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
+Counts = NDArray[np.int64]
 
 _METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")
 
@@ -77,6 +78,30 @@ _CAUSE_IN_WORDS = {
 }
 
 
+class Shape(IntEnum):
+    """How the values of a tensor are spread. The number is what `gradient/shape` and `weight/shape` record."""
+
+    HEALTHY = 0
+    SHIFTED = 1
+    HEAVY_TAILS = 2
+    COLLAPSED = 3
+    MULTI_MODAL = 4
+    CONSTANT = 5
+
+    def __str__(self) -> str:
+        return _SHAPE_IN_WORDS[self]
+
+
+_SHAPE_IN_WORDS = {
+    Shape.HEALTHY: "healthy: one heap around zero",
+    Shape.SHIFTED: "shifted centre: the values lie on one side of zero",
+    Shape.HEAVY_TAILS: "heavy tails: a few values are far larger than the others",
+    Shape.COLLAPSED: "collapsed: all values are nearly the same",
+    Shape.MULTI_MODAL: "multi-modal: the values form separate heaps",
+    Shape.CONSTANT: "constant: all values are the same, as in a fresh bias or norm",
+}
+
+
 class Reason(IntEnum):
     """Why a reading is unavailable. The value is what `monitor/unavailable` records, scoped by the metric's name."""
 
@@ -87,6 +112,7 @@ class Reason(IntEnum):
     UNSUPPORTED_TENSOR = 4
     COMPILED = 5
     NO_FORWARD_SEEN = 6
+    UNEVEN_SCALE = 7
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -100,6 +126,7 @@ _REASON_IN_WORDS = {
     Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
     Reason.COMPILED: "hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
+    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the bins of a histogram do not move by whole places",
 }
 
 
@@ -114,6 +141,24 @@ class Block:
     scopes: tuple[str, ...]
     """What each value belongs to; `("",)` for a metric of the run as a whole."""
     values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The histograms of one metric of one step for all its scopes, such as `gradient/histogram` of every parameter.
+
+    They go to the store and to views; rules read the percentiles and shapes that are derived from them.
+    """
+
+    step: int
+    time: float
+    """Seconds since the epoch."""
+    name: str
+    scopes: tuple[str, ...]
+    counts: Counts
+    """[n × 2 × 64]: how many negative and positive values there are by the power of two of their magnitude."""
+    zeros: Counts
+    """[n]: how many values are exactly zero."""
 
 
 @dataclass(frozen=True, slots=True)

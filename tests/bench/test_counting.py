@@ -5,6 +5,7 @@ from forewarn.bench.contender import Contender, Turn
 from forewarn.bench.counting import held_bytes, operations
 from forewarn.bench.rounds import past_set_aside
 from forewarn.bench.tiers import tiers
+from forewarn.stats import native
 
 
 class Fetching(Contender):
@@ -41,7 +42,8 @@ def test_forewarn_adds_few_operations_to_a_step_and_never_waits(small_workload, 
         added[tier.name] = counted.operations - alone.operations
     assert 0 < added["forewarn-every-step"] <= 16
     detailed = added["forewarn-full"] - added["forewarn-every-step"]
-    assert 0 < added["forewarn-default"] - added["forewarn-every-step"] <= 0.02 * detailed + 1
+    assert detailed == 0 if native.available() else detailed > 0
+    assert 0 <= added["forewarn-default"] - added["forewarn-every-step"] <= 0.02 * detailed + 1
 
 
 def test_bytes_are_counted_once_wherever_they_are(small_workload, tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forewarn.config import Config
 from forewarn.store import RunWriter
+from forewarn.types import Distribution
 from tests.commands.conftest import FACTS, LAYERS, Said, block
+from tests.distributions.made import histogram
 
 Call = Callable[..., Said]
 
@@ -74,6 +77,64 @@ def test_a_frozen_layer_says_why_and_a_broken_number_is_shown_as_it_is(forewarn:
     assert row_of(said, "blocks.0.weight")[1:] == ["1", "0", "yes"]
     assert row_of(said, "blocks.1.weight")[1:] == ["nan", "7", "no:", "in", "no", "optimizer", "group"]
     assert row_of(said, "[red]")[1:] == ["1", "0", "99"]
+
+
+@pytest.fixture
+def spread(tmp_path: Path) -> Path:
+    """A run with a bell and a shifted bell, recorded at steps 0 and 5."""
+    random = np.random.default_rng(0)
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    for step in (0, 5):
+        tensors = [random.normal(0, 0.1, 5000), random.normal(4, 1, 5000)]
+        counts, zeros = (np.concatenate(part) for part in zip(*map(histogram, tensors), strict=True))
+        blocks = [
+            block(step, "weight/shape", 0.0, 1.0, scopes=LAYERS[:2]),
+            block(step, "weight/min", -0.4, 0.5, scopes=LAYERS[:2]),
+            block(step, "weight/p50", 0.001 * (step + 1), 4.0, scopes=LAYERS[:2]),
+        ]
+        writer.append(step, blocks, [Distribution(step, 0.0, "weight/histogram", LAYERS[:2], counts, zeros)])
+    writer.append(9, [block(9, "train/loss", 1.0)])
+    writer.close()
+    return tmp_path / "run"
+
+
+def test_a_histogram_is_a_picture_with_its_shape_in_words(forewarn: Call, spread: Path) -> None:
+    said = forewarn("show", spread, "--histogram", "blocks.0.weight")
+    assert said.code == 0
+    assert "weight of blocks.0.weight  step 5" in said.out
+    assert "█" in said.out
+    assert "5,000 values, 0 of them zero" in said.out
+    assert "healthy: one heap around zero" in said.out
+    assert "min -0.4  p50 0.006" in said.out
+    earlier = forewarn("show", spread, "--histogram", "blocks.1.weight", "--step", 4).out
+    assert "step 0" in earlier
+    assert "shifted centre: the values lie on one side of zero" in earlier
+
+
+def test_shapes_are_words_in_the_table(forewarn: Call, spread: Path) -> None:
+    said = forewarn("show", spread, "--metric", "/shape")
+    assert row_of(said, "blocks.0.weight")[1:] == ["healthy"]
+    assert row_of(said, "blocks.1.weight")[1:] == ["shifted", "centre"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--histogram", "blocks.7.weight"], "there is no scope of weight/histogram 'blocks.7.weight'; did you mean"),
+        (
+            ["--histogram", "blocks.0.weight", "--step", "-1"],
+            "no histogram of blocks.0.weight was recorded up to step -1",
+        ),
+        (["--histogram", "blocks.0.weight", "--metric", "loss"], "has no histograms"),
+    ],
+)
+def test_a_histogram_that_is_not_there_is_one_sentence(
+    forewarn: Call, spread: Path, options: list[str], words: str
+) -> None:
+    said = forewarn("show", spread, *options)
+    assert said.code == 3
+    assert words in said.err
+    assert said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -200,12 +200,14 @@ UNREADABLE = {
 def test_supports_what_is_dense_in_host_memory(make):
     tensor = make()
     assert native.supports(tensor)
+    assert native.described([torch.ones(2), tensor]) is not None
     assert native.measure([tensor])[0][0, :2].tolist() == [tensor.numel(), tensor.numel()]
 
 
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_does_not_support_what_its_memory_does_not_say(make):
     assert not native.supports(make())
+    assert native.described([torch.ones(2), make()]) is None
 
 
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize, torch.func.grad])
@@ -239,6 +241,45 @@ def test_no_torch_operation_runs():
         before = native.gather(tensors, places, offsets)
         native.gather_diff(tensors, places, offsets, before)
     assert counting.operations == []
+
+
+# ---- tensors that stay ----
+
+
+def test_weights_that_stay_where_they_are_are_looked_at_once():
+    weights = native.Standing([nn.Parameter(random(4, 5)), nn.Parameter(random(7))])
+    first = native.described(weights)
+    weights[0].data.mul_(2)
+    assert native.described(weights) is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.to(torch.bfloat16),
+        lambda weight: weight.clone(),
+        lambda weight: weight[:2],
+        lambda weight: torch.cat([weight, weight]),
+        lambda weight: weight.t(),
+    ],
+    ids=["another dtype", "another place", "a part of it", "more", "transposed"],
+)
+def test_weights_that_have_become_others_are_looked_at_again(change):
+    weight = nn.Parameter(random(4, 5))
+    weights = native.Standing([nn.Parameter(random(3)), weight])
+    native.described(weights)
+    weight.data = change(weight.data)
+    rows, _, _ = native.measure(native.described(weights))
+    expected = weight.detach().double()
+    np.testing.assert_allclose(rows[1, :3], [weight.numel(), expected.sum(), expected.square().sum()], rtol=1e-12)
+
+
+def test_weights_that_the_library_can_read_no_more_are_left_to_others():
+    weight = nn.Parameter(random(4, 5))
+    weights = native.Standing([weight])
+    assert native.described(weights) is not None
+    weight.data = weight.data[:, ::2]
+    assert native.described(weights) is None
 
 
 # ---- the sampled update ----

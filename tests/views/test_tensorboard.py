@@ -23,9 +23,10 @@ from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
 import forewarn
-from forewarn.types import Action, Block, FrozenCause, State
+from forewarn.types import Action, Block, Distribution, FrozenCause, State
 from forewarn.views.tensorboard import MOST_PLACES, TensorBoardView
 from forewarn.views.wording import literal
+from tests.distributions.made import histogram
 from tests.views.made import alert, block
 
 with warnings.catch_warnings():
@@ -87,6 +88,14 @@ def measured(step: int, norms: np.ndarray, ratios: np.ndarray, causes: np.ndarra
 def listed(found: dict[str, Any], kind: str) -> set[str]:
     """The tensors that have a top-k tag of a kind."""
     return {tag.removeprefix(f"monitor/topk_{kind}/") for tag in found if tag.startswith(f"monitor/topk_{kind}/")}
+
+
+def bells(step: int, *scales: float) -> Distribution:
+    """Histograms of normal distributions for tensors t0, t1, …"""
+    random = np.random.default_rng(step)
+    drawn = [histogram(random.normal(0, scale, 1000)) for scale in scales]
+    counts, zeros = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    return Distribution(step, 0.0, "gradient/histogram", tuple(f"t{at}" for at in range(len(scales))), counts, zeros)
 
 
 class Page(HTMLParser):
@@ -435,3 +444,91 @@ def test_a_watched_run_can_be_read_in_tensorboard(
     assert codes
     told = read(folder).Tags()["tensors"]
     assert {tag.removeprefix("alerts/").split("-")[0] for tag in told} == codes
+
+
+def histograms(folder: Path, tag: str) -> list[tuple[int, np.ndarray]]:
+    """Steps and buckets [left, right, count] as TensorBoard's own histogram plugin would show them."""
+    found = EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0})
+    found.Reload()
+    return [
+        (each.step, np.column_stack([[each.histogram_value.min, *each.histogram_value.bucket_limit[:-1]],
+                                     each.histogram_value.bucket_limit, each.histogram_value.bucket]))
+        for each in found.Histograms(tag)
+    ]  # fmt: skip
+
+
+def shown(folder: Path, *distributions: Distribution, **options: Any) -> TensorBoardView:
+    view = TensorBoardView(folder, **options)
+    for each in distributions:
+        view.show_histograms(each.step, [each])
+        view.show(each.step, [block(each.step, "train/loss", 1.0)], [], [])
+    view.close()
+    return view
+
+
+def test_all_tensors_together_are_one_histogram_with_the_counts_of_its_bins(tmp_path):
+    one = bells(3, 1.0, 0.01)
+    shown(tmp_path, one)
+    [(step, buckets)] = histograms(tmp_path, "gradient/histogram")
+    assert step == 3
+    random = np.random.default_rng(3)
+    values = np.concatenate([random.normal(0, 1.0, 1000), random.normal(0, 0.01, 1000)])
+    edges = [*buckets[:, 0], buckets[-1, 1]]
+    assert np.array_equal(np.histogram(values, edges)[0], buckets[:, 2])
+    assert (np.diff(edges) > 0).all()
+    assert len(events(tmp_path)) == 1
+
+
+def test_each_tensor_has_a_histogram_only_in_full_detail(tmp_path):
+    shown(tmp_path / "few", bells(0, 1.0, 2.0))
+    shown(tmp_path / "full", bells(0, 1.0, 2.0), detail="full")
+    assert read(tmp_path / "few").Tags()["histograms"] == ["gradient/histogram"]
+    assert set(read(tmp_path / "full").Tags()["histograms"]) == {
+        "gradient/histogram", "gradient/t0/histogram", "gradient/t1/histogram",
+    }  # fmt: skip
+
+
+def test_torch_writes_the_same_histogram(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    shown(tmp_path / "ours", bells(0, 0.5))
+    [ours] = [
+        value.histo for event in events(tmp_path / "ours") for value in event.summary.value if value.HasField("histo")
+    ]
+    with SummaryWriter(str(tmp_path / "torch")) as writer:
+        writer.add_histogram_raw(
+            "gradient/histogram", ours.min, ours.max, int(ours.num), ours.sum, ours.sum_squares,
+            list(ours.bucket_limit), list(ours.bucket), global_step=0,
+        )  # fmt: skip
+    [theirs] = [value.histo for event in events(tmp_path / "torch") for value in event.summary.value]
+    assert ours == theirs
+    values = np.random.default_rng(0).normal(0, 0.5, 1000)
+    assert ours.num == 1000
+    assert ours.sum_squares == pytest.approx((values**2).sum(), rel=0.3)
+
+
+def test_histograms_of_nothing_and_of_zeros_do_no_harm(tmp_path):
+    nothing = Distribution(0, 0.0, "gradient/histogram", ("a",), np.zeros((1, 2, 64), np.int64), np.array([0]))
+    zeros = Distribution(1, 0.0, "gradient/histogram", ("a",), np.zeros((1, 2, 64), np.int64), np.array([5]))
+    shown(tmp_path, nothing, zeros, detail="full")
+    [(step, buckets)] = histograms(tmp_path, "gradient/histogram")
+    assert step == 1
+    assert buckets.tolist() == [[-0.5, 0.5, 5.0]]
+
+
+def test_a_watched_run_has_histograms_in_tensorboard(tmp_path, watch):
+    model = nn.Linear(50, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer, views=[TensorBoardView(tmp_path / "events")])
+    for _ in range(3):
+        loss = model(torch.randn(4, 50)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    monitor.close()
+    for name in ("gradient/histogram", "weight/histogram"):
+        found = histograms(tmp_path / "events", name)
+        assert [step for step, _ in found] == [0, 1, 2]
+        assert all(buckets[:, 2].sum() == 50 * 40 + 40 for _, buckets in found)
+    assert not monitor.alerts

@@ -59,7 +59,7 @@ def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
 
     from forewarn.commands.terminal import quiet_table
     from forewarn.types import in_words
-    from forewarn.views.bars import bars
+    from forewarn.views.bars import line
 
     level = f"{told.level:.4g}"
     if told.too_early:
@@ -75,7 +75,7 @@ def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
     if not math.isnan(told.target):
         soonest, latest = (_step(each) for each in (told.target_soonest, told.target_latest))
         table.add_row("target", _step(told.target_step), in_words(told.target), f"{soonest} – {latest}")
-    return [Text.assemble(("loss so far  ", "dim"), bars(losses.tolist(), 60)), table]
+    return [Text.assemble(("loss so far  ", "dim"), line(losses.tolist(), 60)), table]
 
 
 def _step(step: float) -> str:

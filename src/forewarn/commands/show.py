@@ -34,19 +34,78 @@ COLUMNS = {
 @click.option("--scope", metavar="REGEX", help="Only layers whose name matches.")
 @click.option("--step", type=int, metavar="N", help="The measured step at or before N; the last one by default.")
 @click.option("--metric", metavar="REGEX", help="Only these metrics, any that the run recorded.")
-def command(run: Path, scope: str | None, step: int | None, metric: str | None) -> None:
-    """Show every layer in numbers at one step.
+@click.option("--histogram", metavar="NAME", help="How the gradients and weights of this one tensor are spread.")
+def command(run: Path, scope: str | None, step: int | None, metric: str | None, histogram: str | None) -> None:
+    """Show every layer in numbers at one step, or with --histogram one tensor as a picture.
+
+    A histogram has a column for each power of two, negative values on the left. On such an axis a bell around zero is
+    two hills, for few values lie close to zero. Below stand its shape in words and its percentiles.
 
     \b
     Examples:
       forewarn show runs/demo
       forewarn show runs/demo --scope 'blocks.0' --step 180
       forewarn show runs/demo --metric 'update/'
+      forewarn show runs/demo --metric '/shape'
+      forewarn show runs/demo --histogram blocks.0.attention.out.weight --step 180
     """
     from forewarn.commands.terminal import show
 
     wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
-    show(*_picture(run, step, wanted_scope, wanted_metric))
+    if histogram is not None:
+        show(*_histograms(run, step, histogram, wanted_metric))
+    else:
+        show(*_picture(run, step, wanted_scope, wanted_metric))
+
+
+def _histograms(path: Path, step: int | None, scope: str, metric: re.Pattern[str] | None) -> list[RenderableType]:
+    """Every histogram of a tensor, each with its shape in words and its percentiles."""
+    from rich.text import Text
+
+    from forewarn.commands.terminal import Failure, opened, output, reading
+    from forewarn.store.errors import UnknownSeriesError
+    from forewarn.views.bars import ASCII_BARS, BARS
+    from forewarn.views.histogram import picture, words
+    from forewarn.views.wording import short
+
+    options = output().options
+    parts: list[RenderableType] = []
+    with opened(path) as run, reading():
+        names = [name for name in run.distributions() if not metric or metric.search(name)]
+        if not names:
+            raise Failure(f"{run.path} has no histograms; Config(histograms=...) says whether they are recorded")
+        for name in names:
+            try:
+                found = run.histograms(name, scope)
+            except UnknownSeriesError as error:
+                raise Failure(str(error)) from error
+            early = [at for at, one in enumerate(found.steps.tolist()) if step is None or one <= step]
+            if not early:
+                continue
+            at = early[-1]
+            title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  step {found.steps[at]}\n"
+            bars = ASCII_BARS if options.ascii_only else BARS
+            drawn = picture(found.counts[at], int(found.zeros[at]), options.max_width, bars)
+            told = words(*_spread(run, name.removesuffix("/histogram"), scope, int(found.steps[at])))
+            parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, told), Text()]
+    if not parts:
+        raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
+    return parts[:-1]
+
+
+def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
+    """The shape of a tensor at a step, and its percentiles from the minimum to the maximum."""
+    from forewarn.distributions import PERCENTS
+
+    recorded = set(run.names())
+
+    def value(quantity: str) -> float:
+        if f"{family}/{quantity}" not in recorded or scope not in run.scopes(f"{family}/{quantity}"):
+            return float("nan")
+        series = run.series(f"{family}/{quantity}", scope)
+        return float(next(iter(series.values[series.steps == step]), "nan"))
+
+    return value("shape"), {name: value(name) for name in ("min", *PERCENTS, "max")}
 
 
 def _picture(
@@ -157,10 +216,13 @@ def _cell(name: str, value: float | None) -> Text:
 
     from rich.text import Text
 
-    from forewarn.types import FrozenCause, in_words
+    from forewarn.types import FrozenCause, Shape, in_words
 
-    if value is None:
+    if value is None or (name.endswith("/shape") and math.isnan(value)):
         return Text("–", style="dim")
+    if name.endswith("/shape") and value in set(map(float, Shape)):
+        shape = Shape(int(value))
+        return Text(str(shape).partition(":")[0], style="" if shape is Shape.HEALTHY else "yellow")
     if name == "update/frozen_cause" and value in {float(cause) for cause in FrozenCause}:
         cause = FrozenCause(int(value))
         moves = cause is FrozenCause.MOVING

@@ -15,7 +15,7 @@ def spread(values: NDArray[Any]) -> dict[str, float]:
     if not len(finite):
         return dict.fromkeys(("median", "p95", "min", "max"), math.nan)
     return {
-        "median": float(np.median(finite)),
+        "median": float(finite[(len(finite) - 1) // 2] + finite[len(finite) // 2]) / 2,
         "p95": float(finite[math.ceil(0.95 * len(finite)) - 1]),
         "min": float(finite[0]),
         "max": float(finite[-1]),

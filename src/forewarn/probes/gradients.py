@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
-from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe, calling_scaler, present_scale
-from forewarn.probes.weights import in_order
-from forewarn.stats import COLUMNS, Measurement, Numbers, measure, summarize
-from forewarn.stats.portable import dense_values
-from forewarn.stats.summary import rescale
+from forewarn.probes.tensors import Statistics, TensorReader, Visit, power_of_two
+from forewarn.stats import Numbers, norms
+from forewarn.stats.norms import Norm, norm_of_all
 from forewarn.types import Reason
 
 _UPDATES_SEARCHED = 3
@@ -27,6 +28,8 @@ _UPDATES_SEARCHED = 3
 
 _STARTING_STEPS = 10
 """Steps whose median gradient norm is the level that the run began with."""
+
+_gradient_of = attrgetter("grad")
 
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
@@ -37,8 +40,8 @@ class _Measured:
     """The gradients of one optimizer as it was about to use them."""
 
     which: list[int]
-    found: Measurement
-    missing: list[bool]
+    visit: Visit
+    missing: NDArray[np.bool_]
     scale: Tensor | None
     """What they are still to be divided by (fused optimizers unscale as they step)."""
 
@@ -53,28 +56,41 @@ class GradientProbe(Probe):
     name = "gradients"
 
     def __init__(
-        self, roster: Roster, stepping: SteppingProbe, scaler: Any, *, vanishing: float, exploding: float
+        self,
+        roster: Roster,
+        stepping: SteppingProbe,
+        scaler: Any,
+        reader: TensorReader,
+        *,
+        vanishing: float,
+        exploding: float,
     ) -> None:
         self._roster = roster
         self._stepping = stepping
         self._scaler = scaler
+        self._reader = reader
         self._bounds = (vanishing, exploding)
-        self._latest: dict[int, Tensor] = {}
+        self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
-        self._used: dict[int, Tensor] = {}
+        self._latest_scale: Tensor | None = None
+        """The loss scale that these norms are still to be divided by."""
+        self._used: dict[int, Norm] = {}
         """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
-        self._clip_norm: Tensor | None = None
+        self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
         self._seen_before: list[tuple[int, int]] = []
         self._measured: dict[int, _Measured] = {}
-        self._residual: dict[int, Tensor] = {}
-        """Per optimizer: the least that was left in its gradients when a backward pass of this step began."""
+        self._residual: dict[int, list[Norm]] = {}
+        """Per optimizer: what was left in its gradients when the backward passes of this step began."""
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
+        self._uneven_scale = False
         self._was_unavailable = False
         self._updates = 0
+        self.missing = np.zeros(len(roster.names), bool)
+        """Per tensor: whether it had no gradient when an optimizer last stepped on a measured step."""
         self.norms = np.full(len(roster.names), np.nan)
         """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
 
@@ -83,11 +99,8 @@ class GradientProbe(Probe):
         norm = torch.nn.utils.clip_grad_norm_(
             self._roster.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
-        whole = norm.detach()
-        if hasattr(whole, "full_tensor"):  # the norm of shards
-            whole = whole.full_tensor()
-        scale = self._loss_scale()
-        self._clip_norm = whole if scale is None else whole / scale
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
+        self._clip_norm = _unscaled(whole, self._loss_scale())
         self._clip = float(max_norm)
         return norm
 
@@ -95,21 +108,25 @@ class GradientProbe(Probe):
         self._seen_before = [] if self._clipped_last_step else self._identities()
         if measured:
             for at in range(self._roster.num_optimizers):
-                held = [each for each in self._held(at) if each.requires_grad]  # what is frozen keeps an old gradient
-                left = _global_norm([each.grad for each in held if each.grad is not None])
-                left = torch.zeros(()) if left is None else left
-                known = self._residual.get(at)
-                self._residual[at] = left if known is None else torch.minimum(known, left)
+                left = [
+                    gradient
+                    for each in self._held(at)
+                    if (gradient := each.grad) is not None and gradient.numel()
+                    if each.requires_grad  # what is frozen keeps an old gradient
+                ]
+                self._residual.setdefault(at, []).append(norm_of_all(norms(left)))
 
     def backward_ended(self, measured: bool) -> None:
         if self._clipped_last_step or self._identities() == self._seen_before:
             return  # either known from clipping, or a pass that filled no gradient, such as torch.autograd.grad
-        parameters = self._roster.model.parameters()
-        with_gradient = [each for each in parameters if each.grad is not None and each.grad.numel()]
-        norms = _norms([each.grad for each in with_gradient if each.grad is not None])
+        gradients = {
+            key: gradient
+            for key, each in self._roster.live().items()
+            if (gradient := each.grad) is not None and gradient.numel()
+        }
+        self._latest = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         scale = self._loss_scale()
-        norms = norms if scale is None else [norm / scale.to(norm.device) for norm in norms]
-        self._latest = {id(each): norm for each, norm in zip(with_gradient, norms, strict=True)}
+        self._latest_scale = None if scale is None else scale.detach().clone()
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
@@ -135,54 +152,52 @@ class GradientProbe(Probe):
         if scaler is not None:
             self._scaler = scaler
             self._stepping.watch_scaler(scaler)
-            self._latest = {one: norm / scaler._scale.to(norm.device) for one, norm in self._latest.items()}
+            self._latest_scale = scaler._scale.detach().clone()
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
+        if not self._latest:
+            return
         own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
         if own:
-            total = _together(own)
-            self._used[at] = total / scale if isinstance(scale, Tensor) else total
+            total = _unscaled(norm_of_all(own), self._latest_scale)
+            self._used[at] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
     def _held(self, at: int) -> list[nn.Parameter]:
         return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
 
     def _identities(self) -> list[tuple[int, int]]:
         """Which gradient tensors there are, and how often each has been written to."""
-        gradients = (parameter.grad for parameter in self._roster.model.parameters())
+        gradients = map(_gradient_of, self._roster.live().values())
         return [(id(each), each._version) for each in gradients if each is not None]
 
     def collect(self, measured: bool) -> Pending:
         clip, self._clip = self._clip, None
         self._clipped_last_step = clip is not None
-        used = list(self._used.values()) or list(self._latest.values())
         from_backward = clip is None
-        norm = self._clip_norm if clip is not None else _together(used) if used else None
-        self._used, self._latest, self._clip_norm = {}, {}, None
+        norm = self._clip_norm if clip is not None else self._norm_from_backward()
+        self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         found, self._measured = list(self._measured.values()), {}
-        left = list(self._residual.values())
-        residual, self._residual = (
-            (torch.stack([each.to(left[0].device) for each in left]).amax() if left else None),
-            {},
-        )
+        residual, self._residual = list(self._residual.values()), {}
         names = self._roster.names
-        tensors: list[Numbers] = [] if norm is None else [norm.reshape(())]
-        tensors += [] if residual is None else [residual.reshape(())]
+        tensors: list[Numbers] = [] if norm is None else [_number(norm)]
+        tensors += [_number(left) for passes in residual for left in passes]
         for each in found:
-            tensors += each.found.rows
+            tensors += each.visit.tensors
             tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            if residual is not None:
-                yield Reading("gradient/residual_norm", ONE, waiting.pop(0))
-            rows = self._rows(found, waiting, len(names)) if found else None
+            if residual:
+                least = [np.min([waiting.pop(0) for _ in passes]) for passes in residual]
+                yield Reading("gradient/residual_norm", ONE, np.max(least))
+            statistics = self._statistics(found, waiting, len(names)) if found else None
             if self._stepping.skipped:
                 yield from self._unavailable(Reason.STEP_SKIPPED, measured)
                 return
-            at_step = math.nan if rows is None else math.sqrt(np.nansum(rows[:, 2]))
-            if rows is not None and from_backward and self._scaler is None:
+            at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
+            if statistics is not None and from_backward and self._scaler is None:
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
             if norm is None:
                 yield from self._unavailable(Reason.NO_BACKWARD_SEEN, measured)
@@ -195,32 +210,46 @@ class GradientProbe(Probe):
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, clip) if before == before else before)
-            elif rows is not None:
+            elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
-            if rows is not None:
-                yield from self._details(rows, found, names)
+            if statistics is not None:
+                yield from self._details(statistics, found, names)
 
         return Pending(tensors, decode)
 
-    def _details(self, rows: Array, found: Sequence[_Measured], names: tuple[str, ...]) -> Iterator[Reading]:
-        quantities = summarize(rows)
-        for quantity, values in quantities.items():
-            yield Reading(f"gradient/{quantity}", names, values)
-        missing = np.zeros(len(rows), np.float32)
-        for each in found:
-            missing[each.which] = each.missing
+    def _norm_from_backward(self) -> Norm | None:
+        if self._used:
+            return norm_of_all(list(self._used.values()))
+        return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
+
+    def _details(
+        self, statistics: Statistics, found: Sequence[_Measured], names: tuple[str, ...]
+    ) -> Iterator[Reading | Histograms]:
+        for each in statistics.readings("gradient", names):
+            if each.name == "gradient/norm" and isinstance(each, Reading):
+                self.norms = each.values.astype(np.float64)
+            yield each
+        missing = np.zeros(len(names), np.float32)
+        for one in found:
+            missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        self.norms = quantities["norm"].astype(np.float64)
         for name, value in gradient_aggregates(self.norms, *self._bounds).items():
             yield Reading(f"monitor/{name}", ONE, value)
+        if self._uneven_scale:
+            yield Reading("monitor/unavailable", ("gradient/histogram",), [float(Reason.UNEVEN_SCALE)])
 
-    def _rows(self, found: Sequence[_Measured], arrays: list[Array], count: int) -> Array:
-        """One row per parameter of the model, NaN for those that no optimizer used."""
-        rows = np.full((count, len(COLUMNS)), np.nan)
+    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> Statistics:
+        """Those of every parameter of the model; NaN for parameters that no optimizer used."""
+        parts = []
+        self._uneven_scale = False
         for each in found:
-            part = in_order(each.found.order, [arrays.pop(0) for _ in each.found.rows])
-            rows[each.which] = part if each.scale is None else rescale(part, float(arrays.pop(0)))
-        return rows
+            part = each.visit.decode(arrays)
+            if each.scale is not None:
+                scale = float(arrays.pop(0))
+                part = part.over(scale)
+                self._uneven_scale |= part.counts is not None and power_of_two(scale) is None
+            parts.append((each.which, part))
+        return Statistics.of(parts, num_tensors)
 
     def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
         if len(self._start) < _STARTING_STEPS:
@@ -241,11 +270,15 @@ class GradientProbe(Probe):
             yield Reading("monitor/unavailable", ("gradient/global_norm",), [float(reason)])
 
     def _measure(self, at: int, scale: Any) -> None:
-        which = self._roster.of(at)
-        parameters = [self._roster.parameters[one] for one in which]
-        gradients = [parameter.grad for parameter in parameters]
-        missing = [parameter.requires_grad and parameter.grad is None for parameter in parameters]
-        self._measured[at] = _Measured(which, measure(gradients), missing, scale if isinstance(scale, Tensor) else None)
+        which, parameters = self._roster.of(at), self._roster.parameters
+        gradients = list(map(_gradient_of, parameters))
+        self.missing = np.array([gradient is None for gradient in gradients], bool)
+        missing = self.missing[which]
+        for place in np.flatnonzero(missing):
+            missing[place] = parameters[which[place]].requires_grad
+        own = gradients if which == list(range(len(gradients))) else [gradients[one] for one in which]
+        visit = self._reader.read(own)
+        self._measured[at] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
@@ -261,24 +294,12 @@ def is_loss_scale(ratio: float) -> bool:
     return abs(power - round(power)) < _SCALE_TOLERANCE
 
 
-def _global_norm(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The 2-norm of all gradients together, on the device of the first; None if there are none."""
-    norms = _norms([each for each in gradients if each.numel()])
-    return _together(norms) if norms else None
+def _unscaled(norm: Norm, scale: Tensor | None) -> Norm:
+    """The norm without the loss scale that is in it."""
+    if scale is None:
+        return norm
+    return norm / (scale.to(norm.device) if isinstance(norm, Tensor) else scale)
 
 
-def _norms(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The 2-norm of each gradient, in float32 or better."""
-    values = [dense_values(each) for each in gradients]
-    if not values:
-        return []
-    double = any(each.dtype is torch.float64 for each in values)
-    return list(torch._foreach_norm(values, 2, dtype=torch.float64 if double else torch.float32))
-
-
-def _together(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of several parts from their norms."""
-    if len(norms) == 1:
-        return norms[0]
-    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    return total
+def _number(norm: Norm) -> Numbers:
+    return norm if isinstance(norm, Tensor) else np.array(norm)

@@ -92,7 +92,8 @@ def as_scalar(name: str, value: Any) -> Numbers:
             )
         if value.is_complex() or value.dtype is torch.bool:
             raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}")
-        return value.detach().reshape(())
+        alone = value.detach()
+        return alone if alone.dim() == 0 else alone.reshape(())
     try:
         if isinstance(value, str):
             raise TypeError

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.stats import Numbers
+from forewarn.types import Counts
 
 Array = NDArray[np.float64]
 
@@ -24,6 +25,16 @@ class Reading(NamedTuple):
     values: Any
 
 
+class Histograms(NamedTuple):
+    """The histograms of one metric for all its scopes, before they know their step."""
+
+    name: str
+    scopes: tuple[str, ...]
+    counts: Counts
+    """[n × 2 × bins]: negative and positive values by the power of two of their magnitude."""
+    zeros: Counts
+
+
 ONE: tuple[str, ...] = ("",)
 """The scope of a metric of the run as a whole."""
 
@@ -33,7 +44,7 @@ class Pending:
     """Readings whose values may still be on a device, and how to make them once those values have arrived."""
 
     tensors: Sequence[Numbers] = ()
-    decode: Callable[[Sequence[Array]], Iterable[Reading]] = field(default=lambda _: ())
+    decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
     """Takes one float64 array of the same shape per tensor."""
 
 

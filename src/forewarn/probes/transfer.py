@@ -66,8 +66,9 @@ def new_event(device: torch.device) -> Any:
 def on_host(numbers: Numbers) -> Array:
     """Values as a float64 array, waited for if they are elsewhere."""
     if isinstance(numbers, Tensor):
-        plain = numbers.float() if numbers.dtype is torch.bfloat16 else numbers  # numpy has no bfloat16
-        numbers = plain.detach().cpu().numpy()
+        plain = numbers.detach() if numbers.requires_grad else numbers
+        plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
+        numbers = plain.cpu().numpy()
     return numbers.astype(np.float64)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.probes.aggregates import update_aggregates
@@ -14,7 +16,7 @@ from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.probes.stepping import SteppingProbe
-from forewarn.stats import UpdateSampler
+from forewarn.stats import UpdateSampler, looked_at
 from forewarn.stats.sampling import EPSILON
 from forewarn.types import FrozenCause
 
@@ -39,8 +41,18 @@ class FrozenTracker:
         self._roster = roster
         self._threshold = threshold
         self._patience = patience
-        self.checks: dict[str, int] = {}
-        """By name: checks in a row at or below the threshold."""
+        self._names: tuple[str, ...] = ()
+        self._checks = np.zeros(0, np.int64)
+
+    @property
+    def checks(self) -> dict[str, int]:
+        """By name: checks in a row at or below the threshold, where there are any."""
+        return {self._names[at]: int(self._checks[at]) for at in np.flatnonzero(self._checks)}
+
+    @checks.setter
+    def checks(self, known: Mapping[str, int]) -> None:
+        self._names = self._roster.names
+        self._checks = np.array([known.get(name, 0) for name in self._names], np.int64)
 
     def update(
         self,
@@ -64,9 +76,9 @@ class FrozenTracker:
         for optimizer in resting:
             judged[self._roster.of(optimizer)] = False
         cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
-        before = np.array([self.checks.get(name, 0) for name in self._roster.names], np.int64)
-        checks = np.where(judged, np.where(still, before + 1, 0), before)
-        self.checks = {name: int(count) for name, count in zip(self._roster.names, checks, strict=True) if count}
+        if self._names is not self._roster.names:
+            self.checks = self.checks
+        checks = self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
         at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
         return np.where(at_once | (judged & still & (checks >= self._patience)), cause, FrozenCause.MOVING)
 
@@ -79,14 +91,17 @@ class FrozenTracker:
         stepped: bool | None,
         skipped: bool,
     ) -> NDArray[np.int64]:
-        requires_grad = np.array([parameter.requires_grad for parameter in self._roster.parameters], dtype=bool)
+        parameters, trainable = self._roster.parameters, self._roster.trainable
+        requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
+        if not still.any() and requires_grad.all():
+            return np.full(len(still), int(FrozenCause.MOVING))
         orphan = self._roster.groups() < 0
         able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
         if stepped is None:
             stepped = not able.any() or bool((~still & ~orphan).any())
         ranked: list[tuple[NDArray[np.bool_], FrozenCause]] = [
-            (~self._roster.trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
-            (self._roster.trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
+            (~trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
+            (trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
             (requires_grad & orphan & still, FrozenCause.NOT_IN_OPTIMIZER),
             (still & np.bool_(skipped), FrozenCause.STEP_SKIPPED),
             (still & np.bool_(not stepped), FrozenCause.OPTIMIZER_NOT_STEPPED),
@@ -124,8 +139,9 @@ class UpdateProbe(Probe):
         self._version = roster.version
         self._sampler = UpdateSampler(roster.names, sample_size)
         self._tracker = FrozenTracker(roster, threshold, patience)
-        self._missing = np.zeros(len(roster.names), bool)
         self._rates = np.full(len(roster.names), np.nan)
+        self.weights: Sequence[Tensor] | None = None
+        """The weights as this probe found them when the step ended, left for the next probe that reads them."""
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
@@ -136,19 +152,16 @@ class UpdateProbe(Probe):
         if not self._sampler.remembers:
             self._sampler.remember(self._roster.parameters)
         self._rates = learning_rates(self._roster)
-        self._missing = self._find_missing()
-
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and closure:
-            self._missing = self._find_missing()
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             self._sampler.forget()
+            self.weights = None
             return None
-        order, sums = self._sampler.moved(self._roster.parameters)
+        self.weights = looked_at(self._roster.parameters)
+        order, sums = self._sampler.moved(self.weights)
         self._sampler.forget()
-        missing, rates, resting = self._missing, self._rates, self._stepping.resting
+        missing, rates, resting = self._gradients.missing, self._rates, self._stepping.resting
         names, shares = self._roster.names, self._sampler.shares
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
@@ -169,9 +182,6 @@ class UpdateProbe(Probe):
                 yield Reading(f"monitor/{name}", ONE, value)
 
         return Pending(sums, decode)
-
-    def _find_missing(self) -> NDArray[np.bool_]:
-        return np.array([parameter.grad is None for parameter in self._roster.parameters], dtype=bool)
 
     def state_dict(self) -> dict[str, Any]:
         trainable = dict(zip(self._roster.names, map(bool, self._roster.trainable), strict=True))

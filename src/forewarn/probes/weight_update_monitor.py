@@ -15,8 +15,7 @@ from forewarn.probes.aggregates import spread
 from forewarn.probes.parameters import Roster
 from forewarn.probes.transfer import on_host
 from forewarn.probes.updates import FrozenTracker, learning_rates, update_ratios
-from forewarn.probes.weights import in_order
-from forewarn.stats import UpdateSampler, measure, summarize
+from forewarn.stats import UpdateSampler, in_order, measure, summarize
 from forewarn.types import FrozenCause
 
 

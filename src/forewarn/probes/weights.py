@@ -7,34 +7,30 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from forewarn.probes.parameters import Roster
-from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
-from forewarn.stats import COLUMNS, measure, summarize
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
+from forewarn.probes.tensors import TensorReader
+from forewarn.probes.updates import UpdateProbe
 
 
 class WeightProbe(Probe):
-    """`weight/…` per tensor and `weight/global_norm`, on measured steps."""
+    """`weight/…` per tensor, with histograms if `reader` takes them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, updates: UpdateProbe, reader: TensorReader) -> None:
         self._roster = roster
+        self._updates = updates
+        self._reader = reader
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             return None
-        names, measured_now = self._roster.names, measure(self._roster.parameters)
+        weights, self._updates.weights = self._updates.weights or self._roster.parameters, None
+        names, visit = self._roster.names, self._reader.read(weights)
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            rows = in_order(measured_now.order, arrays)
-            for quantity, values in summarize(rows).items():
-                yield Reading(f"weight/{quantity}", names, values)
-            yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(rows[:, 2])))
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
+            statistics = visit.decode(list(arrays))
+            yield from statistics.readings("weight", names)
+            yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(statistics.rows[:, 2])))
 
-        return Pending(measured_now.rows, decode)
-
-
-def in_order(order: Sequence[int], arrays: Sequence[Array]) -> Array:
-    """Rows as `measure` gave them, back in the order of the tensors that it was given."""
-    rows = np.empty((len(order), len(COLUMNS)))
-    rows[list(order)] = np.concatenate(arrays) if arrays else rows
-    return rows
+        return Pending(visit.tensors, decode)

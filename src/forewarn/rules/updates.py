@@ -130,10 +130,9 @@ def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> 
     """The median over tensors of two dimensions or more that moved: what starts at zero would raise it."""
     if not len(ratios):
         return np.nan
-    from_zero = np.nan_to_num(ratios.values[0]) >= near_zero_ratio
+    from_zero = ratios.values[0] >= near_zero_ratio
     moved = ratios.last[is_matrix(ratios.scopes, facts) & ~from_zero]
-    moved = moved[np.isfinite(moved) & (moved > 0)]
-    return float(np.median(moved)) if len(moved) else np.nan
+    return float(nanmedian(moved[moved > 0][:, None])[0])
 
 
 @rule(
@@ -220,13 +219,16 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
     jump = newest_jump(lr, config.factor, config.restart_tolerance, facts) if lr.at == now else None
     if not measured and jump is None:
         return None
+    recent = typical.values[-config.window - 1 :]
+    # The level is at least the least of the earlier values, for the growth by plan only raises them.
+    if jump is None and not typical.last > config.factor * np.fmin.reduce(recent[:-1]):
+        return None
     level = _level(typical, lr, config, facts) if measured else typical.median(config.window)
     leap = 1.0 if jump is None else jump.after / jump.before
     value = typical.last if measured else level * leap
     bound = config.factor * level
     if not bound > 0 or (jump is None and not value > bound):
         return None
-    recent = typical.values[-config.window - 1 :]
     if jump is None:
         jump = last_jump(lr, int(typical.steps[-len(recent)]), config.factor, config.restart_tolerance, facts)
     lasting = _trailing(recent > bound)

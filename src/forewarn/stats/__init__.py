@@ -4,12 +4,14 @@ The interface is `measure` (on the device) and `summarize` (on the host, after t
 holds sums, so rows of micro-batches or shards add up to the row of the whole.
 """
 
-from forewarn.stats.dispatch import backend_of, measure
-from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers
+from forewarn.stats.dispatch import backend_of, looked_at, measure
+from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers, in_order
+from forewarn.stats.native import Standing
+from forewarn.stats.norms import norms
 from forewarn.stats.sampling import UpdateSampler, sample_indices
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
-    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "UpdateSampler", "backend_of", "measure",
-    "sample_indices", "summarize",
+    "COLUMNS", "NUM_BINS", "QUANTITIES", "Measurement", "Numbers", "Standing", "UpdateSampler", "backend_of",
+    "in_order", "looked_at", "measure", "norms", "sample_indices", "summarize",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,35 +27,57 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
     `histogram_every`: 0 for no histograms, 1 for every element, k for every k-th block of 4096 where a backend can
     leave blocks out.
     """
-    missing: list[int] = []
-    parts: dict[tuple[Backend, torch.device], list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        if tensor is None:
-            missing.append(at)
-        else:
-            parts.setdefault((_backend(tensor), tensor.device), []).append(at)
-    order: list[int] = []
+    order: Sequence[int] = range(len(tensors))
+    missing = [at for at, tensor in enumerate(tensors) if tensor is None]
+    if missing:
+        order = [at for at, tensor in enumerate(tensors) if tensor is not None]
+        tensors = [tensor for tensor in tensors if tensor is not None]
+    present: Sequence[Tensor] = tensors  # type: ignore[assignment]
     rows: list[Numbers] = []
     histograms: list[Numbers] = []
-    for (backend, _), which in parts.items():
-        part, counts = _measured(
-            backend, [tensor for at in which if (tensor := tensors[at]) is not None], histogram_every
-        )
-        order += which
-        rows.append(part)
+    which: list[int] = []
+    for backend, places, part in _parts(present):
+        found, counts = _measured(backend, part, histogram_every)
+        which += places
+        rows.append(found)
         if counts is not None:
             histograms.append(counts)
+    if len(rows) > 1:
+        order = [order[at] for at in which]
     if missing:
-        order += missing
+        order = [*order, *missing]
         rows.append(np.full((len(missing), len(COLUMNS)), np.nan))
         if histogram_every:
             histograms.append(np.zeros((len(missing), 2, NUM_BINS), np.int64))
-    return Measurement(tuple(order), tuple(rows), tuple(histograms))
+    return Measurement(order, tuple(rows), tuple(histograms))
+
+
+def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], Sequence[Tensor]]]:
+    """The tensors by the backend that reads them and by device, with the places of each part; most often one part."""
+    whole = _described(tensors)
+    if whole is not None:
+        if tensors:
+            yield _native, range(len(tensors)), whole
+        return
+    groups: dict[tuple[Backend, torch.device], list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        groups.setdefault((_backend(tensor), tensor.device), []).append(at)
+    for (backend, _), places in groups.items():
+        yield backend, places, [tensors[at] for at in places]
+
+
+def looked_at(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors for several reads in a row, between which nothing else runs: where they lie is asked once."""
+    return tensors if (whole := _described(tensors)) is None else whole
 
 
 def backend_of(tensor: Tensor) -> str:
     """Which backend reads this tensor: `native`, `triton` or `portable`."""
     return _backend(tensor).__name__.removeprefix("_")
+
+
+def _described(tensors: Sequence[Tensor]) -> native.Described | None:
+    return native.described(tensors) if native.available() and _native not in _broken else None
 
 
 def _backend(tensor: Tensor) -> Backend:

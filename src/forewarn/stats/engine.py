@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forewarn.distributions.bins import LOWEST_EXPONENT, NUM_BINS
+
+__all__ = ["COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
+
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 """What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
 
-NUM_BINS = 64
-LOWEST_EXPONENT = -40
-"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""
-
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
+
+
+NO_ROWS: NDArray[Any] = np.empty((0, len(COLUMNS)))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What a backend says about many tensors; still on their devices, one part per backend and device."""
 
-    order: tuple[int, ...]
+    order: Sequence[int]
     """Which input each row belongs to, over all parts."""
     rows: tuple[Numbers, ...]
     """[n × columns] each, in double precision. Rows of parts of a tensor add up to the row of the whole."""
     histograms: tuple[Numbers, ...] = ()
     """[n × 2 × bins] each: counts of negative and of positive values by the power of two of their magnitude."""
+
+
+def in_order(order: Sequence[int], parts: Sequence[NDArray[Any]], none: NDArray[Any] = NO_ROWS) -> NDArray[Any]:
+    """Rows as `measure` gave them, back in the order of the tensors that it was given; `none` if there are none."""
+    straight = range(len(order))
+    if len(parts) == 1 and (order == straight or list(order) == list(straight)):  # the usual case, and nothing to copy
+        return parts[0]
+    together = np.concatenate(parts) if parts else none
+    rows = np.empty_like(together)
+    rows[list(order)] = together
+    return rows

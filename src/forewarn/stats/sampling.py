@@ -109,7 +109,7 @@ class UpdateSampler:
     def __init__(self, names: Sequence[str], size: int) -> None:
         self._names = tuple(names)
         self._size = size
-        self._kinds: tuple[_Kind, ...] = ()
+        self._kinds: tuple[object, ...] = ()
         self._groups: list[_NativeGroup | _TorchGroup] = []
         self.shares: NDArray[np.float64] = np.ones(len(self._names))
         """Which share of each tensor is sampled."""
@@ -117,11 +117,12 @@ class UpdateSampler:
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
         """Keep the present values; `tensors` are in the order of the names."""
-        kinds = tuple(map(_kind, tensors))
+        given, kinds = _looked_at(tensors)
         if kinds != self._kinds:
-            self._prepare(tensors, kinds)
+            self._kinds = kinds
+            self._prepare(tensors)
         for group in self._groups:
-            group.remember([tensors[at] for at in group.which])
+            group.remember(_members(given, group.which))
         self.remembers = True
 
     def moved(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Numbers]]:
@@ -129,10 +130,11 @@ class UpdateSampler:
 
         Nothing if a tensor has become another in the meantime.
         """
-        if not self.remembers or tuple(map(_kind, tensors)) != self._kinds:
+        given, kinds = _looked_at(tensors)
+        if not self.remembers or kinds != self._kinds:
             return [], []
         order = [at for group in self._groups for at in group.which]
-        return order, [group.moved([tensors[at] for at in group.which]) for group in self._groups]
+        return order, [group.moved(_members(given, group.which)) for group in self._groups]
 
     def forget(self) -> None:
         """Compare with nothing until `remember` is called again; the buffers are kept."""
@@ -143,9 +145,9 @@ class UpdateSampler:
         """Memory held for places and remembered values."""
         return sum(group.num_bytes for group in self._groups)
 
-    def _prepare(self, tensors: Sequence[Tensor], kinds: tuple[_Kind, ...]) -> None:
+    def _prepare(self, tensors: Sequence[Tensor]) -> None:
         """Draw the places and make the buffers."""
-        self._kinds = kinds
+        kinds = [_kind(tensor) for tensor in tensors]
         drawn = [
             sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
         ]
@@ -173,6 +175,17 @@ class _Kind(NamedTuple):
 
 def _kind(tensor: Tensor) -> _Kind:
     return _Kind(native.available() and native.supports(tensor), tensor.device, tensor.dtype, num_elements(tensor))
+
+
+def _looked_at(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[object, ...]]:
+    """The tensors, as the library sees them if it reads them all, and what must stay the same of them."""
+    if native.available() and (whole := native.described(tensors)) is not None:
+        return whole, (whole.lengths.tobytes(), whole.kinds.tobytes())
+    return tensors, tuple(map(_kind, tensors))
+
+
+def _members(tensors: Sequence[Tensor], which: list[int]) -> Sequence[Tensor]:
+    return tensors if len(which) == len(tensors) else [tensors[at] for at in which]
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from forewarn.store.distributions import StoredHistograms
 from forewarn.store.errors import RunError
 from forewarn.store.listing import list_runs
 from forewarn.store.reader import Run, StoredSeries, open_run
 from forewarn.store.records import Change, Event
 from forewarn.store.writer import RunWriter
 
-__all__ = ["Change", "Event", "Run", "RunError", "RunWriter", "StoredSeries", "list_runs", "open_run"]
+__all__ = [
+    "Change",
+    "Event",
+    "Run",
+    "RunError",
+    "RunWriter",
+    "StoredHistograms",
+    "StoredSeries",
+    "list_runs",
+    "open_run",
+]

@@ -91,20 +91,24 @@ class Catalog:
         return self._by_name.get(name, [])
 
     def scopes_of(self, layout: Layout, connection: sqlite3.Connection) -> tuple[str, ...]:
-        """The scopes of a layout, one tuple for all layouts that share them; read when they are first asked for."""
-        if layout.scopes_id not in self._scopes:
-            row = connection.execute("SELECT names FROM scopes WHERE id = ?", [layout.scopes_id]).fetchone()
-            try:
-                scopes = tuple(decoded(row[0]))
-            except (TypeError, ValueError) as error:
-                raise RunError(f"the scopes of {layout.name} are damaged ({error})") from error
-            if not all(isinstance(one, str) for one in scopes):
-                raise RunError(f"the scopes of {layout.name} are damaged: they are not all words")
-            self._scopes[layout.scopes_id] = scopes
-        scopes = self._scopes[layout.scopes_id]
+        """The scopes of a layout, one tuple for all layouts that share them."""
+        scopes = self.scopes_by(layout.scopes_id, layout.name, connection)
         if len(scopes) != layout.num_scopes:
             raise RunError(f"{layout.name} is damaged: {layout.num_scopes} scopes were expected, {len(scopes)} found")
         return scopes
+
+    def scopes_by(self, number: int, name: str, connection: sqlite3.Connection) -> tuple[str, ...]:
+        """Scopes by their number; read when they are first asked for. `name` is the metric, for what may go wrong."""
+        if number not in self._scopes:
+            row = connection.execute("SELECT names FROM scopes WHERE id = ?", [number]).fetchone()
+            try:
+                scopes = tuple(decoded(row[0]))
+            except (TypeError, ValueError) as error:
+                raise RunError(f"the scopes of {name} are damaged ({error})") from error
+            if not all(isinstance(one, str) for one in scopes):
+                raise RunError(f"the scopes of {name} are damaged: they are not all words")
+            self._scopes[number] = scopes
+        return self._scopes[number]
 
     @property
     def table(self) -> PatternTable:

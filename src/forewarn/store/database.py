@@ -6,6 +6,8 @@ the values of one layout over many rows, cut into *bands* of a few scopes: one s
 
 A *layout* is a metric's name with its scopes, a *pattern* the layouts of a row in order. Both recur, so a row names
 them by number.
+
+Histograms lie beside the rows, in a table of their own: nothing is judged by them, so no replay reads them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from forewarn.store.distributions import teach_compression
 from forewarn.store.manifest import FORMAT
 
 NAME = "run.db"
@@ -54,6 +57,14 @@ CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT N
 INSERT INTO generation VALUES (0);
 """
 
+_TABLES_OF_HISTOGRAMS = """
+CREATE TABLE IF NOT EXISTS distributions (
+    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, time REAL NOT NULL, name TEXT NOT NULL, scopes INTEGER NOT NULL,
+    first INTEGER NOT NULL, count INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS distributions_by_name ON distributions (name, scopes, first);
+"""
+"""Made when they are missing, too: a run that was begun by an older version is resumed by this one."""
+
 
 def create_database(path: Path, journal: str) -> None:
     """A new database with empty tables. Raises FileExistsError if there is a file already."""
@@ -62,7 +73,7 @@ def create_database(path: Path, journal: str) -> None:
         connection = open_for_writing(path, journal)
         try:
             with transaction(connection):
-                for statement in _TABLES.split(";"):
+                for statement in (_TABLES + _TABLES_OF_HISTOGRAMS).split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -71,6 +82,12 @@ def create_database(path: Path, journal: str) -> None:
     except (OSError, sqlite3.Error):
         delete_database(path)
         raise
+
+
+def add_missing_tables(connection: sqlite3.Connection) -> None:
+    """Bring a database of an older version up to date."""
+    for statement in _TABLES_OF_HISTOGRAMS.split(";"):
+        connection.execute(statement)
 
 
 def delete_database(path: Path) -> None:
@@ -88,6 +105,7 @@ def open_for_writing(path: Path, journal: str) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = OFF")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchall()
+        teach_compression(connection)
     except sqlite3.Error:
         connection.close()
         raise

@@ -29,9 +29,9 @@ class Interning:
         catalog = Catalog()
         catalog.refresh(connection)
         for layout in catalog.layouts:
-            scopes = catalog.scopes_of(layout, connection)
-            self._scopes[scopes] = layout.scopes_id
-            self._layouts[layout.name, scopes] = layout.id
+            self._layouts[layout.name, catalog.scopes_of(layout, connection)] = layout.id
+        for (number,) in connection.execute("SELECT id FROM scopes").fetchall():
+            self._scopes[catalog.scopes_by(number, "a metric", connection)] = number
         for number, pattern in enumerate(catalog.patterns):
             self._patterns[pattern.shared, pattern.layouts] = number
 
@@ -61,11 +61,16 @@ class Interning:
         news, self._news = self._news, []
         return news
 
+    def scopes(self, scopes: tuple[str, ...]) -> int:
+        """The number of a tuple of scopes."""
+        number = self._scopes.get(scopes)
+        if number is None:
+            number = self._scopes[scopes] = 1 + max(self._scopes.values(), default=-1)
+            self._news.append(("INSERT INTO scopes (id, names) VALUES (?, ?)", (number, encoded(scopes))))
+        return number
+
     def _new_layout(self, name: str, scopes: tuple[str, ...]) -> int:
-        scopes_id = self._scopes.get(scopes)
-        if scopes_id is None:
-            scopes_id = self._scopes[scopes] = 1 + max(self._scopes.values(), default=-1)
-            self._news.append(("INSERT INTO scopes (id, names) VALUES (?, ?)", (scopes_id, encoded(scopes))))
+        scopes_id = self.scopes(scopes)
         number = self._layouts[name, scopes] = len(self._layouts)
         insertion = "INSERT INTO layouts (id, name, scopes, num_scopes) VALUES (?, ?, ?, ?)"
         self._news.append((insertion, (number, storable(name), scopes_id, len(scopes))))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
 from forewarn.store.chunks import column_of
+from forewarn.store.distributions import StoredHistograms, histograms_of, names_in
 from forewarn.store.errors import RunError, UnknownSeriesError
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
@@ -123,6 +124,27 @@ class Run:
                 raise UnknownSeriesError(_unknown(f"scope of {name}", scope, list(known)))
             found, values = _in_order(parts)
             return StoredSeries(steps_at(index, found), times_at(index, self._catalog, found), values)
+
+    def distributions(self) -> dict[str, tuple[str, ...]]:
+        """The metrics that have histograms, such as `gradient/histogram`, each with its scopes."""
+        with self._reading() as connection:
+            return {
+                name: tuple(dict.fromkeys(one for it in found for one in self._catalog.scopes_by(it, name, connection)))
+                for name, found in names_in(connection).items()
+            }
+
+    def histograms(self, name: str, scope: str) -> StoredHistograms:
+        """All histograms of one metric for one scope; about 0.1 ms each."""
+        with self._reading() as connection:
+            known = names_in(connection)
+            if name not in known:
+                raise UnknownSeriesError(_unknown("metric with histograms", name, list(known)))
+            tuples = {number: self._catalog.scopes_by(number, name, connection) for number in known[name]}
+            places = {number: scopes.index(scope) for number, scopes in tuples.items() if scope in scopes}
+            if not places:
+                every = list(dict.fromkeys(one for scopes in tuples.values() for one in scopes))
+                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, every))
+            return histograms_of(connection, name, places)
 
     def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
         """Every call of `append` again: its step and its blocks, in order and bit for bit.

@@ -36,6 +36,7 @@ def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
                 _cut_chunks(connection, catalog, index, layout.id, cut)
             _cut_spans(connection, index, cut)
         connection.execute("DELETE FROM tail WHERE row >= ?", [cut])
+        connection.execute("DELETE FROM distributions WHERE step >= ?", [step])
         connection.executemany(
             "INSERT INTO tail VALUES (?, ?, ?, ?, ?)",
             [(one.row, one.step, one.pattern, one.times, one.body) for one in late],
@@ -90,4 +91,6 @@ def _forget_unused(connection: sqlite3.Connection, catalog: Catalog, used: list[
     layouts = 1 + max((id for pattern in catalog.patterns[:patterns] for id in pattern.layouts), default=-1)
     connection.execute("DELETE FROM patterns WHERE id >= ?", [patterns])
     connection.execute("DELETE FROM layouts WHERE id >= ?", [layouts])
-    connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scopes FROM layouts)")
+    connection.execute(
+        "DELETE FROM scopes WHERE id NOT IN (SELECT scopes FROM layouts UNION SELECT scopes FROM distributions)"
+    )

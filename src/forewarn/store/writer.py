@@ -18,6 +18,7 @@ from forewarn.store import database, manifest
 from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
+from forewarn.store.distributions import INSERT_DISTRIBUTION, bands
 from forewarn.store.errors import RunError
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
@@ -25,7 +26,7 @@ from forewarn.store.mounts import network_file_system
 from forewarn.store.plain import encoded, storable
 from forewarn.store.records import Record, to_json
 from forewarn.store.truncation import truncate
-from forewarn.types import Action, Alert, Block, Facts, Finding
+from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding
 
 _INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
 _MOST_STEPS = 1 << 63
@@ -82,8 +83,8 @@ class RunWriter:
         """What keeps the run from being recorded at this moment, in one sentence; None if all is well."""
         return self._failure or (self._background.failure if self._background is not None else None)
 
-    def append(self, step: int, blocks: Sequence[Block]) -> None:
-        """Record the blocks of one step, in order: some tens of microseconds for 2,000 values.
+    def append(self, step: int, blocks: Sequence[Block], distributions: Sequence[Distribution] = ()) -> None:
+        """Record the blocks of one step, in order, and its histograms: some tens of microseconds for 2,000 values.
 
         A step may be appended to again, also later.
         """
@@ -98,6 +99,7 @@ class RunWriter:
                     f"{block.name} of step {block.step} has {block.values.size} values for {len(block.scopes)} scopes;"
                     f" blocks of step {step} with one value for each scope are expected"
                 )
+        banded = [(one, list(bands(one))) for one in distributions]
         if background.full:
             background.drop()
             return
@@ -108,10 +110,17 @@ class RunWriter:
         with self._lock:
             layouts = tuple([self._interning.layout(block.name, block.scopes) for block in blocks])
             pattern = self._interning.pattern(shared, layouts)
+            histograms = [
+                (int(step), one.time, storable(one.name), self._interning.scopes(one.scopes), *band)
+                for one, its_bands in banded
+                for band in its_bands
+            ]
             for statement, parameters in self._interning.news():
                 background.put(statement, parameters)
             background.put(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body), len(body))
             self._num_rows += 1
+            for band in histograms:
+                background.put(INSERT_DISTRIBUTION, band, len(band[-1]))
 
     def record(
         self,
@@ -179,6 +188,7 @@ class RunWriter:
         self.journal = _journal_for(self.path)
         connection = database.open_for_writing(file, self.journal)
         try:
+            database.add_missing_tables(connection)
             truncate(connection, step, time.time())
             self._num_rows = database.num_rows(connection)
             generation = database.generation_of(connection)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from forewarn.types import Action, Alert, Block
+from forewarn.types import Action, Alert, Block, Distribution
 
 
 class View(Protocol):
@@ -18,4 +18,12 @@ class View(Protocol):
         """The run is over."""
 
 
-__all__ = ["View"]
+@runtime_checkable
+class HistogramView(Protocol):
+    """A view that also shows histograms, if the step has any."""
+
+    def show_histograms(self, step: int, distributions: Sequence[Distribution]) -> None:
+        """Show the histograms of one step; `show` follows."""
+
+
+__all__ = ["HistogramView", "View"]

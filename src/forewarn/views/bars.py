@@ -1,15 +1,20 @@
-"""Numbers as one line of block characters."""
+"""Bars made of block characters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_HEIGHTS = "▁▂▃▄▅▆▇█"
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _NO_READING = "·"
 
 
-def bars(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
+def cell(level: int, bars: str) -> str:
+    """One character of a bar that reaches `level` above the foot of this row."""
+    return bars[min(level, len(bars) - 1)] if level >= 0 else " "
+
+
+def line(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
     """One character per value, `most` of them at even distances; its height lies between the least and the greatest."""
     if len(values) > most:
         values = [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
@@ -20,7 +25,7 @@ def bars(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
     low, span = min(known), max(known) - min(known)
     span = max(span, 1.0) if logarithmic else span or 1.0
     return "".join(
-        _NO_READING if each is None else _HEIGHTS[round((each - low) / span * (len(_HEIGHTS) - 1))] for each in heights
+        _NO_READING if each is None else BARS[round((each - low) / span * (len(BARS) - 1))] for each in heights
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forewarn.types import Alert, Block, State, in_words
-from forewarn.views.bars import bars
+from forewarn.views.bars import line
 from forewarn.views.wording import short
 
 _WIDEST = 64
@@ -22,4 +22,4 @@ def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | No
     if len(known) < 2:
         return None
     ends = [f"{short(scope)} {in_words(value)}" for scope, value in (known[0], known[-1])]
-    return f"gradient by depth: {ends[0]} {bars([value for _, value in known], _WIDEST, logarithmic=True)} {ends[1]}"
+    return f"gradient by depth: {ends[0]} {line([value for _, value in known], _WIDEST, logarithmic=True)} {ends[1]}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.types import Action, Alert, Block, State, in_words
+from forewarn.views.bars import ASCII_BARS, BARS, cell
 from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import STYLES, counted
 
@@ -29,7 +30,6 @@ _SHOWN = {
     "gradient/global_norm": "gradient norm",
     "monitor/update_ratio_median": "update ratio",
 }
-_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 
 
 class LiveView:
@@ -101,7 +101,7 @@ class LiveView:
         numbers.add_row(*(Text(value, style="bold") for _, value in shown))
         options = self._console.options
         width = max(10, min(options.max_width, 100) - 2)
-        chart = self._losses.chart(width, CHART_ROWS, _ASCII_BARS if options.ascii_only else _BARS)
+        chart = self._losses.chart(width, CHART_ROWS, ASCII_BARS if options.ascii_only else BARS)
         worst = max((alert.severity for alert in self._firing.values()), default=None)
         alerts = Text(self._alerts(), style="green" if worst is None else STYLES[worst])
         return Group(self._progress(width), numbers, Text(chart, style="cyan"), alerts)
@@ -144,7 +144,7 @@ class Trace:
             self._means = [(first + second) / 2 for first, second in pairs]
             self._stride *= 2
 
-    def chart(self, width: int, rows: int = 1, bars: str = _BARS) -> str:
+    def chart(self, width: int, rows: int = 1, bars: str = BARS) -> str:
         """The whole series in `width` columns, on a logarithmic scale if all is positive; × is not finite."""
         values = np.array(self._means)
         if len(values) > width:
@@ -157,16 +157,11 @@ class Trace:
         levels = np.round((scaled - scaled.min(initial=np.inf)) / (span or 1.0) * (rows * len(bars) - 1)).astype(int)
         return "\n".join(
             "".join(
-                _cell(level - row * len(bars), bars) if good else " ×"[row == 0]
+                cell(level - row * len(bars), bars) if good else " ×"[row == 0]
                 for level, good in zip(levels, finite, strict=True)
             )
             for row in reversed(range(rows))
         )
-
-
-def _cell(level: int, bars: str) -> str:
-    """One character of a bar that reaches `level` above the foot of this row."""
-    return bars[min(level, len(bars) - 1)] if level >= 0 else " "
 
 
 class _Pace:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forewarn.types import Action, Alert, Block, FrozenCause, State, Values
+from forewarn.distributions import in_line, line_edges, over_scopes, used_bins
+from forewarn.types import Action, Alert, Block, Counts, Distribution, FrozenCause, State, Values
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
@@ -53,6 +54,10 @@ class TensorBoardView:
     `gradient/blocks.0.attn.weight/norm`: for 2,000 values about 2 ms on a measured step, and then some 15 ms of the
     writer's thread, in which Python computes checksums.
 
+    Histograms are those that torch's `add_histogram_raw` writes, with a bucket per power of two on both sides of zero
+    and one for zero: `gradient/histogram` and `weight/histogram` of all tensors together, and with `detail="full"` one
+    per tensor, such as `gradient/blocks.0.attn.weight/histogram`, at some 30 µs each.
+
     NaN is left out. Alerts are text under one tag per rule, such as `alerts/L102-loss-spike`. A resumed run adds an
     event file to the same folder and goes on with the tags that `forewarn-topk.json` there remembers.
     """
@@ -72,6 +77,8 @@ class TensorBoardView:
         self._files = _part("compat").tf.io.gfile  # what the event writer uses: a folder may be on remote storage
         self._files.makedirs(self._folder)  # one that cannot be made is an error here, not at the first step
         self._writer: Any = None
+        self._full = detail == "full"
+        self._histograms: list[Distribution] = []
         self._tags = _Tags(full=detail == "full")
         self._memory = f"{self._folder}/forewarn-topk.json"
         earlier = self._remembered()
@@ -90,6 +97,10 @@ class TensorBoardView:
         for tag, value in self._topk({block.name: block for block in blocks}):
             if value == value:
                 add(tag=tag, simple_value=value)
+        for distribution in self._histograms:
+            for tag, counts, zeros in self._told(distribution):
+                _fill(add(tag=tag).histo, counts, zeros)
+        self._histograms = []
         for tag, text in _texts(changed, taken):
             add(tag=tag, metadata=self._text, tensor=self._new_tensor(text))
         if not event.summary.value:
@@ -98,11 +109,23 @@ class TensorBoardView:
             self._writer = self._new_writer(self._folder, QUEUED_EVENTS, FLUSH_SECONDS)
         self._writer.add_event(event)
 
+    def show_histograms(self, step: int, distributions: Sequence[Distribution]) -> None:
+        """Keep the histograms for the event of their step."""
+        self._histograms = list(distributions)
+
     def close(self) -> None:
         """Write out what is queued and close the file; may be called twice."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+    def _told(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
+        """Tags, counts and zeros: of all tensors together, and in full of each that has anything."""
+        told = [over_scopes(distribution), *([distribution] if self._full else [])]
+        for each in told:
+            for scope, counts, zeros in zip(each.scopes, each.counts, each.zeros.tolist(), strict=True):
+                if zeros or counts.any():
+                    yield self._tags.one(each.name, scope), counts, zeros
 
     def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:
         """Tags and values of the tensors in the two short lists, which may grow at this step."""
@@ -210,6 +233,24 @@ def _tag(name: str, scope: str) -> str:
     scope = _NOT_IN_A_TAG.sub("_", scope)
     family, _, quantity = name.partition("/")
     return f"{name}/{scope}" if name in (TOPK_GRADIENTS, TOPK_FROZEN) else f"{family}/{scope}/{quantity}"
+
+
+def _fill(proto: Any, counts: Counts, zeros: int) -> None:
+    """Fill in a histogram as TensorBoard has it: counts by the upper ends of their buckets, and their moments.
+
+    These are as if each bucket were filled evenly.
+    """
+    bins = used_bins(counts[None])
+    line, edges = in_line(counts[None, :, bins], np.array([zeros]))[0], line_edges(bins)
+    if bins.start == bins.stop:  # nothing but zeros; an edge of its own on either side makes a bucket of them
+        edges = np.array([-0.5, 0.5])
+    first, last = np.flatnonzero(line)[[0, -1]].tolist()
+    line, edges = line[first : last + 1], edges[first : last + 2]
+    low, high = edges[:-1], edges[1:]
+    proto.min, proto.max, proto.num = edges[0], edges[-1], line.sum()
+    proto.sum, proto.sum_squares = line @ (low + high) / 2, line @ (low**2 + low * high + high**2) / 3
+    proto.bucket_limit.extend(high.tolist())
+    proto.bucket.extend(line.tolist())
 
 
 def _texts(changed: Sequence[Alert], taken: Sequence[Action]) -> Iterator[tuple[str, str]]:

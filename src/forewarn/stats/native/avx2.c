@@ -29,6 +29,9 @@ INLINE __m256 load_floats(Dtype dtype, const void *values, size_t at)
 /* From memory again, where that is a load and no work: cheaper than to take the eight floats apart. */
 INLINE __m256d load_doubles(Dtype dtype, const void *values, size_t at)
 {
+    if (dtype == FLOAT64) {
+        return _mm256_loadu_pd((const double *)values + at);
+    }
     if (dtype == FLOAT32) {
         return _mm256_cvtps_pd(_mm_loadu_ps((const float *)values + at));
     }
@@ -190,7 +193,38 @@ INLINE void pairs_of_doubles(const double *values, size_t length, Pair *pairs)
     careful_pairs(FLOAT64, values + whole, length - whole, pairs + whole / 2);
 }
 
+/* ---- steps ---- */
+
+INLINE void moved_of(Dtype dtype, const void *values, const void *before, size_t length, Moved *moved)
+{
+    for (size_t half = 0; half < LANES; half += LANES / 2) { /* eight sums fit into the registers, sixteen do not */
+        __m256d steps[2], squares[2];
+        for (size_t k = 0; k < 2; k++) {
+            steps[k] = _mm256_loadu_pd(moved->steps + half + 4 * k);
+            squares[k] = _mm256_loadu_pd(moved->before + half + 4 * k);
+        }
+        for (size_t i = half; i < length; i += LANES) {
+            for (size_t k = 0; k < 2; k++) {
+                __m256d old = load_doubles(dtype, before, i + 4 * k);
+                __m256d step = _mm256_sub_pd(load_doubles(dtype, values, i + 4 * k), old);
+                steps[k] = _mm256_add_pd(steps[k], _mm256_mul_pd(step, step));
+                squares[k] = _mm256_add_pd(squares[k], _mm256_mul_pd(old, old));
+            }
+        }
+        for (size_t k = 0; k < 2; k++) {
+            _mm256_storeu_pd(moved->steps + half + 4 * k, steps[k]);
+            _mm256_storeu_pd(moved->before + half + 4 * k, squares[k]);
+        }
+    }
+}
+
 /* ---- one function per kind, with the kind known to the compiler ---- */
+
+#define MOVED(kind, dtype)                                                                                            \
+    AVX2 static void moved_of_##kind(const void *values, const void *before, size_t length, Moved *moved)             \
+    {                                                                                                                 \
+        moved_of(dtype, values, before, length, moved);                                                               \
+    }
 
 #define KERNELS(kind, dtype)                                                                                          \
     AVX2 static void row_of_##kind(const void *values, size_t length, Row *row)                                       \
@@ -200,7 +234,8 @@ INLINE void pairs_of_doubles(const double *values, size_t length, Pair *pairs)
     AVX2 static void pairs_of_##kind(const void *values, size_t length, Pair *pairs)                                  \
     {                                                                                                                 \
         pairs_of_floats(dtype, values, length, pairs);                                                                \
-    }
+    }                                                                                                                 \
+    MOVED(kind, dtype)
 
 KERNELS(float32, FLOAT32)
 KERNELS(float16, FLOAT16)
@@ -211,6 +246,7 @@ AVX2 static void pairs_of_float64(const void *values, size_t length, Pair *pairs
 {
     pairs_of_doubles(values, length, pairs);
 }
+MOVED(float64, FLOAT64)
 
 static const Path path = {
     .name = "avx2",
@@ -222,6 +258,10 @@ static const Path path = {
               [FLOAT64] = pairs_of_float64,
               [FLOAT16] = pairs_of_float16,
               [BFLOAT16] = pairs_of_bfloat16},
+    .moved = {[FLOAT32] = moved_of_float32,
+              [FLOAT64] = moved_of_float64,
+              [FLOAT16] = moved_of_float16,
+              [BFLOAT16] = moved_of_bfloat16},
 };
 
 /* Not every compiler knows the name of F16C in __builtin_cpu_supports. */

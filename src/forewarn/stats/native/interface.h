@@ -33,7 +33,8 @@ EXPORTED int forewarn_measure(int64_t num_tensors, const void *const *data, cons
 
 /* A sample of each tensor: the places of tensor i are places[offsets[i]] to places[offsets[i + 1]].
  *
- * `sample` holds the values as they are, tensor after tensor, each from a multiple of 8 bytes on. */
+ * If there are as many of them as values, the tensor is taken whole, as it lies in memory, and they are not looked at.
+ * `sample` holds the values as they are, tensor after tensor. */
 EXPORTED int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                              const uint8_t *dtypes, const int32_t *places, const int64_t *offsets, void *sample);
 

@@ -46,11 +46,20 @@ typedef void RowKernel(const void *values, size_t length, Row *row);
 /* The codes of up to BLOCK finite values, paired anyhow. An odd one out is paired with code 0, that of +0. */
 typedef void PairKernel(const void *values, size_t length, Pair *pairs);
 
+/* Squares of steps and of the values before them, in sums that run side by side: value i belongs to lane i modulo 16. */
+typedef struct {
+    double steps[LANES], before[LANES];
+} Moved;
+
+/* Adds values and what they were before, whose number is a multiple of LANES. They need not be aligned. */
+typedef void MovedKernel(const void *values, const void *before, size_t length, Moved *moved);
+
 /* One way to read a block. */
 typedef struct {
     const char *name;
     RowKernel *row[NUM_DTYPES];
     PairKernel *pairs[NUM_DTYPES];
+    MovedKernel *moved[NUM_DTYPES];
 } Path;
 
 extern const Path portable_path;

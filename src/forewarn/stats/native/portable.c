@@ -207,6 +207,27 @@ int64_t negative_zeros(Dtype dtype, const void *values, size_t length)
     }
 }
 
+/* ---- steps ---- */
+
+static void moved_of(Dtype dtype, const void *values, const void *before, size_t length, Moved *restrict moved)
+{
+    const unsigned char *now = values, *then = before;
+    size_t size = element_size(dtype);
+    double new[PIECE], old[PIECE];
+    for (size_t i = 0; i < length; i += PIECE) {
+        size_t piece = length - i < PIECE ? length - i : PIECE;
+        widen(dtype, now + i * size, piece, new);
+        widen(dtype, then + i * size, piece, old);
+        for (size_t j = 0; j < piece; j += LANES) {
+            for (size_t k = 0; k < LANES; k++) {
+                double step = new[j + k] - old[j + k];
+                moved->steps[k] += step * step;
+                moved->before[k] += old[j + k] * old[j + k];
+            }
+        }
+    }
+}
+
 /* ---- one function per kind ---- */
 
 #define KERNELS(kind, dtype)                                                                                          \
@@ -214,6 +235,10 @@ int64_t negative_zeros(Dtype dtype, const void *values, size_t length)
     static void pairs_of_##kind(const void *values, size_t length, Pair *pairs)                                       \
     {                                                                                                                 \
         pairs_of(dtype, values, length, pairs);                                                                       \
+    }                                                                                                                 \
+    static void moved_of_##kind(const void *values, const void *before, size_t length, Moved *moved)                  \
+    {                                                                                                                 \
+        moved_of(dtype, values, before, length, moved);                                                               \
     }
 
 KERNELS(float32, FLOAT32)
@@ -231,4 +256,8 @@ const Path portable_path = {
               [FLOAT64] = pairs_of_float64,
               [FLOAT16] = pairs_of_float16,
               [BFLOAT16] = pairs_of_bfloat16},
+    .moved = {[FLOAT32] = moved_of_float32,
+              [FLOAT64] = moved_of_float64,
+              [FLOAT16] = moved_of_float16,
+              [BFLOAT16] = moved_of_bfloat16},
 };

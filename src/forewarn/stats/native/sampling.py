@@ -19,8 +19,8 @@ Sample = NDArray[np.uint8]
 def gather(tensors: Sequence[Tensor], places: Places, offsets: Offsets, out: Sample | None = None) -> Sample:
     """The values at some places of each tensor, as bytes: each in its own dtype, 4 of them for a float32.
 
-    The places of tensor i are `places[offsets[i]:offsets[i + 1]]`, counted in the order of memory. `out` is filled
-    again if it has the right size.
+    The places of tensor i are `places[offsets[i]:offsets[i + 1]]`, counted in the order of memory; a tensor with as
+    many places as values is taken whole. `out` is filled again if it has the right size.
     """
     described = Described.of(tensors)
     size = _sample_size(described, places, offsets)
@@ -51,6 +51,6 @@ def _sample_size(described: Described, places: Places, offsets: Offsets) -> int:
         if array.dtype != dtype or not array.flags.c_contiguous:
             raise TypeError(f"{name} are contiguous {np.dtype(dtype)}, not {array.dtype}")
     lengths = np.diff(offsets)
-    if len(lengths) != len(described.lengths) or offsets[0] != 0 or offsets[-1] != len(places) or (lengths < 0).any():
-        raise ValueError(f"{len(described.lengths)} tensors need offsets that rise from 0 to {len(places)}: {offsets}")
+    if len(lengths) != len(described) or offsets[0] != 0 or offsets[-1] != len(places) or (lengths < 0).any():
+        raise ValueError(f"{len(described)} tensors need offsets that rise from 0 to {len(places)}: {offsets}")
     return int((lengths * described.sizes).sum())

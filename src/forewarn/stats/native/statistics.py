@@ -17,7 +17,10 @@ Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64
 
 
 def measure(
-    tensors: Sequence[Tensor], histogram_every: int = 0, threads: int | None = None, path: str | None = None
+    tensors: Sequence[Tensor],
+    histogram_every: int = 0,
+    threads: int | None = None,
+    path: str | None = None,
 ) -> Measured:
     """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
 

@@ -1,0 +1,61 @@
+"""A histogram as a picture in the terminal: one column per power of two, negative values to the left of zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from forewarn.distributions import LOWEST_EXPONENT, in_line, used_bins
+from forewarn.types import Counts, Shape, in_words
+from forewarn.views.bars import BARS, cell
+
+ROWS = 6
+
+
+def picture(counts: Counts, zeros: int, width: int = 80, bars: str = BARS) -> list[str]:
+    """The histogram [2 × bins] as bars over an axis; where it is too wide, a column is several powers of two."""
+    used = used_bins(counts[None])
+    per_column = max(1, math.ceil(2 * (used.stop - used.start) / max(1, width - 1)))
+    first = used.start - (used.start - used.stop) % -per_column  # the largest values keep a column of their own
+    columns = _columns(counts, slice(first, used.stop), zeros, per_column)
+    heights = np.ceil(columns / max(1, columns.max()) * ROWS * len(bars)).astype(int) - 1  # what is there is seen
+    lines = [
+        "".join(cell(height - row * len(bars), bars) for height in heights.tolist()).rstrip()
+        for row in reversed(range(ROWS))
+    ]
+    named = f"{per_column} powers of two" if per_column > 1 else "a power of two"
+    counted = f"{int(columns.sum()):,} values, {zeros:,} of them zero; a column is {named}"
+    return [*lines, _axis(len(columns) // 2, first, used.stop), counted]
+
+
+def words(shape: float, percentiles: Mapping[str, float]) -> list[str]:
+    """The shape in words and the percentiles in a line; what was not recorded is left out."""
+    known = [f"{name} {in_words(value)}" for name, value in percentiles.items() if not math.isnan(value)]
+    lines = [str(Shape(int(shape)))] if shape in set(map(float, Shape)) else []
+    return lines + (["  ".join(known)] if known else [])
+
+
+def _columns(counts: Counts, bins: slice, zeros: int, per_column: int) -> Counts:
+    """Counts in the order of the values, several bins in one column."""
+    begin = max(0, -bins.start)  # a column may begin below the first bin
+    part = np.zeros((2, bins.stop - bins.start), np.int64)
+    part[:, begin:] = counts[:, bins.start + begin : bins.stop]
+    grouped = part.reshape(1, 2, -1, per_column).sum(axis=3)
+    line: Counts = in_line(grouped, np.array([zeros]))[0]
+    return line
+
+
+def _axis(side: int, first: int, stop: int) -> str:
+    """The largest and, where there is room, the smallest magnitudes at the ends of both sides; zero in the middle."""
+    if side == 0:
+        return "0"
+    largest, smallest = (in_words(2.0 ** (edge + LOWEST_EXPONENT)) for edge in (stop, first))
+    left, right = f"-{largest}", largest
+    if len(left) + len(smallest) + 4 <= side:
+        left += f"-{smallest} ".rjust(side - len(left))
+        right = f" {smallest}" + right.rjust(side - len(smallest) - 1)
+    elif len(left) >= side:
+        return f"{left} 0 {right}"
+    return f"{left.ljust(side)}0{right.rjust(side)}"
