@@ -28,8 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "views": {"types", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
-    "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
-    "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
+    "diagnosis": {"types", "config", "evaluation", "series", "history", "rules", "alerts", "store", "checklist"},
+    "monitor": {"types", "config", "schedule", "evaluation", "history", "rules", "alerts", "actions"}
+    | {"probes", "store", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "trainer": {"types", "config", "schedule", "evaluation", "views", "attach", "monitor"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},

@@ -21,8 +21,8 @@ from tests.rules.runs import facts, fired
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
-    "L": {"loss", "learning"}, "G": {"gradients"}, "U": {"updates"}, "W": {"weights"}, "A": {"activations", "attention", "gain"},
-    "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
+    "L": {"loss", "learning"}, "G": {"gradients"}, "U": {"updates"}, "W": {"weights"},
+    "A": {"activations", "attention", "gain"}, "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
 }  # fmt: skip
 EXAMPLES = [
     pytest.param(rule.code, example, id=f"{rule.code}-{number}")
