@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
+    from forewarn.trainer.callbacks import PostEpochEvaluationCallback
     from forewarn.types import Alert, Block, Facts, Finding, FrozenCause, Outcome, Remedy, Severity, State
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "Schedule": "schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
+    "PostEpochEvaluationCallback": "trainer.callbacks",
     **dict.fromkeys(
         ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"
     ),
@@ -46,6 +48,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "Policy",
+    "PostEpochEvaluationCallback",
     "Remedy",
     "Run",
     "Schedule",

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from forewarn.learning_thresholds import (
     FirstEpochFlat,
@@ -331,7 +331,7 @@ class Config(Settings):
     on white noise they leave 2.6% to 0.05% of its variance."""
     sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
-    histograms: Literal[off, sampled, full] = "sampled"
+    histograms: Literal["off", "sampled", "full"] = "sampled"
     """Histograms, percentiles and shapes of every tensor on measured steps: none, of one in four blocks of 4096 values,
     or of all values; docs/distributions.md has what each costs."""
     exact_percentiles: bool = False

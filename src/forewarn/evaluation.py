@@ -35,39 +35,43 @@ def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One evaluation, as it was recorded; NaN where something is not known."""
+    """One evaluation, as it was recorded; NaN and no word where something is not known."""
 
     number: int
     step: int
     train_loss: float
     validation_loss: float
     improvement_rate: float
+    improvement_grade: str
+    """`poor`, `acceptable` or `good`."""
     train_val_gap: float
-    plateau: bool
+    gap_grade: str
+    """`healthy`, `mild` or `severe`."""
+    plateau_detected: bool
 
-    def words(self, thresholds: Thresholds) -> str:
+    def words(self) -> str:
         """`epoch 2: train 2.1, validation 2.8, improvement 20% (good), gap 33% (severe)`."""
-        parts = [f"train {in_words(self.train_loss)}"] if not math.isnan(self.train_loss) else []
-        if not math.isnan(self.validation_loss):
-            parts.append(f"validation {in_words(self.validation_loss)}")
-        if not math.isnan(self.improvement_rate):
-            grade = improvement_grade(self.improvement_rate, thresholds.slow_improvement.improvement)
-            parts.append(f"improvement {_percent(self.improvement_rate)} ({grade})")
-        if not math.isnan(self.train_val_gap):
-            grade = gap_grade(self.train_val_gap, thresholds.overfitting.gap)
-            parts.append(f"gap {_percent(self.train_val_gap)} ({grade})")
-        if self.plateau:
-            parts.append("plateau")
-        return f"epoch {self.number}: {', '.join(parts)}"
+        known = [
+            ("train", self.train_loss, in_words(self.train_loss)),
+            ("validation", self.validation_loss, in_words(self.validation_loss)),
+            ("improvement", self.improvement_rate, f"{_percent(self.improvement_rate)} ({self.improvement_grade})"),
+            ("gap", self.train_val_gap, f"{_percent(self.train_val_gap)} ({self.gap_grade})"),
+        ]
+        parts = [f"{name} {words}" for name, value, words in known if not math.isnan(value)]
+        return f"epoch {self.number}: {', '.join(parts + ['plateau'] * self.plateau_detected)}"
 
 
 def improvement_grade(rate: float, poor: float) -> str:
     """An improvement rate in a word: poor below 1% (or what the run has set), good above 5%."""
+    if math.isnan(rate):
+        return ""
     return "poor" if rate < poor else "acceptable" if rate <= GOOD_IMPROVEMENT else "good"
 
 
 def gap_grade(share: float, severe: float) -> str:
     """A gap between training and validation loss in a word: severe above 30% (or what the run has set)."""
+    if math.isnan(share):
+        return ""
     return "severe" if share > severe else "healthy" if share < MILD_GAP else "mild"
 
 
@@ -77,29 +81,32 @@ NO_VALIDATION_LOSS = (
 )
 
 
-def epochs(series: Callable[[str], Any]) -> tuple[Epoch, ...]:
+def epochs(series: Callable[[str], Any], thresholds: Thresholds) -> tuple[Epoch, ...]:
     """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values."""
 
     def readings(name: str) -> dict[int, float]:
         found = series(name)
         return dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
 
+    poor, severe = thresholds.slow_improvement.improvement, thresholds.overfitting.gap
     train, validation = readings("evaluation/train_loss"), readings("eval/loss")
     rates, gaps = readings("evaluation/improvement_rate"), readings("evaluation/train_val_gap")
     plateaus = readings("evaluation/plateau_detected")
     return tuple(
         Epoch(
-            int(number),
-            step,
+            number=int(number),
+            step=step,
             train_loss=train.get(step, math.nan),
             validation_loss=validation.get(step, math.nan),
-            improvement_rate=rates.get(step, math.nan),
-            train_val_gap=gaps.get(step, math.nan),
-            plateau=plateaus.get(step) == 1,
+            improvement_rate=(rate := rates.get(step, math.nan)),
+            improvement_grade=improvement_grade(rate, poor),
+            train_val_gap=(share := gaps.get(step, math.nan)),
+            gap_grade=gap_grade(share, severe),
+            plateau_detected=plateaus.get(step) == 1,
         )
         for step, number in readings("evaluation/epoch").items()
     )
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%" if abs(share) < 1 else f"{100 * share:.0f}%"
+    return f"{100 * share:.{2 if abs(share) < 1 else 4}g}%"

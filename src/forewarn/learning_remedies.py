@@ -50,8 +50,10 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
 def decay_lr(why: str = "small steps at the end find what large ones jump over") -> Prescription:
     """Let the learning rate fall to a tenth of what it is, over the steps that are left where that is declared."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        now = current_lr(history)
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+        now = current_lr(history, facts)
+        if now == 0:
+            return None
         numbers: dict[str, float | str] = {"shape": "cosine"}
         if not math.isnan(now):
             numbers |= {"from": now, "to": _FLOOR_SHARE * now}
@@ -127,20 +129,19 @@ def train_longer(why: str = "the loss still falls a little in every epoch") -> P
         epochs, steps = declared(facts, *_EPOCHS), declared(facts, *_STEPS)
         what, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
         now = finding.step + 1 if math.isnan(now) else now
-        return Remedy("train_longer", {"from": now, "to": 2 * now, "what": what}, why)
+        return Remedy("train_longer", {"from": now, "to": 2 * now, "in": what}, why)
 
     return prescribe
 
 
 def plan_steps(why: str = "a schedule ends well only if it ends with the training") -> Prescription:
-    """The number of steps that the schedule must be made for; it is what the finding expects of the run."""
+    """The number of steps that the schedule is made for, and the number that it must be made for."""
 
     def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        planned = declared(facts, *_STEPS)
+        planned = finding.evidence.get("ended", declared(facts, *_STEPS))
         needed = finding.evidence.get("steps_needed", finding.step + 1)
-        if math.isnan(planned) or planned == needed:
-            return Remedy("plan_steps", {"to": needed}, why)
-        return Remedy("plan_steps", {"from": planned, "to": needed}, why)
+        known = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
+        return Remedy("plan_steps", {"from": planned, "to": needed} if known else {"to": needed}, why)
 
     return prescribe
 

@@ -15,7 +15,7 @@ class LossPlateau(Settings):
     """Share of its level that the loss must have lost over the second half of the run; less for a part of that half."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope by which even the steepest likely fall must stay below that."""
-    levels: int = between(16, 4)
+    levels: int = between(12, 4)
     """Levels of the loss that the second half must hold before anything is judged; one is the median of 32 steps."""
     decayed_share: float = between(0.3, 0.0, 1.0)
     """Share of its peak below which the lr counts as decayed: the loss may flatten then."""
@@ -34,29 +34,25 @@ class LossNotStarting(Settings):
     levels: int = between(12, 4)
     """Levels of the loss before anything is judged; one is the median of 32 steps."""
     settled_steps: int = between(256, 1)
-    """Steps for which the lr must have been at half of what it is now or more: a warm-up is waited for."""
+    """Steps for which the lr must not have risen: a warm-up is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossBouncing(Settings):
     """L106."""
 
-    window: int = between(32, 8)
-    """Steps whose median is a level."""
-    windows: int = between(8, 4)
-    """Windows in a row that are looked at."""
-    rises: int = between(2, 1)
-    """Times that the level must have risen among them, and fallen."""
-    significance: float = between(4.0, 0.0)
-    """Standard errors of the median that a rise or a fall must exceed: the noise of the batches is no bouncing."""
-    swing: float = between(0.1, 0.0)
-    """Share of the level that a rise or a fall must exceed."""
-    zigzag: float = between(-0.5, -1.0, 0.0)
-    """Correlation of the loss with that of the step before at or below which it zigzags."""
+    steps: int = between(256, 32)
+    """Steps that are looked at."""
+    correlation: float = between(0.3, 0.0, 1.0)
+    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of the batches."""
+    spread: float = between(0.1, 0.0)
+    """Robust standard deviation, as a share of the level, above which it bounces."""
     gain: float = between(0.05, 0.0, 1.0)
-    """Share by which the later half of the windows must lie below the earlier one for the loss to make progress."""
+    """Share by which the later half of the steps must lie below the earlier one for the loss to make progress."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss in memory below which bouncing does not matter."""
+    """Share of the highest level of the run below which bouncing does not matter."""
+    warning_share: float = between(0.5, 0.0, 1.0)
+    """Share of the highest level from which it is a warning: much lower, the order of the data may be the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +63,8 @@ class Overfitting(Settings):
     """Share of the training loss by which the validation loss must lie above it: a severe gap."""
     training_gain: float = between(0.05, 0.0, 1.0)
     """Improvement of the training loss over the epoch at or above which it still learns."""
-    improvement: float = between(0.01, 0.0, 1.0)
-    """Improvement of the validation loss on its best below which it does not."""
+    improvement: float = between(0.0, 0.0, 1.0)
+    """Improvement of the validation loss on its best up to which it does not."""
     negligible_share: float = between(0.05, 0.0, 1.0)
     """Share of the highest loss below which a validation loss is near zero: a solved task has large gaps."""
 
@@ -78,7 +74,7 @@ class SlowImprovement(Settings):
     """E102."""
 
     improvement: float = between(0.01, 0.0, 1.0)
-    """Improvement of the validation loss over the epoch below which it is poor."""
+    """Improvement of the validation loss over the epoch below which it is poor; as large a rise is no stall."""
     training_gain: float = between(0.05, 0.0, 1.0)
     """Improvement of the training loss over the epoch below which it stalls as well."""
     earlier_gain: float = between(0.15, 0.0, 1.0)
@@ -137,6 +133,10 @@ class FirstEpochFlat(Settings):
 
     gain: float = between(0.02, 0.0, 1.0)
     """Share of its level at the start of the run that the loss must have lost by the end of an epoch."""
+    rise: float = between(0.2, 0.0)
+    """Share of that level that it may have risen by: more is no standstill."""
+    steps: int = between(200, 1)
+    """Steps of the run before anything is judged: some models take a hundred to find their first direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +144,11 @@ class FirstEpochSpike(Settings):
     """E107."""
 
     factor: float = between(1.2, 1.0)
-    """Times its level at the start of the run above which the loss must not end an epoch."""
+    """Times the loss at the start of the run that no 16 losses in a row may lie above, by their median."""
+    recovery: float = between(0.05, 0.0, 1.0)
+    """Share of that loss that must be won by the end of the epoch for it to be information."""
     critical_factor: float = between(3.0, 1.0)
-    """The same where it is critical."""
+    """Times that loss above which the end of the epoch is critical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

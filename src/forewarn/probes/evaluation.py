@@ -62,9 +62,13 @@ class EvaluationProbe(Probe):
             "eval/loss": validation,
             "evaluation/improvement_rate": improvement(before, validation),
             "evaluation/train_val_gap": gap(train, validation),
-            "evaluation/start_loss": seen.start if math.isfinite(seen.end) else math.nan,
-            "evaluation/end_loss": seen.end,
         }
+        if math.isfinite(seen.end):
+            readings |= {
+                "evaluation/start_loss": seen.start,
+                "evaluation/end_loss": seen.end,
+                "evaluation/peak_loss": seen.peak,
+            }
         if math.isfinite(validation):
             readings["evaluation/plateau_detected"] = is_plateau(self._validation, self._change, self._window)
         seen.begin()

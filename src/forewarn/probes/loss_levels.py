@@ -10,7 +10,7 @@ import numpy as np
 STEPS_PER_LEVEL = 32
 """Losses whose median is one level: 1024 levels, as many as are kept in memory, reach back over 32,768 steps."""
 LOSSES_OF_AN_END = 16
-"""Losses whose mean is the level at the start of the run, and at the end of an epoch."""
+"""Losses whose median is the level at the start of the run, and at the end of an epoch."""
 
 
 class Levels:
@@ -47,6 +47,8 @@ class EpochLosses:
     def __init__(self) -> None:
         self.steps = 0
         """Losses since the last epoch ended."""
+        self.peak = math.nan
+        """The highest median of 16 losses in a row since then: a single bad batch does not make it."""
         self._sum = 0.0
         self._first: list[float] = []
         self._last: list[float] = []
@@ -59,6 +61,8 @@ class EpochLosses:
         if len(self._first) < LOSSES_OF_AN_END:
             self._first.append(loss)
         self._last = [*self._last[1 - LOSSES_OF_AN_END :], loss]
+        if self.steps % LOSSES_OF_AN_END == 0:
+            self.peak = float(np.fmax(self.peak, np.median(self._last)))
 
     @property
     def mean(self) -> float:
@@ -67,22 +71,29 @@ class EpochLosses:
 
     @property
     def start(self) -> float:
-        """The mean of the first losses of the run; NaN while there are too few."""
-        return float(np.mean(self._first)) if len(self._first) == LOSSES_OF_AN_END else math.nan
+        """Where the run started: the median of its first losses, or the very first if they rose; NaN if too few."""
+        enough = len(self._first) == LOSSES_OF_AN_END
+        return min(self._first[0], float(np.median(self._first))) if enough else math.nan
 
     @property
     def end(self) -> float:
-        """The mean of the newest losses; NaN while too few came after those of the start."""
+        """The median of the newest losses; NaN while there are too few to tell an end from a start."""
         apart = self.steps >= 2 * LOSSES_OF_AN_END
-        return float(np.mean(self._last)) if apart else math.nan
+        return float(np.median(self._last)) if apart else math.nan
 
     def begin(self) -> None:
         """A new epoch begins; where the run started is kept."""
-        self.steps, self._sum = 0, 0.0
+        self.steps, self._sum, self.peak = 0, 0.0, math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "sum": self._sum, "first": list(self._first), "last": list(self._last)}
+        return {
+            "steps": self.steps,
+            "sum": self._sum,
+            "peak": self.peak,
+            "first": list(self._first),
+            "last": list(self._last),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self._sum = int(state["steps"]), float(state["sum"])
+        self.steps, self._sum, self.peak = int(state["steps"]), float(state["sum"]), float(state["peak"])
         self._first, self._last = [float(each) for each in state["first"]], [float(each) for each in state["last"]]

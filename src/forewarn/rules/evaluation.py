@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,19 +34,21 @@ from forewarn.learning_thresholds import (
     ValidationRising,
 )
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, roll_back, warm_up
-from forewarn.rules.learning_rate import declared_peak, has_decayed, has_settled, is_rising, rates
+from forewarn.rules.learning_rate import declared_peak, has_decayed, is_rising, rates
 from forewarn.rules.registry import found, rule
-from forewarn.series import Panel, Series
+from forewarn.series import Floats, Panel, Series
 from forewarn.types import Facts, Finding, Severity
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")
+_SCALE = "train/loss_level"
+"""What the highest loss of the run is read from: by it a loss is near zero or not."""
 
 
 @rule(
-    "E101", "overfitting", reads=_LOSSES, keep=1, explains=("E103", "E104"),
+    "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104"),
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data()),
 )  # fmt: skip
-def overfitting(train: Series, validation: Series, config: Overfitting) -> Finding | None:
+def overfitting(train: Series, validation: Series, level: Series, config: Overfitting) -> Finding | None:
     """Training loss that still falls while the validation loss, far above it, does not.
 
     ## Why is this bad?
@@ -59,12 +62,12 @@ def overfitting(train: Series, validation: Series, config: Overfitting) -> Findi
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     """
     epochs = _Epochs.of(train, validation)
-    if len(epochs) < 2 or epochs.is_negligible(config.negligible_share):
+    if len(epochs) < 2 or _is_negligible(epochs.validation, level, config.negligible_share):
         return None
     share = gap(epochs.train[-1], epochs.validation[-1])
     learnt = improvement(*epochs.train[-2:])
     gained = improvement(min(epochs.validation[:-1]), epochs.validation[-1])
-    if not (share > config.gap and learnt >= config.training_gain and gained < config.improvement):
+    if not (share > config.gap and learnt >= config.training_gain and gained <= config.improvement):
         return None
     return found(
         Severity.WARNING, share, config.gap, train_loss=epochs.train[-1], val_loss=epochs.validation[-1],
@@ -73,15 +76,15 @@ def overfitting(train: Series, validation: Series, config: Overfitting) -> Findi
 
 
 @rule(
-    "E102", "slow-improvement", reads=(*_LOSSES, "train/lr"), when=_LOSSES[:1], per_scope=True, keep=1,
+    "E102", "slow-improvement", reads=(*_LOSSES, _SCALE, "train/lr"), when=_LOSSES[:1], per_scope=True, keep=1,
     explains=("E103",),
     remedies=(
         lower_lr(1 / 3, "after fast gains both losses stall: the steps are too large for what is left to learn"),
-        decay_lr(), widen(),
+        decay_lr(),
     ),
 )  # fmt: skip
 def slow_improvement(
-    train: Panel, validation: Panel, lr: Panel, config: SlowImprovement, facts: Facts
+    train: Panel, validation: Panel, level: Panel, lr: Panel, config: SlowImprovement, facts: Facts
 ) -> Finding | None:
     """Both losses stall soon after an epoch of large gains.
 
@@ -97,15 +100,15 @@ def slow_improvement(
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68 | train/lr{0} 1e-3x3 1e-4
     """
     epochs = _Epochs.of(Series(train), Series(validation))
-    if len(epochs) < 3 or epochs.is_negligible(config.negligible_share):
+    if len(epochs) < 3 or _is_negligible(epochs.validation, Series(level), config.negligible_share):
         return None
     *earlier, gained = epochs.improvements()
     learnt = improvement(*epochs.train[-2:])
     fastest = max(earlier[-config.epochs :])
     if not (gained < config.improvement and learnt < config.training_gain and fastest > config.earlier_gain):
         return None
-    worse = gained < -config.improvement and learnt < -config.improvement  # a loss that rises does not improve slowly
-    if worse or has_decayed(lr, config.decayed_share, facts):
+    rises = gained < -config.improvement  # a loss that rises does not improve slowly
+    if rises or has_decayed(lr, config.decayed_share, facts):
         return None
     return found(
         Severity.WARNING, gained, config.improvement, training_gain=learnt, earlier_gain=fastest,
@@ -114,14 +117,14 @@ def slow_improvement(
 
 
 @rule(
-    "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", "train/lr"), per_scope=True, keep=1,
+    "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr"), per_scope=True, keep=1,
     remedies=(
         lower_lr(1 / 3, "at a lower learning rate a loss that stands still often falls again"), decay_lr(),
         stop_early(),
     ),
 )  # fmt: skip
 def validation_plateau(
-    validation: Panel, epoch: Panel, lr: Panel, config: ValidationPlateau, facts: Facts
+    validation: Panel, epoch: Panel, level: Panel, lr: Panel, config: ValidationPlateau, facts: Facts
 ) -> Finding | None:
     """Validation loss that stands still, for three epochs or for 10,000 steps.
 
@@ -138,7 +141,7 @@ def validation_plateau(
     readings = losses.finite()
     if len(readings) < 2 or not math.isfinite(losses.last):
         return None
-    if losses.last <= config.negligible_share * readings.max():
+    if _is_negligible(readings, Series(level), config.negligible_share):
         return None
     severity = Severity.INFO if has_decayed(lr, config.decayed_share, facts) else Severity.WARNING
     _, at, _ = np.intersect1d(losses.steps, Series(epoch).steps, return_indices=True)
@@ -153,13 +156,13 @@ def validation_plateau(
 
 
 @rule(
-    "E104", "validation-rising", reads=("eval/loss",), keep=1,
+    "E104", "validation-rising", reads=("eval/loss", _SCALE), keep=1,
     remedies=(
         stop_early(), roll_back("the weights from before it rose are better on unseen samples"),
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(),
     ),
 )  # fmt: skip
-def validation_rising(validation: Series, config: ValidationRising) -> Finding | None:
+def validation_rising(validation: Series, level: Series, config: ValidationRising) -> Finding | None:
     """Validation loss more than 10% above its best.
 
     ## Why is this bad?
@@ -176,7 +179,7 @@ def validation_rising(validation: Series, config: ValidationRising) -> Finding |
         return None
     best = np.minimum.accumulate(losses)[:-1]
     above = losses[1:] > best + config.rise * np.abs(best)
-    if not above[-1] or losses[-1] <= config.negligible_share * losses.max():
+    if not above[-1] or _is_negligible(losses, level, config.negligible_share):
         return None
     lasting = len(above) if above.all() else int(np.argmin(above[::-1]))
     began = int(validation.steps[np.isfinite(validation.values)][-lasting])
@@ -235,15 +238,15 @@ def first_epoch_flat(end: Panel, start: Panel, lr: Panel, config: FirstEpochFlat
     nothing to learn from. While the learning rate still rises it is waited for.
 
     ## Example
-    fires: _x99 4.60 | evaluation/start_loss _x99 4.61 | train/lr{0} 1e-7x100
-    quiet: _x99 4.10 | evaluation/start_loss _x99 4.61 | train/lr{0} 1e-7x100
-    quiet: _x99 4.60 | evaluation/start_loss _x99 4.61 | train/lr{0} 1e-7+1e-7x100
+    fires: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
+    quiet: _x299 4.10 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
+    quiet: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7+1e-7x300
     """
     last, first = Series(end), Series(start)
-    if not len(last) or first.at != last.at or not has_settled(lr, last.at // 2) or is_rising(lr, lr.at - 1):
+    if first.at != last.at or last.at < config.steps or is_rising(lr, last.at // 2):
         return None
-    moved = abs(improvement(first.last, last.last))
-    if not moved < config.gain:
+    moved = improvement(first.last, last.last)
+    if not -config.rise < moved < config.gain:
         return None
     return found(
         Severity.WARNING, moved, config.gain, start_loss=first.last, end_loss=last.last, lasting_steps=last.at + 1
@@ -251,33 +254,36 @@ def first_epoch_flat(end: Panel, start: Panel, lr: Panel, config: FirstEpochFlat
 
 
 @rule(
-    "E107", "first-epoch-spike", reads=("evaluation/end_loss", "evaluation/start_loss"), keep=1,
-    explains=("L102", "L103", "L104", "L106", "G104", "E102", "E103", "E104"),
+    "E107", "first-epoch-spike", reads=("evaluation/peak_loss", "evaluation/start_loss", "evaluation/end_loss"),
+    keep=1, explains=("L102", "L103", "L104", "L106", "G102", "G104", "E102", "E103", "E104"),
     remedies=(
-        lower_lr(0.1, "after an epoch the loss is above where it started: the steps are far too large"), warm_up(),
+        lower_lr(0.1, "the loss rose above where it started: the first steps are far too large"), warm_up(),
         clip_gradient(),
     ),
 )  # fmt: skip
-def first_epoch_spike(end: Series, start: Series, config: FirstEpochSpike) -> Finding | None:
-    """Training loss that is higher after an epoch than where it started.
+def first_epoch_spike(peak: Series, start: Series, end: Series, config: FirstEpochSpike) -> Finding | None:
+    """Training loss that an epoch has driven above where the run started.
 
     ## Why is this bad?
     Weights at random are a better model than what the run has made of them: the learning rate is far too high for the
-    beginning, or there is no warm-up.
+    beginning, or there is no warm-up. Where the loss has come down again by the end of the epoch it is information.
 
     ## Example
-    fires: _x99 6.5 | evaluation/start_loss _x99 4.61
-    quiet: _x99 4.7 | evaluation/start_loss _x99 4.61
+    fires: _x99 6.5 | evaluation/start_loss _x99 4.61 | evaluation/end_loss _x99 4.7
+    quiet: _x99 4.7 | evaluation/start_loss _x99 4.61 | evaluation/end_loss _x99 3.1
     """
-    if not len(end) or start.at != end.at:
+    if not len(peak) or not start.at == end.at == peak.at or not start.last > 0:
         return None
-    ratio = end.last / start.last if start.last > 0 else math.nan
+    ratio = peak.last / start.last
     if not ratio > config.factor:
         return None
-    severity = Severity.CRITICAL if ratio > config.critical_factor else Severity.WARNING
+    recovered = improvement(start.last, end.last) > config.recovery
+    lost = end.last > config.critical_factor * start.last
+    severity = Severity.INFO if recovered else Severity.CRITICAL if lost else Severity.WARNING
     return found(
-        severity, end.last, config.factor * start.last, start_loss=start.last, ratio=ratio, lasting_steps=end.at + 1
-    )
+        severity, peak.last, config.factor * start.last, start_loss=start.last, end_loss=end.last, ratio=ratio,
+        lasting_steps=peak.at + 1,
+    )  # fmt: skip
 
 
 @rule(
@@ -312,12 +318,16 @@ def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, facts: 
         return found(Severity.WARNING, planned, expected, epochs=epochs, epochs_done=count, steps_needed=steps_needed)
     if done > (1 + config.tolerance) * planned:
         return found(Severity.WARNING, done, planned, epochs_done=count, steps_needed=steps_needed)
-    left = 1 - done / expected
-    now = float(rates(lr)[-1]) if len(lr) else math.nan
-    peak = float(np.fmax.reduce(rates(lr), initial=declared_peak(facts)))
-    if now <= config.floor * peak and left > config.left:
-        return found(Severity.WARNING, now, config.floor * peak, left=left, steps_needed=steps_needed)
-    if left <= 0 and config.open_end * peak < now < (1 - config.floor) * peak and not is_rising(lr, 0):
+    if not len(lr) or is_rising(lr, 0):
+        return None
+    seen = rates(lr)
+    now, peak = float(seen[-1]), float(np.fmax.reduce(seen, initial=declared_peak(facts)))
+    above = np.flatnonzero(seen > config.floor * peak)
+    ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
+    left = 1 - ended / expected
+    if ended < done and left > config.left:
+        return found(Severity.WARNING, now, config.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
+    if done >= expected and config.open_end * peak < now < (1 - config.floor) * peak:
         return found(Severity.INFO, now, config.open_end * peak, peak=peak, steps_needed=steps_needed)
     return None
 
@@ -349,6 +359,7 @@ class _Epochs:
         """Of the validation loss, from each epoch to the next."""
         return [improvement(*pair) for pair in pairwise(self.validation)]
 
-    def is_negligible(self, share: float) -> bool:
-        """Whether the validation loss is near zero, by the highest loss that is known."""
-        return self.validation[-1] <= share * max(*self.train, *self.validation)
+
+def _is_negligible(losses: Sequence[float] | Floats, level: Series, share: float) -> bool:
+    """Whether the newest of these losses is near zero, by the highest of them and of the training loss."""
+    return bool(losses[-1] <= share * max(*losses, *level.finite()))

@@ -9,8 +9,7 @@ import numpy as np
 from forewarn.learning_remedies import decay_lr, widen
 from forewarn.learning_thresholds import LossBouncing, LossNotStarting, LossPlateau
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
-from forewarn.rules.learning_rate import has_decayed, has_settled, is_rising
-from forewarn.rules.loss import rise
+from forewarn.rules.learning_rate import has_decayed, is_rising
 from forewarn.rules.registry import found, rule
 from forewarn.series import MAD_TO_STD, Floats, Panel, Series, Steps, nanmedian
 from forewarn.types import Facts, Finding, Severity, Values
@@ -22,7 +21,7 @@ _SLOPE_ERROR = math.sqrt(12)
 
 
 @rule(
-    "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=64,
+    "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     remedies=(
         lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
         decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
@@ -56,10 +55,11 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> 
         return None
     slope = theil_sen(since, recent)
     span = float(since[-1] - since[0])
-    steepest = -slope * span + config.significance * _fall_error(since, recent, slope)
+    error = config.significance * _fall_error(since, recent, slope)
+    steepest = -slope * span + error
     half = max(1.0, (int(steps[-1]) + 1) / 2)  # memory may hold less than half of a very long run
     bound = config.gain * min(1.0, span / half) * now
-    if not (now > 0 and steepest < bound):
+    if not (now > 0 and steepest < bound and error < 2 * bound):  # a larger error could tell of nothing
         return None
     return found(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
@@ -67,7 +67,7 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> 
 
 
 @rule(
-    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=64,
+    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     explains=("L104", "E102", "E103", "E105", "E106"),
     remedies=(
         raise_lr(10.0, "the loss has not moved: the steps are too small to get anywhere"),
@@ -92,7 +92,7 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
     steps, levels = _finite(Series(level))
     if len(levels) <= config.levels or int(Series(level).steps[0]) > 0:
         return None
-    if not has_settled(lr, config.settled_steps):
+    if level.at < config.settled_steps or is_rising(lr, level.at - config.settled_steps):
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)
@@ -101,7 +101,7 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
     bound = config.gain * abs(first)
     now = float(np.median(rest[-config.levels // 2 :]))
     sudden = max(bound, _noise_of_one(rest, slope, since) * config.significance * 2)
-    if not (bound > 0 and fall + error < bound and first - now < sudden):
+    if not (bound > 0 and fall + error < bound and error < 2 * bound and first - now < sudden):
         return None
     return found(
         Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
@@ -109,21 +109,22 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
 
 
 @rule(
-    "L106", "loss-bouncing", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
+    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), per_scope=True, hold=16, keep=100,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
     remedies=(
         lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
         advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
     ),
 )  # fmt: skip
-def loss_bouncing(loss: Panel, lr: Panel, config: LossBouncing) -> Finding | None:
-    """Training loss that goes up and down far beyond its noise and gets nowhere.
+def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing) -> Finding | None:
+    """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
 
     ## Why is this bad?
-    The steps are larger than the valley is wide: what one step wins the next one loses. Most often the learning rate
-    is too high. Noise of the batches is told from it by its course: noise differs from step to step but keeps its
-    level, a loss that bounces moves its level, or alternates from one step to the next. One that makes progress all
-    the same is left alone, and one near zero.
+    The steps are larger than the valley is wide: what some steps win the next ones lose. Most often the learning rate
+    is too high. Noise of the batches is told from it by its course: it is new with every step, while a loss that
+    bounces goes on in the direction of the step before, or back from it every time. One that makes progress all the
+    same is left alone, and one near zero. Far below where the run started it is information: samples that come in an
+    order of their own look alike.
 
     ## Example
     fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32
@@ -131,28 +132,23 @@ def loss_bouncing(loss: Panel, lr: Panel, config: LossBouncing) -> Finding | Non
     quiet: 9.0-0.02x300
     """
     readings = Series(loss)
-    reach = config.window * config.windows
-    if len(readings) < reach:
+    recent = readings.values[-config.steps :]
+    if len(recent) < config.steps or not np.isfinite(recent[-1]):
         return None
-    recent = readings.values[-reach:]
-    blocks = recent.reshape(config.windows, config.window)
-    medians = nanmedian(blocks.T)
-    if np.isnan(medians).any():
+    halves = recent[: config.steps // 2], recent[config.steps // 2 :]
+    earlier, later = (float(nanmedian(half[:, None])[0]) for half in halves)
+    if not later > (1 - config.gain) * earlier or is_rising(lr, int(readings.steps[-config.steps])):
         return None
-    earlier, later = np.median(medians[: config.windows // 2]), np.median(medians[config.windows // 2 :])
-    highest = float(np.fmax.reduce(np.where(np.isfinite(readings.values), readings.values, -np.inf)))
-    stuck = later > (1 - config.gain) * earlier and later > config.negligible_share * highest
-    if not stuck or is_rising(lr, int(readings.steps[-reach])):
+    highest = max(earlier, later, *_finite(Series(level))[1])
+    correlation, spread = _correlation(recent), _spread(recent)
+    if not (later > config.negligible_share * highest and spread > config.spread * later):
         return None
-    swings = _swings(blocks, medians, config)
-    zigzag = _correlation(recent) if not swings else 0.0
-    spread = _spread(recent) / float(later)
-    if swings or (zigzag <= config.zigzag and spread > config.swing):
-        return found(
-            Severity.WARNING, spread, config.swing, level=float(later), lowest=medians.min(), highest=medians.max(),
-            swings=swings, lasting_steps=reach,
-        )  # fmt: skip
-    return None
+    if abs(correlation) < config.correlation:
+        return None
+    severity = Severity.WARNING if later >= config.warning_share * highest else Severity.INFO
+    return found(
+        severity, spread, config.spread * later, level=later, correlation=correlation, lasting_steps=config.steps
+    )
 
 
 def theil_sen(steps: Steps, values: Floats) -> float:
@@ -183,17 +179,6 @@ def _noise_of_one(levels: Floats, slope: float, steps: Steps) -> float:
     """The standard deviation of a single loss, by that of the medians of as many as lie between two levels."""
     between = float(np.median(np.diff(steps)))
     return _residual(levels, slope, steps) * math.sqrt(between)
-
-
-def _swings(blocks: Values, medians: Floats, config: LossBouncing) -> int:
-    """How often the level rises, and as often falls, by more than noise and by more than is worth a word."""
-    up = down = 0
-    for before, after, low, high in zip(blocks[:-1], blocks[1:], medians[:-1], medians[1:], strict=True):
-        share = (high - low) / min(low, high) if min(low, high) > 0 else 0.0
-        significance = rise(before, after)
-        up += share > config.swing and significance > config.significance
-        down += share < -config.swing and significance < -config.significance
-    return min(up, down) if min(up, down) >= config.rises else 0
 
 
 def _correlation(values: Values) -> float:

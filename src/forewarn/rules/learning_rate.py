@@ -54,14 +54,6 @@ def is_rising(lr: Panel, since: int) -> bool:
     return bool(now > then)
 
 
-def has_settled(lr: Panel, steps: int) -> bool:
-    """Whether the lr has been at half of what it is now or more for so many steps, as far as memory reaches."""
-    if not len(lr):
-        return True
-    then, now = rates(lr, np.array([max(lr.at - steps, int(lr.steps[0])), lr.at]))
-    return lr.at >= steps and bool(2 * then >= now)
-
-
 def newest_jump(lr: Panel, factor: float, tolerance: float, facts: Facts) -> Jump | None:
     """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
     if len(lr) < 2:

@@ -129,9 +129,9 @@ def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, fa
     now = _median(newest)
     if not now > config.factor * float(np.fmin.reduce(values)):
         return None
-    if not (rise(middle, newest) > config.significance and rise(oldest, middle) > config.significance):
+    if not (_rise(middle, newest) > config.significance and _rise(oldest, middle) > config.significance):
         return None
-    if not rise(*halves) > config.significance / 2:
+    if not _rise(*halves) > config.significance / 2:
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
@@ -162,7 +162,7 @@ def _comparable(lr: Panel, windows: Steps, now: int, share: float, facts: Facts)
     return ~(low | np.append(low[:1], low[:-1]))
 
 
-def rise(before: Values, after: Values) -> float:
+def _rise(before: Values, after: Values) -> float:
     """From one stretch to the next, how much the median has risen, in its own standard errors."""
     level, then = _median(after), _median(before)
     spread = max(_median(np.abs(after - level)), _median(np.abs(before - then))) * MAD_TO_STD
