@@ -76,7 +76,7 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, config: LrJumpOnResume) -> Find
 
 
 @rule(
-    "U109", "lr-spent", reads=("train/lr",), per_scope=True, keep=100, explains=("U101", "U103", "L104"),
+    "U109", "lr-spent", reads=("train/lr",), per_scope=True, keep=100, explains=("L104", "L105", "U101", "U103"),
     remedies=(
         advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
         advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
