@@ -97,6 +97,8 @@ class Breakable:
         self.optimizer = AdamW(parameters(self.model), lr=lr, **settings)
         self.batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
         self.run = run
+        self.config = forewarn.Config()
+        self.resume = False
         self.clip: float | None = 1.0
         self.zero_grad = self.step_optimizer = True
         self.change_batch: Callable[[int, Tensor], Tensor] = lambda step, inputs: inputs
@@ -109,7 +111,9 @@ class Breakable:
         return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
 
     def train(self, steps: int = 160) -> forewarn.Monitor:
-        with forewarn.watch(self.model, self.optimizer, self.run, every=5, views=[]) as monitor:
+        with forewarn.watch(
+            self.model, self.optimizer, self.run, every=5, config=self.config, resume=self.resume, views=[]
+        ) as monitor:
             self.after_attach(monitor)
             for step in range(steps):
                 self.before_step(step)
@@ -352,6 +356,41 @@ def forward_that_is_bypassed(run: Path) -> forewarn.Monitor:
     return it.train(60)
 
 
+def constant_though_a_cosine_was_planned(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.config = forewarn.Config(plan=forewarn.Plan(total=160))
+    return it.train()
+
+
+def scheduler_forgotten_on_resume(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, lr=3e-4)
+    it.train(60)
+    it.optimizer.param_groups[0]["lr"] = 3e-3
+    it.resume = True
+    return it.train(60)
+
+
+def epochs_counted_in_batches(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    scheduler = torch.optim.lr_scheduler.StepLR(it.optimizer, step_size=10)
+    it.after_update = lambda step: scheduler.step()
+    return it.train(140)
+
+
+def warm_up_counted_in_examples(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.config = forewarn.Config(hyperparameters={"total_steps": 300})
+    scheduler = torch.optim.lr_scheduler.LambdaLR(it.optimizer, lambda step: (step + 1) / 3200)
+    it.after_update = lambda step: scheduler.step()
+    return it.train()
+
+
+def no_decay_at_all(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.config = forewarn.Config(hyperparameters={"total_steps": 100})
+    return it.train(100)
+
+
 FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L101": nan_in_a_batch,
     "L102": one_absurd_batch,
@@ -373,6 +412,11 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "U104": lr_jump,
     "U105": optimizer_never_stepped,
     "U106": layer_left_out_of_the_optimizer,
+    "U107": constant_though_a_cosine_was_planned,
+    "U108": scheduler_forgotten_on_resume,
+    "U109": epochs_counted_in_batches,
+    "U110": warm_up_counted_in_examples,
+    "U111": no_decay_at_all,
     "W101": nan_written_into_a_weight,
     "W102": weights_of_a_bad_checkpoint,
     "W103": one_layer_of_another_scale,

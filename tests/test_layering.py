@@ -10,32 +10,42 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "settings": set(),
+    "plan": {"settings"},
+    "lr_thresholds": {"settings"},
+    "learning_thresholds": {"settings"},
+    "config": {"types", "settings", "learning_thresholds", "lr_thresholds", "plan"},
     "distributions": {"types"},
-    "config": {"types"},
+    "convergence": {"types"},
+    "evaluation": {"types", "config"},
     "schedule": {"types"},
     "series": {"types", "config"},
     "history": {"types", "config", "series"},
     "remedies": {"types", "config", "series", "history"},
-    "rules": {"types", "config", "series", "history", "remedies"},
+    "learning_remedies": {"types", "history", "remedies"},
+    "rules": {"types", "config", "learning_thresholds", "lr_thresholds", "evaluation", "series", "history"}
+    | {"remedies", "learning_remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
     "stats": {"types", "distributions"},
-    "probes": {"types", "ema", "distributions", "stats"},
+    "probes": {"types", "ema", "distributions", "evaluation", "stats"},
     "store": {"types", "distributions"},
     "views": {"types", "distributions", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
-    "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
-    "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
+    "diagnosis": {"types", "config", "evaluation", "series", "history", "rules", "alerts", "store", "checklist"},
+    "monitor": {"types", "config", "schedule", "evaluation", "convergence", "history", "rules", "alerts", "actions"}
+    | {"probes", "store", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "compat": {"probes"},
-    "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
+    "trainer": {"types", "config", "schedule", "evaluation", "views", "attach", "monitor"},
     "coordinates": {"probes", "trainer"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "types", "distributions", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store",
+    "types", "settings", "plan", "lr_thresholds", "convergence", "learning_thresholds", "config", "evaluation",
+    "distributions", "schedule", "series", "history", "remedies", "learning_remedies", "rules", "alerts", "store",
     "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 

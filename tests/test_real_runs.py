@@ -6,7 +6,10 @@ import forewarn
 from forewarn.diagnosis import replay
 from forewarn.rules import all_rules
 from forewarn.types import Severity
+from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
 from tests.real_runs import FAULTS, KINDS, healthy
+
+EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS}
 
 
 def described(monitor: forewarn.Monitor) -> list[str]:
@@ -19,9 +22,9 @@ def warnings_of(monitor: forewarn.Monitor) -> list[str]:
     return [f"{a.code} {a.scope} {a.finding}" for a in loud]
 
 
-@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("code", EVERY_FAULT)
 def test_a_fault_is_named_first_and_is_judged_the_same_again(code, tmp_path):
-    monitor = FAULTS[code](tmp_path / "run")
+    monitor = EVERY_FAULT[code](tmp_path / "run")
     assert monitor.alerts, "nothing fired"
     ranked = monitor._ledger.ranked(monitor.alerts)
     assert ranked[0].code == code, "\n".join(described(monitor))
@@ -31,7 +34,7 @@ def test_a_fault_is_named_first_and_is_judged_the_same_again(code, tmp_path):
 
 
 def test_every_rule_has_a_fault_or_a_test_of_its_own():
-    assert {rule.code for rule in all_rules()} - set(FAULTS) == {"X102", "X104"}
+    assert {rule.code for rule in all_rules()} - set(EVERY_FAULT) == {"X102", "X104"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,3 +47,22 @@ def test_a_healthy_run_raises_no_warning(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_healthy_seeds_raise_no_warning(kind, seed, tmp_path):
     assert warnings_of(healthy(kind, seed, tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_run_of_several_epochs_raises_no_warning(kind, tmp_path):
+    assert warnings_of(healthy_epochs(kind, 0, tmp_path / "run")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 31))
+@pytest.mark.parametrize("kind", KINDS)
+def test_thirty_healthy_seeds_of_several_epochs_raise_no_warning(kind, seed, tmp_path):
+    assert warnings_of(healthy_epochs(kind, seed, tmp_path / "run")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_healthy_runs_raise_no_warning(kind, seed, tmp_path):
+    assert warnings_of(healthy_epochs(kind, seed, tmp_path / "run", epochs=6, steps=300)) == []

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.config import Config
     from forewarn.monitor import Monitor
+    from forewarn.plan import Plan, plan_of
     from forewarn.probes.module_monitor import (
         ActivationDifferenceMetric,
         ActivationMetric,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
+    from forewarn.trainer.callbacks import PostEpochEvaluationCallback
     from forewarn.types import Alert, Block, Facts, Finding, FrozenCause, Outcome, Remedy, Severity, State
 
 _HOMES = {
@@ -50,10 +52,13 @@ _HOMES = {
         "probes.module_monitor",
     ),
     "Config": "config",
+    "Plan": "plan",
+    "plan_of": "plan",
     "Policy": "actions",
     "Schedule": "schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
+    "PostEpochEvaluationCallback": "trainer.callbacks",
     **dict.fromkeys(
         ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"
     ),
@@ -75,7 +80,9 @@ __all__ = [
     "Outcome",
     "ParameterDifferenceMetric",
     "ParameterMetric",
+    "Plan",
     "Policy",
+    "PostEpochEvaluationCallback",
     "RefinedCoordinateCheck",
     "Remedy",
     "Run",
@@ -87,6 +94,7 @@ __all__ = [
     "__version__",
     "monitor_scaled_dot_product_attention",
     "open_run",
+    "plan_of",
     "watch",
 ]
 

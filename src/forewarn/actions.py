@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from forewarn.types import Action, Alert, Severity, State
+from forewarn.types import Action, Alert, Remedy, Severity, State
 
 _KNOWN = frozenset({"stop"})
 
@@ -39,3 +40,75 @@ def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ..
         return ()
     critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is State.FIRING]
     return tuple(Action(step, alert.code, alert.scope, "stop") for alert in critical)
+
+
+ADJUSTMENTS = frozenset({"lower_lr", "raise_weight_decay"})
+"""Remedies that can be applied to a run under way. To raise an lr is not among them: a step that is too large can not
+be taken back."""
+
+Identity = tuple[str, str, int]
+"""The code, scope and first step of an alert: one finding."""
+
+
+def adjust(
+    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, done: set[Identity]
+) -> tuple[Action, ...]:
+    """Apply what the warnings among these alerts advise, the most important first, each kind of adjustment once.
+
+    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `done` holds the findings that have had their
+    turn, and takes in these: none is acted on twice.
+    """
+    taken: dict[str, Action] = {}
+    for alert in alerts:
+        identity = (alert.code, alert.scope, alert.since)
+        if alert.severity < Severity.WARNING or identity in done:
+            continue
+        done.add(identity)
+        for remedy in alert.remedies:
+            if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS - set(taken):
+                changed = _applied(remedy, optimizers, scheduler)
+                if changed is not None:
+                    numbers = {"from": changed[0], "to": changed[1]}
+                    taken[remedy.action] = Action(step, alert.code, alert.scope, remedy.action, numbers)
+    return tuple(taken.values())
+
+
+def _applied(remedy: Remedy, optimizers: Sequence[Any], scheduler: Any) -> tuple[float, float] | None:
+    """The largest value before and after; None where the optimizers have nothing to change."""
+    before, after = remedy.parameters.get("from"), remedy.parameters.get("to")
+    if not (isinstance(before, int | float) and isinstance(after, int | float)):
+        return None
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if remedy.action == "raise_weight_decay":
+        return _set_weight_decay(groups, after)
+    return _scale_lr(groups, scheduler, after / before) if before > 0 else None
+
+
+def _set_weight_decay(groups: Sequence[dict[str, Any]], to: float) -> tuple[float, float] | None:
+    """Groups that are spared from decay while others are not stay so."""
+    able = [group for group in groups if "weight_decay" in group]
+    decayed = [group for group in able if group["weight_decay"] > 0] or able
+    now = max((group["weight_decay"] for group in decayed), default=to)
+    if now >= to:
+        return None
+    for group in decayed:
+        group["weight_decay"] = to
+    return now, to
+
+
+_SCALED_BY_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
+_SCALED_BY_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
+
+
+def _scale_lr(groups: Sequence[dict[str, Any]], scheduler: Any, factor: float) -> tuple[float, float]:
+    """Scale the rates, and those that the scheduler makes the next ones from: it would undo this otherwise."""
+    now = max(float(group["lr"]) for group in groups)
+    for group in groups:
+        for name in _SCALED_BY_GROUP:
+            if name in group:
+                group[name] = group[name] * factor
+    for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        for name in _SCALED_BY_SCHEDULER:
+            if isinstance(rates := getattr(each, name, None), list):
+                setattr(each, name, [rate * factor for rate in rates])
+    return now, now * factor

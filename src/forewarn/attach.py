@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gain import GainProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
@@ -38,7 +39,7 @@ from forewarn.schedule import Escalation, Schedule, as_predicate
 from forewarn.stats import backend_of
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Facts
+from forewarn.types import Block, Facts
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 
@@ -105,6 +106,7 @@ def watch(
         writer=writer,
         views=([AlertLines()] if views is None else views) if first else [],
         policy=policy,
+        optimizers=optimizers,
     )
     if earlier is not None:
         with earlier:
@@ -162,11 +164,13 @@ def _probes(
         threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
+    plateau = thresholds.validation_plateau
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers), stepping, loss, gradients,
+        LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
         MetricsProbe(roster, stepping, metrics),
+        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 
@@ -223,8 +227,22 @@ def _recall(monitor: Monitor, earlier: Run) -> None:
     if "train/loss_ema" in earlier.names():
         averages = earlier.series("train/loss_ema").values
         last_ema = float(averages[-1]) if len(averages) else last_ema
-    reach = 2 * monitor.config.history_window
-    monitor.recall(earlier.steps(max(0, earlier.last_step + 1 - reach)), last_ema)
+    start = max(0, earlier.last_step + 1 - 2 * monitor.config.history_window)
+    monitor.recall(itertools.chain(_evaluations(earlier, start), earlier.steps(start)), last_ema)
+
+
+def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
+    """What the epochs before that step brought: few readings, which reach back to the first."""
+    known: dict[int, list[Block]] = {}
+    for name in earlier.names():
+        of_epochs = name == "eval/loss" or name.startswith("evaluation/")
+        if not of_epochs or "" not in earlier.scopes(name):
+            continue
+        found = earlier.series(name)
+        for step, value in zip(found.steps.tolist(), found.values, strict=True):
+            if step < until:
+                known.setdefault(step, []).append(Block(step, 0.0, name, ("",), value.reshape(1)))
+    yield from sorted(known.items())
 
 
 def _new_directory() -> Path:

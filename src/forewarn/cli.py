@@ -33,6 +33,7 @@ SECTIONS = {
     "Judge a run": {
         "check": "forewarn check runs/demo",
         "show": "forewarn show runs/demo --scope attention --step 180",
+        "forecast": "forewarn forecast runs/demo --target 1.5",
         "ls": "forewarn ls runs",
     },
     "Understand an alert": {

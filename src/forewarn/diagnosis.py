@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from forewarn.alerts import Ledger
 from forewarn.checklist import Check, checklist
 from forewarn.config import Config
+from forewarn.evaluation import Epoch, epochs
 from forewarn.history import History
 from forewarn.rules import Judge, enabled_rules
+from forewarn.series import Series
 from forewarn.store import Run
+from forewarn.store.reader import StoredSeries
 from forewarn.types import Alert, Severity, State
 
 HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
@@ -28,6 +32,8 @@ class Diagnosis:
     causes: Mapping[tuple[str, int], str]
     """For the code and first step of each symptom: the code of the alert at the root of it."""
     checklist: tuple[Check, ...]
+    epochs: tuple[Epoch, ...]
+    """What each epoch brought; empty if `monitor.end_epoch` was never called."""
     last_step: int | None
     """None if the run holds no step."""
     end: tuple[str, float] | None
@@ -69,7 +75,21 @@ def replay(run: Run, config: Config | None = None) -> Diagnosis:
     alerts = ledger.alerts
     onsets = {(alert.code, alert.since): alert for alert in alerts}
     causes = {onset: cause for onset, alert in onsets.items() if (cause := ledger.cause_of(alert, alerts))}
-    return Diagnosis(alerts, ledger.ranked(alerts), causes, checklist(run, config, alerts), run.last_step, run.end)
+    return Diagnosis(
+        alerts=alerts,
+        ranked=ledger.ranked(alerts),
+        causes=causes,
+        checklist=checklist(run, config, alerts),
+        epochs=epochs(partial(_stored, run), config.thresholds),
+        last_step=run.last_step,
+        end=run.end,
+    )
+
+
+def _stored(run: Run, name: str) -> StoredSeries | Series:
+    """The readings of a metric of the run as a whole; none if it was never read."""
+    known = name in run.names() and "" in run.scopes(name)
+    return run.series(name) if known else Series.of([])
 
 
 def _known(stored: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

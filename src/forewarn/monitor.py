@@ -13,15 +13,19 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from forewarn.actions import Policy, act
+from forewarn.actions import Identity, Policy, act, adjust
 from forewarn.alerts import Ledger
 from forewarn.config import Config
+from forewarn.convergence import Forecast, LossCurve, forecast
+from forewarn.evaluation import NO_VALIDATION_LOSS
 from forewarn.history import History
+from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.user import UserProbe
@@ -58,6 +62,7 @@ class Monitor:
         writer: RunWriter | None,
         views: Sequence[View],
         policy: Policy,
+        optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self.config = config
         self.facts = facts
@@ -68,6 +73,7 @@ class Monitor:
         self.history = History(config.history_window, config.detail_window, judged)
         self._judge = Judge(rules, config, facts)
         self._ledger = Ledger(rules)
+        self._curve = LossCurve()
         self._loop = loop
         self._probes = probes
         self._stopwatch = stopwatch
@@ -75,7 +81,13 @@ class Monitor:
         self._writer = writer
         self._views = list(views)
         self._policy = policy
+        self._optimizers = tuple(optimizers)
+        self._adjusted: set[Identity] = set()
+        self._epoch_ended = -1
+        """The step at which the last epoch did."""
         self._transfer: Transfer[_Step] = Transfer()
+        self._resumed_at = -1
+        """The first step after a resume."""
         self._stop = False
         self._closed = False
         self._told: set[str] = set()
@@ -120,6 +132,46 @@ class Monitor:
                 self.at += 1
             return outcome
 
+    def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
+        """Complete an epoch: record and judge what it has brought, for the step that ended last.
+
+        `train_loss` is by default the mean of the losses that `step` was given since the last epoch.
+        """
+        self._check_open()
+        probe = self._probes["evaluation"]
+        assert isinstance(probe, EvaluationProbe)
+        probe.give(train_loss, val_loss)
+        if val_loss is None and "validation" not in self._told:
+            self._told.add("validation")
+            _log.warning("%s", NO_VALIDATION_LOSS)
+        with self._stopwatch:
+            try:
+                self.at = max(self.at, self._epoch_ended + 2)  # an epoch without a step has a number of its own
+                self._epoch_ended = self.at - 1
+                return self._keep(probe, wait=True)
+            except Exception as error:
+                self._loop.report("monitor itself", "monitor", error)
+                return Outcome()
+
+    def adjust(self, scheduler: Any = None) -> tuple[Action, ...]:
+        """Apply what the open warnings about epochs advise, where it can be applied to a run; returns what was done.
+
+        The learning rate may be lowered and the weight decay raised; each finding is acted on once. `scheduler` is the
+        one that sets the learning rate, if any: what it makes the next ones from is lowered as well.
+        """
+        self._check_open()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
+        step = max(0, self.at - 1)
+        about_epochs = [alert for alert in self.firing if alert.code.startswith("E")]
+        taken = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+        if taken:
+            if self._writer is not None:
+                self._writer.record(step, findings=[], alerts=[], actions=taken)
+            for view in list(self._views):
+                self._safely(view, view.show, step, [], (), taken)
+        return taken
+
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
         self._check_open()
@@ -138,6 +190,10 @@ class Monitor:
         user.log(name, value, scope)
         if completed:
             self._keep_what_was_logged()
+
+    def forecast(self, at: int | None = None, target: float | None = None) -> Forecast:
+        """Where the loss is heading: at step `at`, by default twice as far as the run has come; when it is `target`."""
+        return forecast(self._curve, at, target)
 
     def close(self, reason: str = "completed") -> None:
         """Take all hooks back, judge what is still under way and write the end of the run. May be called twice."""
@@ -172,7 +228,10 @@ class Monitor:
             "dense_until": self._schedule.until,
             "history": self.history.state_dict(),
             "ledger": self._ledger.state_dict(),
+            "curve": self._curve.state_dict(),
             "failed_rules": sorted(self._judge.failed),
+            "epoch_ended": self._epoch_ended,
+            "adjusted": sorted(map(list, self._adjusted)),
             "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
         }
         portable: dict[str, Any] = to_tensors(state)
@@ -182,11 +241,14 @@ class Monitor:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
         self._check_open()
         state = _to_arrays(state)
-        self.at = int(state["at"])
+        self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
         self.history.load_state_dict(state["history"])
         self._ledger.load_state_dict(state["ledger"])
+        self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
+        self._epoch_ended = int(state.get("epoch_ended", -1))
+        self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 probe.load_state_dict(state["probes"][name])
@@ -201,9 +263,17 @@ class Monitor:
         """Go on after stored steps where no state was saved: they are judged again, and recorded nowhere."""
         for step, blocks in steps:
             self.history.append(blocks)
+            self._curve.take(step, blocks)
             self._ledger.update(self._judge(step, self.history, blocks), self.history, self.facts)
             self.at = step + 1
+        self._resumed_at = self.at
         self._probes["loss"].load_state_dict({"ema": last_ema})
+        epochs = self.history.series("evaluation/epoch")
+        if len(epochs):
+            validation = self.history.series("eval/loss").finite(self.config.thresholds.validation_plateau.window)
+            self._probes["evaluation"].load_state_dict({"epoch": epochs.last, "validation": validation.tolist()})
+        self._epoch_ended = epochs.at
+        self._adjusted = {(alert.code, alert.scope, alert.since) for alert in self._ledger.firing}
         self._loop.measured = self._schedule.measured(self.at)
 
     def _give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -228,6 +298,7 @@ class Monitor:
     def _conclude_one(self, step: _Step, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
         blocks, distributions = self._recorded(step, arrays)
         self.history.append(blocks)
+        self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.facts)
         taken = act(changed, self._policy, step.step)
@@ -252,6 +323,8 @@ class Monitor:
             own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
             readings += self._loop.guard(probe, _decoded, pending, own) or []
         readings += self._troubles()
+        if step.step == self._resumed_at:
+            readings.append(Reading("monitor/resumed", ONE, 1.0))
         distributions = [Distribution(step.step, step.time, *each) for each in readings if isinstance(each, Histograms)]
         with np.errstate(over="ignore"):
             blocks = [
@@ -293,11 +366,15 @@ class Monitor:
 
     def _keep_what_was_logged(self) -> None:
         """Take what was logged since the last step into that step."""
-        user = self._probes["user"]
-        pending = user.collect(False)
-        if pending is not None:
-            self._transfer.send(_Step(max(0, self.at - 1), time.time(), [(user, pending)]), pending.tensors)
-            self._conclude(self._transfer.receive(wait=self._closed))
+        self._keep(self._probes["user"], wait=self._closed)
+
+    def _keep(self, probe: Probe, wait: bool) -> Outcome:
+        """Take what a probe was given since the last step into that step."""
+        pending = probe.collect(False)
+        if pending is None:
+            return Outcome()
+        self._transfer.send(_Step(max(0, self.at - 1), time.time(), [(probe, pending)]), pending.tensors)
+        return self._conclude(self._transfer.receive(wait=wait))
 
     def _check_open(self) -> None:
         if self._closed:

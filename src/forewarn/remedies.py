@@ -36,10 +36,11 @@ def advise(action: str, why: str, *, scope_is: str = "", **numbers: float | str)
 
 
 def lower_lr(factor: float, why: str = "smaller steps keep the weights where the loss is low") -> Prescription:
-    """Multiply the learning rate by `factor`."""
+    """Multiply the learning rate by `factor`; None where it is 0."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        return Remedy("lower_lr", _scaled(current_lr(history), factor), why, safety="opt_in")
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+        now = current_lr(history, facts)
+        return Remedy("lower_lr", _scaled(now, factor), why, safety="opt_in") if now != 0 else None
 
     return prescribe
 
@@ -60,11 +61,22 @@ def restore_lr(
     return prescribe
 
 
+def set_lr(why: str) -> Prescription:
+    """Set the learning rate of the group to what the finding was compared with."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy(
+            "set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in"
+        )
+
+    return prescribe
+
+
 def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
     """Multiply the learning rate by `factor`; where it is 0, back to what the run began with."""
 
     def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = current_lr(history)
+        now = current_lr(history, facts)
         if now != 0:
             return Remedy("raise_lr", _scaled(now, factor), why, safety="opt_in")
         begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in facts.groups), default=0.0)
@@ -191,10 +203,12 @@ def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
     return prescribe
 
 
-def current_lr(history: History) -> float:
-    """The largest learning rate among the parameter groups now; NaN if none was read."""
+def current_lr(history: History, facts: Facts | None = None) -> float:
+    """The largest learning rate among the parameter groups now; before the first step what the facts say, else NaN."""
     last = history.panel("train/lr").last
-    return float(np.nanmax(last)) if len(last) and not np.isnan(last).all() else float("nan")
+    if len(last) and not np.isnan(last).all():
+        return float(np.nanmax(last))
+    return max((group["lr"] for group in facts.groups if "lr" in group), default=math.nan) if facts else math.nan
 
 
 def _scaled(now: float, factor: float) -> Numbers:

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,16 @@ def run(*arguments, expect=0):
 
 def test_help_teaches_in_groups():
     text = CliRunner().invoke(cli, ["train", "lm", "--help"]).output
-    for words in ("Data:", "Training:", "Model:", "Weight monitor:", "Early stopping", "Results:", "Examples:"):
+    for words in (
+        "Data:",
+        "Training:",
+        "Model:",
+        "Weight monitor:",
+        "Early stopping",
+        "Evaluation",
+        "Results:",
+        "Examples:",
+    ):
         assert words in text
     for option in (
         "--dataset", "--epochs", "--batch-size", "--lr", "--weight-decay", "--gradient-clip", "--log-interval",
@@ -60,6 +70,17 @@ def test_early_stopping_is_told(tmp_path):
         "--early-stop-min-delta", 100, "--early-stop-restore-best", "--dataset", Path(__file__), "--epochs", 50,
     )  # fmt: skip
     assert "no improvement of the validation loss" in text
+
+
+def test_what_each_epoch_brought_is_told(tmp_path):
+    text = run("--result-dir", tmp_path, "--dataset", Path(__file__), "--epochs", 3, "--auto-adjust")
+    assert "epoch 1: train " in text
+    words = r"epoch 2: train [\d.]+, validation [\d.]+, improvement .*% \((poor|acceptable|good)\), gap "
+    assert re.search(words, text)
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        assert stored.series("evaluation/epoch").values.tolist() == [1, 2, 3]
+        assert stored.facts.hyperparameters["dropout"] == 0.0
+        assert stored.facts.hyperparameters["width"] == 16
 
 
 def test_an_existing_run_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):

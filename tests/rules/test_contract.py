@@ -21,7 +21,8 @@ from tests.rules.runs import facts, fired
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
-    "L": {"loss"}, "G": {"gradients", "gain"}, "U": {"updates"}, "W": {"weights"}, "A": {"activations", "attention"},
+    "L": {"loss", "learning"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
+    "A": {"activations", "attention"},
     "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
 }  # fmt: skip
 EXAMPLES = [
@@ -162,7 +163,7 @@ def test_every_threshold_is_read():
 
 
 def test_no_number_of_a_rule_hides_outside_the_config():
-    for letter in "LGUWX":
+    for letter in "LGUWEX":
         for stem in FILES[letter]:
             source = (SOURCE / "rules" / f"{stem}.py").read_text()
             body = re.sub(r'""".*?"""|"[^"\n]*"|#.*', "", source, flags=re.DOTALL)

@@ -134,6 +134,16 @@ def command() -> None:
             help="End with the weights of the best epoch."),
 )  # fmt: skip
 @_options(
+    "Evaluation, printed after each epoch",
+    _option("--improvement-threshold", type=click.FloatRange(0.0, 1.0), default=0.01, metavar="X",
+            help="Share that the validation loss must win in an epoch."),
+    _option("--gap-threshold", type=_AT_LEAST_0, default=0.3, metavar="X",
+            help="Share of the training loss that the validation loss may lie above it."),
+    _option("--plateau-window", type=click.IntRange(min=2), default=3, help="Epochs that make a plateau."),
+    _option("--auto-adjust", is_flag=True,
+            help="Lower the learning rate or raise the weight decay where a warning about epochs advises it."),
+)  # fmt: skip
+@_options(
     "Results",
     _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME."),
     _option("--model-name", default="lm"),
@@ -212,7 +222,7 @@ def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
 
     import torch
 
-    from forewarn.trainer import EarlyStopping, Trainer, TrainerConfig
+    from forewarn.trainer import Callback, EarlyStopping, PostEpochEvaluationCallback, Trainer, TrainerConfig
     from forewarn.trainer.gpt import GPT, GPTConfig, token_loss
 
     model = GPT(
@@ -238,13 +248,18 @@ def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
         "log_interval", "snapshot_interval", "keep_last_n_snapshots", "weight_monitor_interval",
         "weight_monitor_sample_size", "monitor_topk", "tensorboard", "tensorboard_detail",
     )  # fmt: skip
+    declared = ("dropout", "width", "depth", "heads", "context", "batch_size", "weight_decay")
     config = TrainerConfig(
         steps_per_epoch=corpus.steps_per_epoch,
         enable_weight_monitor=given.weight_monitor,
+        hyperparameters={name: getattr(given, name) for name in declared},
         **{name: getattr(given, name) for name in same_names},
     )
     stopping = EarlyStopping(given.early_stop_patience, given.early_stop_min_delta, given.early_stop_restore_best)
-    callbacks = [stopping] if given.early_stopping else []
+    evaluation = PostEpochEvaluationCallback(
+        None, given.improvement_threshold, given.gap_threshold, given.plateau_window, given.auto_adjust
+    )
+    callbacks: list[Callback] = [evaluation, stopping] if given.early_stopping else [evaluation]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.diagnosis import Diagnosis
+from forewarn.evaluation import NO_VALIDATION_LOSS
 from forewarn.store import Run
 from forewarn.types import Alert, Facts, Remedy, Severity, State, alert_to_json
+from forewarn.views.evaluation import advice_lines
 from forewarn.views.wording import STYLES, AlertGroup, counted, grouped, literal, numbers, short
 
 MOST_REMEDIES = 5
+MOST_EPOCHS = 5
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
 _MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("–", "dim")}
 
@@ -35,6 +39,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "end": end,
         "alerts": [{**alert_to_json(one), "cause": diagnosis.cause_of(one)} for one in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
+        "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
     }
 
 
@@ -47,6 +52,8 @@ def as_text(run: Run, diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = [heading(run), _summary(diagnosis), Text()]
     if diagnosis.alerts:
         parts.append(alerts_part(diagnosis))
+    if diagnosis.epochs:
+        parts += [evaluation_part(diagnosis), Text()]
     return Group(*parts, _checklist(diagnosis), Text(), next_commands(run.path, diagnosis.ranked))
 
 
@@ -64,6 +71,15 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
     if serious:
         parts += [what_to_do(grouped(firing or serious)), Text()]
     return Group(*parts)
+
+
+def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
+    """The last epochs in words, and what helps where that is information only."""
+    lines = [Text(f"  {epoch.words()}") for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
+    if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
+        lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
+    quiet = [alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is State.FIRING]
+    return Group(Text("Evaluation", style="bold"), *lines, *advice_lines(quiet))
 
 
 def heading(run: Run) -> Text:

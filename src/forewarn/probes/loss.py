@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from forewarn.ema import Ema
+from forewarn.probes.loss_levels import EpochLosses, Levels
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.stats import Numbers
 from forewarn.types import is_metric_name
 
 
 class LossProbe(Probe):
-    """`train/loss`, its moving average `train/loss_ema`, and whatever else `monitor.step` is given."""
+    """`train/loss`, its moving average, its level every 32 steps, and whatever else `monitor.step` is given."""
 
     name = "loss"
 
     def __init__(self, decay: float | None) -> None:
         self._ema = None if decay is None else Ema(decay)
+        self._levels = Levels()
+        self.epoch = EpochLosses()
         self._extra: dict[str, Numbers] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -39,24 +42,36 @@ class LossProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             for name, value in zip(given, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
-                if name == "loss" and self._ema is not None:
-                    as_stored = float(np.float32(value))
-                    yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
+                if name == "loss":
+                    yield from self._course(float(np.float32(value)))
 
         return Pending(list(given.values()), decode)
 
+    def _course(self, as_stored: float) -> Iterator[Reading]:
+        """What follows from the loss and those before it."""
+        if self._ema is not None:
+            yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
+        self.epoch.add(as_stored)
+        level = self._levels.add(as_stored)
+        if level is not None:
+            yield Reading("train/loss_level", ONE, level)
+
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._ema is None else {"ema": self._ema.value}
+        ema = {} if self._ema is None else {"ema": self._ema.value}
+        return {**ema, "levels": self._levels.state_dict(), "epoch": self.epoch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._ema is not None and "ema" in state:
             self._ema.value = float(state["ema"])
+        for name, part in (("levels", self._levels), ("epoch", self.epoch)):
+            if name in state:
+                part.load_state_dict(state[name])
 
 
-_OWN_FAMILIES = ("gradient", "weight", "update", "monitor")
+_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation")
 _OWN_NAMES = (
-    "train/loss", "train/loss_ema", "train/lr", "train/clip", "train/loss_scale", "speed/step_seconds",
-    "system/process_memory_bytes",
+    "train/loss", "train/loss_ema", "train/loss_level", "train/lr", "train/clip", "train/loss_scale",
+    "speed/step_seconds", "system/process_memory_bytes",
 )  # fmt: skip
 
 

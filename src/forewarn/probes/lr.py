@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +14,34 @@ from forewarn.probes.probe import Array, Pending, Probe, Reading
 
 
 class LearningRateProbe(Probe):
-    """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have moved it on."""
+    """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have moved it on.
+
+    With a plan also `train/lr_plan`, what the rate should be; steps are those in which an optimizer stepped.
+    """
 
     name = "lr"
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], planned_share: Callable[[int], float]) -> None:
         self._optimizers = tuple(optimizers)
+        self._planned_share = planned_share
         self._used: dict[int, list[Tensor | float]] = {}
+        self._steps = 0
+        self._peaks = [_peak(group) for each in self._optimizers for group in each.param_groups]
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         self._used[at] = _rates(optimizer)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "peaks": self._peaks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps = int(state["steps"])
+        self._peaks = [float(each) for each in state["peaks"]]
+
     def collect(self, measured: bool) -> Pending:
         used, self._used = self._used, {}
+        planned = self._planned_share(self._steps)
+        self._steps += bool(used)
         rates = [
             rate for at, each in enumerate(self._optimizers) for rate in (used[at] if at in used else _rates(each))
         ]
@@ -37,8 +53,16 @@ class LearningRateProbe(Probe):
             for at, array in zip(on_device, arrays, strict=True):
                 values[at] = float(array)
             yield Reading("train/lr", scopes, values)
+            if planned == planned and len(self._peaks) == len(scopes):
+                yield Reading("train/lr_plan", scopes, [planned * peak for peak in self._peaks])
 
         return Pending([tensor.reshape(()) for tensor in on_device.values()], decode)
+
+
+def _peak(group: dict[str, Any]) -> float:
+    """How high the lr of a group goes: what its scheduler has noted, else what it is now."""
+    named = [float(group[name]) for name in ("initial_lr", "max_lr") if name in group]
+    return max(named) if named else float(group.get("lr", math.nan))
 
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:

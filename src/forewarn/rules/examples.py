@@ -8,7 +8,8 @@ it has one, and its values, the first at step 0. Without a name it is the first 
 
 Values are numbers, `nan` and `inf`; `2.0x5` is five times 2.0; `2.0+0.5x3` is 2.0 2.5 3.0, so the count is that of the
 values (prometheus writes one value more); `_` is a step without a reading, `_x5` are five. A scope with a dot in it is
-a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`.
+a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`. `facts/NAME` and a number is no
+series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _NUMBER = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf)"
 _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(?=x))?)(?:x(?P<count>\d+))?")
 _NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")
 _SIZE = 8
+_DECLARED = "facts/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,15 @@ class Example:
     series: dict[tuple[str, str], tuple[float | None, ...]]
     """By metric and scope; None where there is no reading."""
 
+    hyperparameters: dict[str, float]
+
     @property
     def facts(self) -> Facts:
-        """What is known of the parameters that the scopes name."""
+        """What is known of the parameters that the scopes name, and what is declared."""
         scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
-        return Facts(parameters={scope: _parameter(scope) for scope in scopes})
+        return Facts(
+            parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters)
+        )
 
     def steps(self) -> Iterator[tuple[int, list[Block]]]:
         """The readings, step by step."""
@@ -81,7 +87,13 @@ def parse(line: str, default_metric: str) -> Example:
         if not words or not is_metric_name(metric) or (metric, scope) in series:
             raise ValueError(f"{part.strip()!r} in {line!r} is no series: a metric, once, then its values")
         series[metric, scope] = tuple(value for word in words for value in _values(word, line))
-    return Example(kind == "fires", text.strip(), series)
+    declared = {
+        metric.removeprefix(_DECLARED): values[0]
+        for (metric, _), values in series.items()
+        if metric.startswith(_DECLARED) and values[0] is not None
+    }
+    readings = {name: values for name, values in series.items() if not name[0].startswith(_DECLARED)}
+    return Example(kind == "fires", text.strip(), readings, declared)
 
 
 def _values(word: str, line: str) -> list[float | None]:

@@ -37,6 +37,23 @@ def declared_peak(facts: Facts) -> float:
     return max(named, default=0.0)
 
 
+def has_decayed(lr: Panel, share: float, facts: Facts) -> bool:
+    """Whether the learning rate is now below this share of the highest that was seen or named; False if none was."""
+    if not len(lr):
+        return False
+    seen = rates(lr)
+    peak = np.fmax.reduce(seen, initial=declared_peak(facts))
+    return bool(seen[-1] < share * peak)
+
+
+def is_rising(lr: Panel, since: int) -> bool:
+    """Whether the lr is higher than at that step, or than at the oldest that memory holds."""
+    if not len(lr):
+        return False
+    then, now = rates(lr, np.array([max(since, int(lr.steps[0])), lr.at]))
+    return bool(now > then)
+
+
 def newest_jump(lr: Panel, factor: float, tolerance: float, facts: Facts) -> Jump | None:
     """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
     if len(lr) < 2:

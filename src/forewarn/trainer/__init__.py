@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forewarn.trainer.callbacks import Callback, CallbackError, EarlyStopping
+    from forewarn.trainer.callbacks import Callback, CallbackError, EarlyStopping, PostEpochEvaluationCallback
     from forewarn.trainer.config import TrainerConfig
     from forewarn.trainer.trainer import Trainer
 
@@ -12,11 +12,12 @@ _HOMES = {
     "Callback": "callbacks",
     "CallbackError": "callbacks",
     "EarlyStopping": "callbacks",
+    "PostEpochEvaluationCallback": "callbacks",
     "Trainer": "trainer",
     "TrainerConfig": "config",
 }
 
-__all__ = ["Callback", "CallbackError", "EarlyStopping", "Trainer", "TrainerConfig"]
+__all__ = ["Callback", "CallbackError", "EarlyStopping", "PostEpochEvaluationCallback", "Trainer", "TrainerConfig"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,20 @@
-"""What may act at the points of a training run: callbacks, and early stopping as one of them."""
+"""What may act at the points of a training run: callbacks, early stopping and the evaluation of epochs among them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.text import Text
+
+from forewarn.config import Config
+from forewarn.evaluation import NO_VALIDATION_LOSS, Epoch, epochs
+from forewarn.types import Action
+from forewarn.views.console import plain_console, print_lines
+from forewarn.views.evaluation import advice_lines
 
 if TYPE_CHECKING:
     from forewarn.trainer.trainer import Trainer
@@ -17,6 +26,10 @@ class Callback:
     `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` say where it stands;
     `trainer.stop(reason)` ends training after the step under way.
     """
+
+    def monitor_config(self, config: Config) -> Config:
+        """The settings of the monitor as this callback wants them; asked before it is attached."""
+        return config
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Before the first step, after a snapshot was restored."""
@@ -91,3 +104,66 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.waited, self._best_weights = state["best"], state["waited"], state["weights"]
+
+
+class PostEpochEvaluationCallback(Callback):
+    """Says after some epochs what they have brought and what to do about it.
+
+    Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement, prints
+    the epochs in `evaluation_epochs` (None: every one) to standard error, and with `auto_adjust` applies there what the
+    warnings about epochs advise, where that can be applied: see `monitor.adjust`.
+    """
+
+    def __init__(
+        self,
+        evaluation_epochs: Collection[int] | None = (2, 3),
+        improvement_threshold: float = 0.01,
+        gap_threshold: float = 0.3,
+        plateau_window: int = 3,
+        auto_adjust: bool = False,
+    ) -> None:
+        name = type(self).__name__
+        if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in evaluation_epochs or ()):
+            raise ValueError(f"{name}.evaluation_epochs must be epochs from 1 on, not {evaluation_epochs!r}")
+        if not 0 <= improvement_threshold <= 1:
+            raise ValueError(f"{name}.improvement_threshold must be between 0 and 1, not {improvement_threshold}")
+        if not gap_threshold >= 0:
+            raise ValueError(f"{name}.gap_threshold must not be negative, not {gap_threshold}")
+        if plateau_window < 2:
+            raise ValueError(f"{name}.plateau_window must be at least 2 epochs, not {plateau_window}")
+        self._wanted = None if evaluation_epochs is None else frozenset(evaluation_epochs)
+        self._improvement_threshold = float(improvement_threshold)
+        self._gap_threshold = float(gap_threshold)
+        self._plateau_window = plateau_window
+        self._auto_adjust = auto_adjust
+        self.evaluations: list[Epoch] = []
+        """The epochs that were shown."""
+        self.adjustments: list[Action] = []
+        """What was changed about the run."""
+
+    def monitor_config(self, config: Config) -> Config:
+        bounds, threshold = config.thresholds, self._improvement_threshold
+        replace = dataclasses.replace
+        thresholds = replace(
+            bounds,
+            overfitting=replace(bounds.overfitting, gap=self._gap_threshold),
+            slow_improvement=replace(bounds.slow_improvement, improvement=threshold),
+            validation_plateau=replace(bounds.validation_plateau, change=threshold, window=self._plateau_window),
+        )
+        return replace(config, thresholds=thresholds)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        monitor = trainer.monitor
+        assert monitor is not None
+        known = epochs(monitor.history.series, monitor.config.thresholds)
+        is_new = known and known[-1].number == trainer.epoch and known[-1].step == trainer.step - 1
+        if not is_new or (self._wanted is not None and trainer.epoch not in self._wanted):
+            return
+        now = known[-1]
+        self.evaluations.append(now)
+        lines = [Text(now.words()), *advice_lines(monitor.firing)]
+        if math.isnan(now.validation_loss):
+            lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
+        print_lines(plain_console(stderr=True), lines)
+        if self._auto_adjust:
+            self.adjustments += monitor.adjust(trainer.scheduler)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from forewarn.config import Config, ExplodingGradient, FrozenWeight, Settings, Thresholds, VanishingGradient, between
 
@@ -66,6 +67,8 @@ class TrainerConfig(Settings):
     """Whether the moving average of the loss is recorded and shown."""
     ema_decay: float = between(0.99, 0.0, 0.99999)
     """`ema = decay · ema + (1 − decay) · loss`."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """What you declare about the model and the run (dropout, width, depth); remedies use it for their numbers."""
     tensorboard: bool = False
     """Write TensorBoard events beside the run."""
     tensorboard_detail: Literal["aggregates", "full"] = "aggregates"

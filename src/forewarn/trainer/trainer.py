@@ -6,11 +6,8 @@ import contextlib
 import itertools
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,10 +16,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from forewarn.attach import watch
+from forewarn.config import Config
 from forewarn.monitor import Monitor
 from forewarn.schedule import Schedule
 from forewarn.trainer.callbacks import Callback, CallbackError
 from forewarn.trainer.config import TrainerConfig
+from forewarn.trainer.interrupt import interruptible
 from forewarn.trainer.results import ResultDirectory
 from forewarn.trainer.snapshots import Snapshots, random_state, restore_random_state
 from forewarn.views import View
@@ -103,7 +102,7 @@ class Trainer:
         results.claim()
         reason = "completed"
         try:
-            with self.monitor, _interruptible(self):
+            with self.monitor, interruptible(self):
                 if restored is not None:
                     self._restore(restored, data)
                 self._call("on_train_begin")
@@ -179,7 +178,12 @@ class Trainer:
             self._steps_in_epoch = 0
         if validation is not None:
             self.validation_loss = self.validate(validation)
-            self.monitor.log("eval/loss", self.validation_loss, completed=True)
+        known = self.validation_loss if validation is not None else None
+        if whole:
+            self.monitor.end_epoch(val_loss=known)
+        elif known is not None:
+            self.monitor.log("eval/loss", known, completed=True)
+        if validation is not None:
             self._call("on_validation_end")
         if whole and isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self.validation_loss)
@@ -295,7 +299,7 @@ class Trainer:
             self.optimizer,
             config.directory / "run",
             every=Schedule(every=interval) if config.enable_weight_monitor else never,
-            config=config.monitor_config(self._hyperparameters(data)),
+            config=self._monitor_config(data),
             views=self._views(data) if self.views is None else self.views,
             scaler=self.scaler,
             resume=resume,
@@ -317,15 +321,22 @@ class Trainer:
             views.append(TensorBoardView(folder, topk=config.monitor_topk, detail=config.tensorboard_detail))
         return views
 
+    def _monitor_config(self, data: Iterable[Batch]) -> Config:
+        config = self.config.monitor_config(self._hyperparameters(data))
+        for callback in self.callbacks:
+            config = callback.monitor_config(config)
+        return config
+
     def _hyperparameters(self, data: Iterable[Batch]) -> dict[str, float | str | bool]:
+        total, per_epoch = self._total_steps(data), self._steps_per_epoch(data)
         known: dict[str, float | str | bool] = {
-            "epochs": self.config.epochs,
+            "epochs": total / per_epoch if total and per_epoch else self.config.epochs,
             "gradient_clip": self.config.gradient_clip,
             "accumulation_steps": self.config.accumulation_steps,
             "amp": self.config.amp,
         }
-        total = self._total_steps(data)
-        return known if total is None else {**known, "total_steps": total}
+        known |= {} if total is None else {"total_steps": total}
+        return {**known, **self.config.hyperparameters}
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:
         """How many steps training will take, where that is known."""
@@ -370,23 +381,3 @@ def _generators(data: Any) -> list[torch.Generator]:
     places = (data, getattr(data, "sampler", None), getattr(getattr(data, "batch_sampler", None), "sampler", None))
     found = [getattr(place, "generator", None) for place in places]
     return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
-
-
-@contextlib.contextmanager
-def _interruptible(trainer: Trainer) -> Iterator[None]:
-    """Let the first Ctrl-C end training after the step under way, and the second one at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if trainer.interrupted:
-            raise KeyboardInterrupt
-        trainer.interrupted = True
-        trainer.stop("interrupted by Ctrl-C")
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

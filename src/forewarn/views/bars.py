@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
+_NO_READING = "·"
 
 
 def cell(level: int, bars: str) -> str:
     """One character of a bar that reaches `level` above the foot of this row."""
     return bars[min(level, len(bars) - 1)] if level >= 0 else " "
+
+
+def line(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
+    """One character per value, `most` of them at even distances; its height lies between the least and the greatest."""
+    if len(values) > most:
+        values = [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+    heights = [_height(float(value), logarithmic) for value in values]
+    known = [each for each in heights if each is not None]
+    if not known:
+        return _NO_READING * len(values)
+    low, span = min(known), max(known) - min(known)
+    span = max(span, 1.0) if logarithmic else span or 1.0
+    return "".join(
+        _NO_READING if each is None else BARS[round((each - low) / span * (len(BARS) - 1))] for each in heights
+    )
+
+
+def _height(value: float, logarithmic: bool) -> float | None:
+    if not math.isfinite(value) or (logarithmic and value <= 0):
+        return None
+    return math.log(value) if logarithmic else value

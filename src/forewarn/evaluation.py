@@ -1,0 +1,112 @@
+"""What an epoch has brought: how much the validation loss improved, and how far it lies above the training loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from forewarn.config import Thresholds
+from forewarn.types import in_words
+
+GOOD_IMPROVEMENT = 0.05
+"""Improvement rate of the validation loss above which an epoch was a good one."""
+MILD_GAP = 0.1
+"""Gap between validation and training loss, as a share of the latter, up to which it is healthy."""
+
+
+def improvement(before: float, after: float) -> float:
+    """`(before − after) / before`: the share by which a loss has fallen; NaN where that says nothing."""
+    return (before - after) / abs(before) if before and math.isfinite(before) and math.isfinite(after) else math.nan
+
+
+def gap(train: float, validation: float) -> float:
+    """`(validation − train) / train`: how far the validation loss lies above the training loss."""
+    return -improvement(train, validation)
+
+
+def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
+    """Whether the loss changed by less than `change` from each of the last `window` epochs to the next."""
+    recent = losses[-window:]
+    return len(recent) == window and all(abs(improvement(*pair)) < change for pair in pairwise(recent))
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One evaluation, as it was recorded; NaN and no word where something is not known."""
+
+    number: int
+    step: int
+    train_loss: float
+    validation_loss: float
+    improvement_rate: float
+    improvement_grade: str
+    """`poor`, `acceptable` or `good`."""
+    train_val_gap: float
+    gap_grade: str
+    """`healthy`, `mild` or `severe`."""
+    plateau_detected: bool
+
+    def words(self) -> str:
+        """`epoch 2: train 2.1, validation 2.8, improvement 20% (good), gap 33% (severe)`."""
+        known = [
+            ("train", self.train_loss, in_words(self.train_loss)),
+            ("validation", self.validation_loss, in_words(self.validation_loss)),
+            ("improvement", self.improvement_rate, f"{_percent(self.improvement_rate)} ({self.improvement_grade})"),
+            ("gap", self.train_val_gap, f"{_percent(self.train_val_gap)} ({self.gap_grade})"),
+        ]
+        parts = [f"{name} {words}" for name, value, words in known if not math.isnan(value)]
+        return f"epoch {self.number}: {', '.join(parts + ['plateau'] * self.plateau_detected)}"
+
+
+def improvement_grade(rate: float, poor: float) -> str:
+    """An improvement rate in a word: poor below 1% (or what the run has set), good above 5%."""
+    if math.isnan(rate):
+        return ""
+    return "poor" if rate < poor else "acceptable" if rate <= GOOD_IMPROVEMENT else "good"
+
+
+def gap_grade(share: float, severe: float) -> str:
+    """A gap between training and validation loss in a word: severe above 30% (or what the run has set)."""
+    if math.isnan(share):
+        return ""
+    return "severe" if share > severe else "healthy" if share < MILD_GAP else "mild"
+
+
+NO_VALIDATION_LOSS = (
+    "no validation loss was given, so overfitting can not be told: pass val_loss to monitor.end_epoch, or validation "
+    "data to the trainer"
+)
+
+
+def epochs(series: Callable[[str], Any], thresholds: Thresholds) -> tuple[Epoch, ...]:
+    """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values."""
+
+    def readings(name: str) -> dict[int, float]:
+        found = series(name)
+        return dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
+
+    poor, severe = thresholds.slow_improvement.improvement, thresholds.overfitting.gap
+    train, validation = readings("evaluation/train_loss"), readings("eval/loss")
+    rates, gaps = readings("evaluation/improvement_rate"), readings("evaluation/train_val_gap")
+    plateaus = readings("evaluation/plateau_detected")
+    return tuple(
+        Epoch(
+            number=int(number),
+            step=step,
+            train_loss=train.get(step, math.nan),
+            validation_loss=validation.get(step, math.nan),
+            improvement_rate=(rate := rates.get(step, math.nan)),
+            improvement_grade=improvement_grade(rate, poor),
+            train_val_gap=(share := gaps.get(step, math.nan)),
+            gap_grade=gap_grade(share, severe),
+            plateau_detected=plateaus.get(step) == 1,
+        )
+        for step, number in readings("evaluation/epoch").items()
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{2 if abs(share) < 1 else 4}g}%"

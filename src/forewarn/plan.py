@@ -1,0 +1,130 @@
+"""The plan of the learning rate: what it should be at each step, declared or read off a scheduler before the run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.settings import Settings, between
+
+PEAKS = ("initial_lr", "max_lr")
+"""Where a scheduler notes in an optimizer group how high the learning rate goes."""
+
+_TOLERANCE = 2e-3
+"""Share of the peak by which straight lines between knots may miss a scheduler's curve."""
+_MOST_KNOTS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Settings):
+    """What the learning rate should be, as a share of the peak of each parameter group; 0 steps are no plan."""
+
+    total: int = between(0, 0)
+    """Optimizer steps of the whole run; 0 if there is no plan."""
+    warmup: int = between(0, 0)
+    """Steps of the linear rise from 0 to the peak at the start."""
+    shape: Literal["cosine", "linear", "constant", "inverse_sqrt", "knots"] = "cosine"
+    """The way from the peak to the floor."""
+    floor: float = between(0.0, 0.0, 1.0)
+    """Share of the peak at the end of the run, for cosine and linear."""
+    knots: str = ""
+    """For the shape knots: `step:share` pairs such as "0:0 100:1 1000:0.1", straight lines between them."""
+
+    def __post_init__(self) -> None:
+        super(Plan, self).__post_init__()
+        if self.warmup and self.warmup >= self.total:
+            raise ValueError(f"Plan.warmup ({self.warmup}) must be less than Plan.total ({self.total})")
+        if (self.shape == "knots") != bool(self.knots):
+            raise ValueError('Plan.knots and shape="knots" go together: give both or neither')
+        _knots(self.knots)
+
+    def share(self, step: int) -> float:
+        """The share of the peak that is planned for a step; NaN without a plan and after its end."""
+        if step >= self.total:
+            return math.nan
+        if self.shape == "knots":
+            steps, shares = _knots(self.knots)
+            return float(np.interp(step, steps, shares)) if step >= steps[0] else math.nan
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.total - self.warmup)
+        if self.shape == "constant":
+            return 1.0
+        if self.shape == "inverse_sqrt":
+            return math.sqrt(max(1, self.warmup) / max(1, step + 1))
+        left = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
+        return self.floor + (1 - self.floor) * left
+
+
+def plan_of(scheduler: Any, total: int) -> Plan:
+    """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
+
+    A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone.
+    """
+    if total < 1:
+        raise ValueError(f"total must be at least 1, not {total}")
+    optimizer = getattr(scheduler, "optimizer", None)
+    if optimizer is None or not hasattr(scheduler, "step"):
+        raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {type(scheduler).__name__}")
+    if hasattr(scheduler, "num_bad_epochs"):
+        raise ValueError(f"{type(scheduler).__name__} follows the validation loss: it has no plan")
+    ahead = _Ahead(optimizer)
+    twin = copy.deepcopy(scheduler, {id(optimizer): ahead})
+    first = getattr(scheduler, "_schedulers", [scheduler])[0]  # a chain counts by its first link
+    begun = int(getattr(scheduler, "last_epoch", first.last_epoch))
+    named = [float(ahead.param_groups[0][name]) for name in PEAKS if name in ahead.param_groups[0]]
+    peak = max(named) if named else float(ahead.param_groups[0]["lr"])
+    if begun >= total:
+        raise ValueError(f"the scheduler has made {begun} steps already, which leaves nothing of {total}")
+    shares = np.empty(total - begun)
+    for step in range(total - begun):
+        group = ahead.param_groups[0]
+        shares[step] = float(group["lr"]) / peak
+        if step + 1 < total - begun:
+            twin.step()
+    kept = _kept(shares)
+    return Plan(total=total, shape="knots", knots=" ".join(f"{begun + at}:{shares[at]:.6g}" for at in kept))
+
+
+class _Ahead:
+    """Stands in for an optimizer while a copy of its scheduler runs ahead of it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.param_groups = [
+            {name: copy.copy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self.defaults = dict(optimizer.defaults)
+        self.step = SimpleNamespace(_wrapped_by_lr_sched=True)
+        self._opt_called = True
+
+
+def _kept(shares: NDArray[np.float64]) -> list[int]:
+    """The places that straight lines through them come near to all: the worst miss is added until none is left."""
+    kept = [0, len(shares) - 1] if len(shares) > 1 else [0]
+    steps = np.arange(len(shares))
+    while len(kept) < _MOST_KNOTS:
+        misses = np.abs(np.interp(steps, kept, shares[kept]) - shares)
+        worst = int(misses.argmax())
+        if misses[worst] <= _TOLERANCE * max(float(np.abs(shares).max()), 1e-12):
+            break
+        kept = sorted({*kept, worst})
+    return kept
+
+
+def _knots(text: str) -> tuple[list[int], list[float]]:
+    pairs = []
+    for each in text.split():
+        step, colon, share = each.partition(":")
+        if not (colon and step.isdigit()):
+            raise ValueError(f"Plan.knots must be step:share pairs, not {each!r}")
+        pairs.append((int(step), float(share)))
+    if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):
+        raise ValueError("the steps of Plan.knots must rise")
+    return [step for step, _ in pairs], [share for _, share in pairs]

@@ -1,0 +1,49 @@
+"""`forewarn forecast` on a stored run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from forewarn import Config, watch
+
+
+def stored(path, losses, **hyperparameters):
+    model = torch.nn.Linear(1, 1)
+    config = Config(hyperparameters=hyperparameters)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, optimizer, path, every=10_000, config=config, views=[]) as monitor:
+        for loss in losses:
+            monitor.step(float(loss))
+    return monitor
+
+
+FALLING = 1.5 + 6 * np.arange(1, 401.0) ** -0.4
+
+
+def test_it_tells_the_loss_and_when_a_target_is_met(tmp_path, forewarn):
+    monitor = stored(tmp_path / "run", FALLING)
+    result = forewarn("forecast", str(tmp_path / "run"), "--at", "1000", "--target", "1.95")
+    assert result.code == 0
+    assert "expected  1000  1.87" in result.out.replace("   ", "  ").replace("   ", "  ")
+    plain = json.loads(forewarn("forecast", str(tmp_path / "run"), "--at", "1000", "--json").out)
+    assert plain["loss"] == pytest.approx(1.5 + 6 * 1001**-0.4, rel=0.01)
+    assert plain["loss"] == pytest.approx(monitor.forecast(1000).loss)
+
+
+def test_declared_steps_are_what_it_looks_ahead_to(tmp_path, forewarn):
+    stored(tmp_path / "run", FALLING, total_steps=900)
+    assert json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)["at"] == 900
+
+
+def test_too_early_is_said_in_a_sentence(tmp_path, forewarn):
+    stored(tmp_path / "run", FALLING[:50])
+    assert "Too early to tell: 50 losses are too few; it takes 200." in forewarn("forecast", str(tmp_path / "run")).out
+
+
+def test_what_cannot_be_told_is_an_error(tmp_path, forewarn):
+    stored(tmp_path / "run", FALLING)
+    result = forewarn("forecast", str(tmp_path / "run"), "--at", "10")
+    assert result.code == 3
+    assert "not ahead" in result.err
