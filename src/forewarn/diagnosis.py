@@ -32,12 +32,12 @@ class Diagnosis:
     causes: Mapping[tuple[str, int], str]
     """For the code and first step of each symptom: the code of the alert at the root of it."""
     checklist: tuple[Check, ...]
-    epochs: tuple[Epoch, ...]
-    """What each epoch brought; empty if `monitor.end_epoch` was never called."""
     last_step: int | None
     """None if the run holds no step."""
     end: tuple[str, float] | None
     """Why and when the run ended; None if it runs, or was killed."""
+    epochs: tuple[Epoch, ...] = ()
+    """What each epoch brought; empty if `monitor.end_epoch` was never called."""
 
     def cause_of(self, alert: Alert) -> str | None:
         """The code of the alert at the root of this one; None if it is a root itself."""
@@ -80,9 +80,9 @@ def replay(run: Run, config: Config | None = None) -> Diagnosis:
         ranked=ledger.ranked(alerts),
         causes=causes,
         checklist=checklist(run, config, alerts),
-        epochs=epochs(partial(_stored, run), config.thresholds),
         last_step=run.last_step,
         end=run.end,
+        epochs=epochs(partial(_stored, run), config.thresholds),
     )
 
 

@@ -44,7 +44,7 @@ class LossBouncing(Settings):
     steps: int = between(256, 32)
     """Steps that are looked at."""
     correlation: float = between(0.3, 0.0, 1.0)
-    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of the batches."""
+    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of batches."""
     spread: float = between(0.1, 0.0)
     """Robust standard deviation, as a share of the level, above which it bounces."""
     gain: float = between(0.05, 0.0, 1.0)
@@ -133,7 +133,7 @@ class FirstEpochFlat(Settings):
 
     gain: float = between(0.02, 0.0, 1.0)
     """Share of its level at the start of the run that the loss must have lost by the end of an epoch."""
-    rise: float = between(0.2, 0.0)
+    rise: float = between(0.05, 0.0)
     """Share of that level that it may have risen by: more is no standstill."""
     steps: int = between(200, 1)
     """Steps of the run before anything is judged: some models take a hundred to find their first direction."""

@@ -267,7 +267,10 @@ class Monitor:
             self._ledger.update(self._judge(step, self.history, blocks), self.history, self.facts)
             self.at = step + 1
         self._resumed_at = self.at
-        self._probes["loss"].load_state_dict({"ema": last_ema})
+        loss = self._probes["loss"]
+        assert isinstance(loss, LossProbe)
+        if self.at:
+            loss.recall(last_ema, self.history.series("evaluation/start_loss").last)
         epochs = self.history.series("evaluation/epoch")
         if len(epochs):
             validation = self.history.series("eval/loss").finite(self.config.thresholds.validation_plateau.window)

@@ -15,7 +15,7 @@ WARM_UP = 1e-3 * np.minimum(1.0, (STEPS + 1) / 1600)
 CODES = ("L104", "L105", "L106")
 
 
-def noise(scale, seed=0, size=len(STEPS)):
+def noise(scale, seed=0, size=1600):
     return np.exp(scale * np.random.default_rng(seed).normal(size=size))
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from forewarn.evaluation import gap, improvement, is_plateau
 from forewarn.probes.loss import LossProbe, as_scalar
 from forewarn.probes.probe import ONE, Array, Pending, Probe, Reading
@@ -40,7 +42,7 @@ class EvaluationProbe(Probe):
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            told = dict(zip(given, map(float, arrays), strict=True))
+            told = {name: float(np.float32(array)) for name, array in zip(given, arrays, strict=True)}  # as stored
             readings = self._readings(told.get("train_loss", math.nan), told.get("val_loss", math.nan))
             for name, value in readings.items():
                 if not math.isnan(value):

@@ -67,6 +67,11 @@ class LossProbe(Probe):
             if name in state:
                 part.load_state_dict(state[name])
 
+    def recall(self, ema: float, start: float) -> None:
+        """Go on after stored readings where no state was saved: the average, and where the run started (or NaN)."""
+        self.load_state_dict({"ema": ema, "levels": {"started": True, "losses": []}})
+        self.epoch.recall(start)
+
 
 _OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation")
 _OWN_NAMES = (

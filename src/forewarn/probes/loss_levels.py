@@ -85,6 +85,10 @@ class EpochLosses:
         """A new epoch begins; where the run started is kept."""
         self.steps, self._sum, self.peak = 0, 0.0, math.nan
 
+    def recall(self, start: float) -> None:
+        """Go on with a run that started there; NaN if that is not known any more."""
+        self._first = [start] * LOSSES_OF_AN_END
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
