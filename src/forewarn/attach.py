@@ -26,6 +26,7 @@ from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
+from forewarn.probes.tasks import TaskProbe
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
@@ -152,7 +153,7 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(), TaskProbe(roster, scaler),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}
 

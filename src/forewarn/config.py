@@ -280,6 +280,56 @@ class WeightShrinking(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskImbalance(Settings):
+    """T101."""
+
+    window: int = between(10, 2)
+    """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
+    minor: float = between(2.0, 1.0)
+    """Ratio of two tasks' gradients, either way round, above which it is information."""
+    significant: float = between(3.0, 1.0)
+    """The same above which it is a warning."""
+    ahead: float = between(0.8, 0.0, 1.0)
+    """A weak task whose relative rate is below this share of the strong one's is ahead: learned, not neglected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCollapse(Settings):
+    """T102."""
+
+    window: int = between(10, 2)
+    """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
+    ratio: float = between(5.0, 1.0)
+    """Ratio of two tasks' gradients above which, or below one over which, the weaker one is starved."""
+    ahead: float = between(0.8, 0.0, 1.0)
+    """A weak task whose relative rate is below this share of the strong one's is ahead: learned, not starved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientConflict(Settings):
+    """T103."""
+
+    window: int = between(10, 2)
+    """Measured steps that are judged together; so many there must be."""
+    cosine: float = between(-0.2, -1.0, 0.0)
+    """Mean cosine below which two tasks undo each other's steps in part: information."""
+    severe: float = between(-0.5, -1.0, 0.0)
+    """Mean cosine below which little is left of either: a warning."""
+    negative_share: float = between(0.8, 0.0, 1.0)
+    """Of the readings that must be negative for a conflict to be sustained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balancing(Settings):
+    """How `monitor.tasks(balance=…)` moves the weights of the tasks."""
+
+    rate: float = between(0.05, 0.0, 1.0)
+    """Share of the way that a weight goes in one update, on a log scale."""
+    asymmetry: float = between(0.12, 0.0, 3.0)
+    """GradNorm's alpha: how much harder a task that is behind may pull; the paper's value for real images is 0.12."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds(Settings):
     """Every bound that a rule compares with, by the rule's name."""
 
@@ -296,6 +346,9 @@ class Thresholds(Settings):
     weight_norm_spike: WeightNormSpike = WeightNormSpike()
     weight_norms_apart: WeightNormsApart = WeightNormsApart()
     weight_shrinking: WeightShrinking = WeightShrinking()
+    task_imbalance: TaskImbalance = TaskImbalance()
+    task_collapse: TaskCollapse = TaskCollapse()
+    gradient_conflict: GradientConflict = GradientConflict()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +371,8 @@ class Config(Settings):
     """Rules that are not judged, by code or by name."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
+    balancing: Balancing = Balancing()
+    """How automatic loss weights move; used only where `monitor.tasks(balance=…)` asks for them."""
     thresholds: Thresholds = Thresholds()
 
     @classmethod

@@ -86,6 +86,10 @@ class Reason(IntEnum):
     NO_BACKWARD_SEEN = 3
     UNSUPPORTED_TENSOR = 4
     COMPILED = 5
+    STATIC_GRAPH = 20
+    SHARDED_PARAMETERS = 21
+    REENTRANT_CHECKPOINT = 22
+    NO_SHARED_LAYER = 23
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -98,6 +102,10 @@ _REASON_IN_WORDS = {
     Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
     Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
     Reason.COMPILED: "hidden inside compiled code",
+    Reason.STATIC_GRAPH: "under DDP with static_graph=True a pass of the monitor's own would disturb the reduction",
+    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
+    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
+    Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
 }
 
 

@@ -53,7 +53,7 @@ class LossProbe(Probe):
             self._ema.value = float(state["ema"])
 
 
-_OWN_FAMILIES = ("gradient", "weight", "update", "monitor")
+_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "task")
 _OWN_NAMES = (
     "train/loss", "train/loss_ema", "train/lr", "train/clip", "train/loss_scale", "speed/step_seconds",
     "system/process_memory_bytes",

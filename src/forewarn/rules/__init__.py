@@ -1,6 +1,6 @@
 """What is judged, one file per family; importing this package registers every rule."""
 
-from forewarn.rules import gradients, loss, monitor, updates, weights
+from forewarn.rules import gradients, loss, monitor, tasks, updates, weights
 from forewarn.rules.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "gradients",
     "loss",
     "monitor",
+    "tasks",
     "updates",
     "weights",
 ]

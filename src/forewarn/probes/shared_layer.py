@@ -1,0 +1,76 @@
+"""What several losses have in common: the last layer that all of them reach, read from the autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from forewarn.probes.parameters import clean_name
+from forewarn.types import Reason
+
+_FORBIDDING = {
+    "CheckpointFunctionBackward": Reason.REENTRANT_CHECKPOINT,
+    "CompiledFunctionBackward": Reason.COMPILED,
+}
+"""Nodes of a graph that a pass of the monitor's own can not or must not go through."""
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
+    """Why `torch.autograd.grad` is not safe on these losses; AVAILABLE if it is."""
+    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    if sharded or any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()):
+        return Reason.SHARDED_PARAMETERS
+    for loss in losses:
+        for node in _reached(loss):
+            if node.name() in _FORBIDDING:
+                return _FORBIDDING[node.name()]
+            if node.name() == "_DDPSinkBackward" and node.ddp_weakref().static_graph:
+                return Reason.STATIC_GRAPH
+    return Reason.AVAILABLE
+
+
+def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, list[nn.Parameter]]:
+    """The name and the trainable parameters of the last layer that every loss reaches; `("", [])` if there is none.
+
+    A node of the graph that every loss reaches was computed for all tasks. torch numbers nodes in the order of the
+    forward pass, so the layer whose parameter goes into the highest-numbered of these nodes is the last, in whatever
+    order the model lists its layers. A tied weight that only one task uses near its output is not taken for it.
+    Layers with a matrix go before those without: the scale of a normalisation says little about a task.
+    """
+    common = set.intersection(*(set(_reached(loss)) for loss in losses))
+    used_at: dict[int, int] = {}
+    for node in common:
+        for following, _ in node.next_functions:
+            if following is not None and following.name() == _LEAF:
+                one = id(following.variable)
+                used_at[one] = max(used_at.get(one, -1), node._sequence_nr())
+    best: tuple[bool, int] = (False, -1)
+    found: tuple[str, list[nn.Parameter]] = ("", [])
+    for name, module in model.named_modules():
+        own = [each for each in module.parameters(recurse=False) if each.requires_grad and id(each) in used_at]
+        if own:
+            rank = (any(each.ndim >= 2 for each in own), max(used_at[id(each)] for each in own))
+            if rank > best:
+                best, found = rank, (clean_name(name), own)
+    return found
+
+
+def reached_parameters(loss: Tensor) -> set[int]:
+    """The identities of all leaf tensors, parameters among them, that a loss depends on."""
+    return {id(node.variable) for node in _reached(loss) if node.name() == _LEAF}
+
+
+def _reached(loss: Tensor) -> Iterator[Any]:
+    """Every node of the graph behind a loss, once."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
