@@ -10,6 +10,7 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "gradient_tally": {"types"},
     "config": {"types"},
     "schedule": {"types"},
     "series": {"types", "config"},
@@ -18,13 +19,27 @@ ALLOWED: dict[str, set[str]] = {
     "rules": {"types", "config", "series", "history", "remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
     "stats": {"types"},
-    "probes": {"types", "ema", "stats"},
+    "probes": {"types", "ema", "gradient_tally", "stats"},
+    "balance": {"types", "config", "probes"},
+    "tasks": {"types", "config", "probes", "balance"},
     "store": {"types"},
-    "views": {"types", "store"},
+    "views": {"types", "gradient_tally", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
-    "monitor": {"types", "config", "schedule", "history", "rules", "alerts", "actions", "probes", "store", "views"},
+    "monitor": {
+        "types",
+        "config",
+        "schedule",
+        "history",
+        "rules",
+        "alerts",
+        "actions",
+        "probes",
+        "store",
+        "tasks",
+        "views",
+    },
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "trainer": {"types", "config", "schedule", "views", "attach", "monitor"},
     "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
@@ -33,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "types", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "checklist", "diagnosis", "gradient_tally", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from forewarn.actions import Policy
     from forewarn.attach import watch
     from forewarn.config import Config
+    from forewarn.gradient_tally import (
+        GradientSummary,
+        detect_exploding_gradients,
+        detect_task_collapse,
+        detect_vanishing_gradients,
+    )
     from forewarn.monitor import Monitor
+    from forewarn.probes.gradient_monitor import (
+        GradientMonitor,
+        compute_gradient_statistics,
+        compute_layer_gradient_norms,
+        compute_task_gradient_ratio,
+    )
     from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
     from forewarn.schedule import Schedule
     from forewarn.store.reader import Run, open_run
@@ -28,6 +40,24 @@ _HOMES = {
     "Run": "store.reader",
     "open_run": "store.reader",
     **dict.fromkeys(
+        (
+            "GradientMonitor",
+            "compute_gradient_statistics",
+            "compute_layer_gradient_norms",
+            "compute_task_gradient_ratio",
+        ),
+        "probes.gradient_monitor",
+    ),
+    **dict.fromkeys(
+        (
+            "GradientSummary",
+            "detect_exploding_gradients",
+            "detect_task_collapse",
+            "detect_vanishing_gradients",
+        ),
+        "gradient_tally",
+    ),
+    **dict.fromkeys(
         ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"
     ),
 }
@@ -39,6 +69,8 @@ __all__ = [
     "Facts",
     "Finding",
     "FrozenCause",
+    "GradientMonitor",
+    "GradientSummary",
     "Monitor",
     "Outcome",
     "Policy",
@@ -49,6 +81,12 @@ __all__ = [
     "State",
     "WeightUpdateMonitor",
     "__version__",
+    "compute_gradient_statistics",
+    "compute_layer_gradient_norms",
+    "compute_task_gradient_ratio",
+    "detect_exploding_gradients",
+    "detect_task_collapse",
+    "detect_vanishing_gradients",
     "open_run",
     "watch",
 ]

@@ -106,7 +106,8 @@ class TaskProbe(Probe):
             yield Reading("task/weight", names, weight)
             if looked:
                 with np.errstate(all="ignore"):
-                    yield Reading("task/rate", names, np.where(first > 0, relative_rates(now, first), np.nan))
+                    yield Reading("task/remaining", names, np.where(first > 0, now / first, np.nan))
+                    yield Reading("task/rate", names, relative_rates(now, np.where(first > 0, first, np.nan)))
                 yield from self._unavailable(reason)
             if products is not None:
                 yield from comparisons(products[0], arrays[-1], dict(zip(names, weight, strict=True)))
