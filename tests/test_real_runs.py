@@ -6,7 +6,7 @@ import forewarn
 from forewarn.diagnosis import replay
 from forewarn.rules import all_rules
 from forewarn.types import Severity
-from tests.real_runs import FAULTS, KINDS, healthy
+from tests.real_runs import FAULTS, KINDS, dual_task_lstm, healthy
 
 
 def described(monitor: forewarn.Monitor) -> list[str]:
@@ -44,3 +44,22 @@ def test_a_healthy_run_raises_no_warning(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_healthy_seeds_raise_no_warning(kind, seed, tmp_path):
     assert warnings_of(healthy(kind, seed, tmp_path / "run")) == []
+
+
+def check_two_healthy_tasks(seed, folder):
+    model = dual_task_lstm(seed, folder / "run")
+    assert model.epochs[-1].held_out["accuracy"] > 0.8
+    assert model.epochs[-1].held_out["pointer"] < 0.1
+    assert [each for each in warnings_of(model.monitor) if each.startswith("T")] == []
+    with forewarn.open_run(folder / "run") as run:
+        assert repr(replay(run).alerts) == repr(model.monitor.alerts)
+
+
+def test_two_tasks_that_get_on_raise_no_warning_and_are_judged_the_same_again(tmp_path):
+    check_two_healthy_tasks(0, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 31))
+def test_thirty_seeds_of_two_tasks_that_get_on_raise_no_warning(seed, tmp_path):
+    check_two_healthy_tasks(seed, tmp_path)

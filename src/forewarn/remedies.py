@@ -195,9 +195,9 @@ def shift_task_weight(raised: bool, why: str) -> Prescription:
             return None
         power = round(abs(math.log2(apart)) / 2) if math.isfinite(apart) else _LARGEST_SHIFT
         factor = 2.0 ** (min(max(power, 1), _LARGEST_SHIFT) * (1 if raised else -1))
-        now = history.series("task/weight", task).last
+        known = history.series("task/weight", task).finite()
         action = "raise_task_weight" if raised else "lower_task_weight"
-        numbers: Numbers = {} if math.isnan(now) else {"from": now, "to": now * factor}
+        numbers: Numbers = {"from": float(known[-1]), "to": float(known[-1]) * factor} if len(known) else {}
         return Remedy(action, {**numbers, "task": task, "by": f"× {in_words(factor)}"}, why)
 
     return prescribe
