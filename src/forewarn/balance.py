@@ -66,9 +66,9 @@ class GradNorm:
         pull = norms.to(_stacked(before))
         rates = relative_rates(_stacked(losses), _stacked({name: first[name] for name in losses})).to(pull)
         target = pull.mean() * rates**self._settings.asymmetry
-        factor = (target / pull) ** self._settings.rate
-        factor = factor.clamp(1 / _LARGEST_FACTOR, _LARGEST_FACTOR).where(pull.isfinite() & (pull > 0), 1.0)
-        after = (_stacked(before) * factor.nan_to_num(nan=1.0)).clamp(1 / WIDEST, WIDEST)
+        factor = ((target / pull) ** self._settings.rate).clamp(1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+        usable = pull.isfinite().all() & rates.isfinite().all() & (pull > 0)
+        after = (_stacked(before) * factor.where(usable, 1.0).nan_to_num(nan=1.0)).clamp(1 / WIDEST, WIDEST)
         self._weights |= zip(losses, after.unbind(), strict=True)
 
     def state_dict(self) -> dict[str, float]:
@@ -83,6 +83,10 @@ class Uncertainty:
 
     Kendall et al. (2018): minimise `Σ exp(−s) · loss + s` over s as well, one s per task; the weight is exp(−s), which
     comes to rest at 1 / loss. s goes down its gradient `1 − exp(−s) · loss` by `rate` a step, by that much at most.
+    It suits losses with a noise floor: the weight of one that can be driven to zero grows as fast as it falls.
+
+    Declared weights are scaled to add up to the number of tasks: Adam remembers gradients of a first weight of 1000 for
+    a thousand steps, and what it moves by them stands still meanwhile.
     """
 
     def __init__(self, settings: Balancing) -> None:
@@ -92,7 +96,8 @@ class Uncertainty:
     def weights(self, losses: Losses, declared: Mapping[str, float]) -> dict[str, Tensor]:
         for name, loss in losses.items():
             if name not in self._s:
-                self._s[name] = _beside(loss, -math.log(declared[name]))
+                relative = declared[name] * len(declared) / sum(declared.values())
+                self._s[name] = _beside(loss, -math.log(relative))
         return {name: torch.exp(-self._s[name].to(loss)) for name, loss in losses.items()}
 
     def update(self, losses: Losses, first: Losses, norms: Tensor | None) -> None:

@@ -16,13 +16,14 @@ _FORBIDDING = {
 }
 """Nodes of a graph that a pass of the monitor's own can not or must not go through."""
 
+_SHARDING = ("FSDPModule", "FullyShardedDataParallel")
+
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
     """Why `torch.autograd.grad` is not safe on these losses; AVAILABLE if it is."""
-    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
-    if sharded or any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()):
+    if _is_sharded(model):
         return Reason.SHARDED_PARAMETERS
     for loss in losses:
         for node in _reached(loss):
@@ -53,6 +54,16 @@ def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, 
             if rank > best:
                 best, found = rank, (clean_name(name), own)
     return found
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether a model is under FSDP or tensor parallelism: a pass of one rank alone would wait for the others for ever.
+
+    Told by the classes of the modules, for between forward and backward FSDP2 may show whole parameters, not shards.
+    """
+    classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    return sharded or not classes.isdisjoint(_SHARDING)
 
 
 def _last_uses(loss: Tensor) -> dict[int, int]:
