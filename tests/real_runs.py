@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
 import forewarn
-from forewarn.trainer.data import TokenBatches, classification, images, sequences, stdlib_text
+from forewarn.trainer.data import TokenBatches, bursts, classification, images, sequences, stdlib_text
 from forewarn.trainer.gpt import GPT, GPTConfig
+from forewarn.trainer.multitask import DualTaskLSTM
 from forewarn.trainer.networks import CNN, MLP, LSTMClassifier
+from forewarn.views.tasks import TaskView
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -391,6 +395,74 @@ def no_decay_at_all(run: Path) -> forewarn.Monitor:
     return it.train(100)
 
 
+class TwoHeads(nn.Module):
+    """A trunk that two classifiers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = MLP([16, 64, 64])
+        self.heads = nn.ModuleDict({name: nn.Linear(64, 5) for name in ("first", "second")})
+
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
+        shared = functional.relu(self.trunk(features))
+        return {name: head(shared) for name, head in self.heads.items()}
+
+
+def two_tasks(
+    run: Path,
+    model: nn.Module,
+    losses: Callable[[Any, Tensor, Tensor], dict[str, Tensor]],
+    weights: dict[str, float] | None = None,
+    steps: int = 200,
+) -> forewarn.Monitor:
+    """Two tasks of one model, compared every 5 steps."""
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
+    with forewarn.watch(model, optimizer, run, every=5, views=[]) as monitor:
+        for _ in range(steps):
+            inputs, targets = next(batches)
+            loss = monitor.tasks(losses(model(inputs), inputs, targets), weights=weights, every=5)
+            loss.backward()
+            monitor.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+def one_task_weighs_four_times_the_other(run: Path) -> forewarn.Monitor:
+    torch.manual_seed(0)
+
+    def losses(outputs: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {name: functional.cross_entropy(each, targets) for name, each in outputs.items()}
+
+    return two_tasks(run, TwoHeads(), losses, {"first": 4.0}, steps=120)
+
+
+def one_task_weighs_a_thousandth(run: Path) -> forewarn.Monitor:
+    return dual_task_lstm(0, run, epochs=6, task_weights={"type": 0.001}).monitor
+
+
+def two_tasks_that_want_the_opposite(run: Path) -> forewarn.Monitor:
+    torch.manual_seed(0)
+
+    def losses(output: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        wanted = inputs[:, :1]
+        return {"up": (output - wanted).square().mean(), "down": (output + wanted).square().mean()}
+
+    return two_tasks(run, MLP([16, 64, 1]), losses)
+
+
+def dual_task_lstm(seed: int, run: Path, **settings: Any) -> DualTaskLSTM:
+    """The run of `forewarn train multitask`, silent; its readings are in `run`."""
+    torch.manual_seed(seed)
+    data = bursts(2000, 24, seed)
+    view = TaskView(20, console=Console(file=io.StringIO()))
+    model = DualTaskLSTM()
+    given = {"seed": seed, "monitor_gradients": True, "view": view, **settings}
+    return model.fit(data.sequences, data.types, data.starts, data.ends, result_dir=run.parent, **given)
+
+
 FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L101": nan_in_a_batch,
     "L102": one_absurd_batch,
@@ -421,6 +493,9 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "W102": weights_of_a_bad_checkpoint,
     "W103": one_layer_of_another_scale,
     "W104": absurd_weight_decay,
+    "T101": one_task_weighs_four_times_the_other,
+    "T102": one_task_weighs_a_thousandth,
+    "T103": two_tasks_that_want_the_opposite,
     "X101": probe_that_raises,
     "X103": forward_that_is_bypassed,
 }

@@ -57,6 +57,46 @@ def test_loss_weights_and_random_state_are_bit_identical_over_200_steps(name, cl
     assert torch.equal(bare[2], watched[2])
 
 
+def train_two_tasks(watch, weights, steps=60):
+    """A language model with an auxiliary head; by hand, or through `monitor.tasks`."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(context=16, depth=2, heads=2, width=32, dropout=0.1))
+    auxiliary = torch.nn.Linear(256, 4)
+    both = torch.nn.ModuleDict({"gpt": model, "auxiliary": auxiliary})
+    optimizer = torch.optim.AdamW(both.parameters(), lr=1e-3)
+    batches = iter(TokenBatches(stdlib_text(200_000), batch_size=4, context=16, seed=0))
+    monitor = watch(both, optimizer, every=3) if watch else None
+    losses = []
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        logits = model(inputs)
+        words = torch.nn.functional.cross_entropy(logits.reshape(-1, 256), targets.reshape(-1))
+        kinds = torch.nn.functional.cross_entropy(auxiliary(logits).reshape(-1, 4), targets.reshape(-1) % 4)
+        size = logits.square().mean()
+        if monitor:
+            loss = monitor.tasks({"words": words, "kinds": kinds, "size": size}, weights=weights, every=2)
+        elif weights:
+            loss = sum(weights[name] * one for name, one in (("words", words), ("kinds", kinds), ("size", size)))
+        else:
+            loss = words + kinds + size
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor:
+            monitor.step(loss)
+        losses.append(loss.item())
+    return losses, both.state_dict(), torch.get_rng_state()
+
+
+@pytest.mark.parametrize("weights", [None, {"words": 1.0, "kinds": 0.3, "size": 1e-3}])
+def test_several_tasks_are_bit_identical_to_their_sum_written_by_hand(watch, weights):
+    bare = train_two_tasks(None, weights)
+    watched = train_two_tasks(watch, weights)
+    assert bare[0] == watched[0]
+    assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
+    assert torch.equal(bare[2], watched[2])
+
+
 def test_a_watched_model_can_be_copied_and_saved_and_its_copies_reach_nobody(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer)

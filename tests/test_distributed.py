@@ -86,3 +86,54 @@ def train_sharded(rank: int, port: int, folder: str) -> None:
 
 def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
     multiprocessing.spawn(train_sharded, (free_port(), str(tmp_path)), nprocs=2)
+
+
+def train_tasks(rank: int, port: int, folder: str, how: str) -> None:
+    from forewarn.types import Reason
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    if how == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model, static_graph=how == "static")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        output = model(torch.randn(8, 4, generator=generator))
+        losses = {"a": output[:, 0].square().mean(), "b": (output[:, 1] - 1).square().mean()}
+        loss = monitor.tasks(losses, every=1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    if rank == 0:
+        reason = monitor.history.series("monitor/unavailable", "task/gradient_norm").last
+        wanted = {"static": Reason.STATIC_GRAPH, "fsdp2": Reason.SHARDED_PARAMETERS}
+        assert (reason == wanted[how]) if how in wanted else math.isnan(reason)
+        assert ("task/gradient_norm" in monitor.history) is (how not in wanted)
+        assert monitor._loop.failures == {}
+    other = forewarn.watch(model, optimizer, f"{folder}/other", every=1, views=[])
+    output = model(torch.ones(8, 4))
+    with pytest.raises(ValueError, match="single process only"):
+        other.tasks({"a": output[:, 0].mean(), "b": output[:, 1].mean()}, balance="uncertainty")
+    (output.sum() * 0).backward()
+    weights = [each.detach().clone() for each in model.parameters()]
+    if how != "fsdp2":  # the ranks still agree: nothing of the monitor's own went into the reduction
+        for each in weights:
+            mine = each.clone()
+            dist.broadcast(each, 0)
+            assert torch.equal(mine, each)
+    other.close()
+    monitor.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["ddp", "static", "fsdp2"])
+def test_tasks_are_compared_only_where_that_is_safe(tmp_path, how):
+    multiprocessing.spawn(train_tasks, (free_port(), str(tmp_path), how), nprocs=2)

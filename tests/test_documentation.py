@@ -95,7 +95,9 @@ COMMANDS = [
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_commands_of_the_documentation_run(page, line, place):
     arguments = shlex.split(line)[1:]
-    if arguments[0] == "train":
+    if arguments[:2] == ["train", "multitask"]:
+        arguments += ["--epochs", "1", "--samples", "200"]
+    elif arguments[0] == "train":
         arguments += ["--width", "16", "--heads", "2", "--depth", "1", "--max-steps", "5", "--result-dir", str(place)]
     if arguments[0] == "coordinate-check":
         arguments += ["--widths", "16,32,64", "--steps", "2", "--seeds", "1"]

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"types", "settings", "learning_thresholds", "lr_thresholds", "plan"},
     "distributions": {"types"},
     "convergence": {"types"},
+    "gradient_tally": {"types"},
     "evaluation": {"types", "config"},
     "schedule": {"types"},
     "series": {"types", "config"},
@@ -27,14 +28,16 @@ ALLOWED: dict[str, set[str]] = {
     | {"remedies", "learning_remedies"},
     "alerts": {"types", "config", "series", "history", "remedies", "rules"},
     "stats": {"types", "distributions"},
-    "probes": {"types", "ema", "distributions", "evaluation", "stats"},
+    "probes": {"types", "ema", "distributions", "gradient_tally", "evaluation", "stats"},
+    "balance": {"types", "config", "probes"},
+    "tasks": {"types", "config", "probes", "balance"},
     "store": {"types", "distributions"},
-    "views": {"types", "distributions", "store"},
+    "views": {"types", "distributions", "gradient_tally", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "evaluation", "series", "history", "rules", "alerts", "store", "checklist"},
     "monitor": {"types", "config", "schedule", "evaluation", "convergence", "history", "rules", "alerts", "actions"}
-    | {"probes", "store", "views"},
+    | {"probes", "store", "tasks", "views"},
     "attach": {"types", "config", "schedule", "rules", "actions", "stats", "probes", "store", "views", "monitor"},
     "compat": {"probes"},
     "trainer": {"types", "config", "schedule", "evaluation", "views", "attach", "monitor"},
@@ -45,8 +48,8 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "types", "settings", "plan", "lr_thresholds", "convergence", "learning_thresholds", "config", "evaluation",
-    "distributions", "schedule", "series", "history", "remedies", "learning_remedies", "rules", "alerts", "store",
-    "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "distributions", "gradient_tally", "schedule", "series", "history", "remedies", "learning_remedies", "rules",
+    "alerts", "store", "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -87,3 +87,19 @@ def test_a_loss_on_the_way_is_not_waited_for(watch, small):
         monitor.step(loss)
     assert counting.syncs == 0
     assert monitor.history.series("train/loss").last == 2.5
+
+
+def test_comparing_tasks_waits_for_nothing(watch, small):
+    model, optimizer = small
+    monitor = watch(model, optimizer, every=lambda step: False)
+    with Counting() as counting:
+        for _ in range(3):
+            output = model(torch.ones(2, 4))
+            losses = {"a": output[:, 0].square().mean(), "b": (output[:, 1] - 1).square().mean()}
+            loss = monitor.tasks(losses, weights={"a": 2.0}, every=1)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert counting.syncs == 0
+    assert len(monitor.history.panel("task/ratio")) == 3

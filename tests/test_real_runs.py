@@ -7,7 +7,7 @@ from forewarn.diagnosis import replay
 from forewarn.rules import all_rules
 from forewarn.types import Severity
 from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
-from tests.real_runs import FAULTS, KINDS, healthy
+from tests.real_runs import FAULTS, KINDS, dual_task_lstm, healthy
 
 EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS}
 
@@ -54,6 +54,19 @@ def test_a_healthy_run_of_several_epochs_raises_no_warning(kind, tmp_path):
     assert warnings_of(healthy_epochs(kind, 0, tmp_path / "run")) == []
 
 
+def check_two_healthy_tasks(seed, folder):
+    model = dual_task_lstm(seed, folder / "run")
+    assert model.epochs[-1].held_out["accuracy"] > 0.8
+    assert model.epochs[-1].held_out["pointer"] < 0.1
+    assert [each for each in warnings_of(model.monitor) if each.startswith("T")] == []
+    with forewarn.open_run(folder / "run") as run:
+        assert repr(replay(run).alerts) == repr(model.monitor.alerts)
+
+
+def test_two_tasks_that_get_on_raise_no_warning_and_are_judged_the_same_again(tmp_path):
+    check_two_healthy_tasks(0, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 31))
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,3 +79,9 @@ def test_thirty_healthy_seeds_of_several_epochs_raise_no_warning(kind, seed, tmp
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_healthy_runs_raise_no_warning(kind, seed, tmp_path):
     assert warnings_of(healthy_epochs(kind, seed, tmp_path / "run", epochs=6, steps=300)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 31))
+def test_thirty_seeds_of_two_tasks_that_get_on_raise_no_warning(seed, tmp_path):
+    check_two_healthy_tasks(seed, tmp_path)

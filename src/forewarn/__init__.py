@@ -12,8 +12,20 @@ if TYPE_CHECKING:
     from forewarn.actions import Policy
     from forewarn.attach import watch
     from forewarn.config import Config
+    from forewarn.gradient_tally import (
+        GradientSummary,
+        detect_exploding_gradients,
+        detect_task_collapse,
+        detect_vanishing_gradients,
+    )
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan, plan_of
+    from forewarn.probes.gradient_monitor import (
+        GradientMonitor,
+        compute_gradient_statistics,
+        compute_layer_gradient_norms,
+        compute_task_gradient_ratio,
+    )
     from forewarn.probes.module_monitor import (
         ActivationDifferenceMetric,
         ActivationMetric,
@@ -60,6 +72,24 @@ _HOMES = {
     "open_run": "store.reader",
     "PostEpochEvaluationCallback": "trainer.callbacks",
     **dict.fromkeys(
+        (
+            "GradientMonitor",
+            "compute_gradient_statistics",
+            "compute_layer_gradient_norms",
+            "compute_task_gradient_ratio",
+        ),
+        "probes.gradient_monitor",
+    ),
+    **dict.fromkeys(
+        (
+            "GradientSummary",
+            "detect_exploding_gradients",
+            "detect_task_collapse",
+            "detect_vanishing_gradients",
+        ),
+        "gradient_tally",
+    ),
+    **dict.fromkeys(
         ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"
     ),
 }
@@ -74,6 +104,8 @@ __all__ = [
     "Finding",
     "FrozenCause",
     "GradientMetric",
+    "GradientMonitor",
+    "GradientSummary",
     "ModuleMonitor",
     "Monitor",
     "MonitorMixin",
@@ -92,6 +124,12 @@ __all__ = [
     "StorageManager",
     "WeightUpdateMonitor",
     "__version__",
+    "compute_gradient_statistics",
+    "compute_layer_gradient_norms",
+    "compute_task_gradient_ratio",
+    "detect_exploding_gradients",
+    "detect_task_collapse",
+    "detect_vanishing_gradients",
     "monitor_scaled_dot_product_attention",
     "open_run",
     "plan_of",

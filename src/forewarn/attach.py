@@ -30,6 +30,7 @@ from forewarn.probes.probe import Probe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
+from forewarn.probes.tasks import TaskProbe
 from forewarn.probes.tensors import TensorReader
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
@@ -169,7 +170,7 @@ def _probes(
         LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
-        MetricsProbe(roster, stepping, metrics),
+        MetricsProbe(roster, stepping, metrics), TaskProbe(roster, scaler),
         EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     return {probe.name: probe for probe in everything}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -25,13 +25,15 @@ from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading, merged
 from forewarn.probes.speed import Stopwatch
+from forewarn.probes.tasks import Shared
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.user import UserProbe
 from forewarn.rules import Judge, enabled_rules
 from forewarn.schedule import Escalation
 from forewarn.store.writer import RunWriter
+from forewarn.tasks import TaskLosses
 from forewarn.types import Action, Alert, Block, Distribution, Facts, Outcome, Severity, State
 from forewarn.views import HistogramView, View
 
@@ -77,6 +79,7 @@ class Monitor:
         self._loop = loop
         self._probes = probes
         self._stopwatch = stopwatch
+        self._tasks = TaskLosses(probes, loop, config.balancing)
         self._schedule = schedule
         self._writer = writer
         self._views = list(views)
@@ -179,6 +182,31 @@ class Monitor:
         assert isinstance(gradients, GradientProbe)
         return gradients.clip(max_norm, error_if_nonfinite)
 
+    def tasks(
+        self,
+        losses: Mapping[str, Tensor],
+        *,
+        shared: Shared = None,
+        weights: Mapping[str, float | Tensor] | None = None,
+        every: int | None = None,
+        balance: str | None = None,
+    ) -> Tensor:
+        """The weighted sum of several losses, to call `backward()` on; on every N-th step the tasks are compared.
+
+        - `losses`: by the name of the task, one number each, before `backward()`.
+        - `shared`: on what they are compared: a regular expression over parameter names, a module or parameters; by
+          default the last layer that every loss reaches, at the cost of a backward pass down to it.
+        - `weights`: by task, 1 where none is given; the sum is bit for bit `w_a * loss_a + w_b * loss_b`.
+        - `every`: compare on every so many steps; by default 10, or 1 with `balance="gradnorm"`, which learns from it.
+        - `balance`: `"gradnorm"` or `"uncertainty"` move the weights by themselves, from `weights` on. This is the one
+          argument by which a monitor changes what is trained; without it nothing does.
+
+        `shared`, `every` and `balance` are those of the first call.
+        """
+        self._check_open()
+        with self._stopwatch:
+            return self._tasks.combine(self.at, losses, shared, weights, every, balance)
+
     def log(self, name: str, value: Tensor | float, scope: str = "", *, completed: bool = False) -> None:
         """Record a value of your own under a name such as `eval/accuracy`.
 
@@ -232,6 +260,7 @@ class Monitor:
             "failed_rules": sorted(self._judge.failed),
             "epoch_ended": self._epoch_ended,
             "adjusted": sorted(map(list, self._adjusted)),
+            "balance": self._tasks.state_dict(),
             "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
         }
         portable: dict[str, Any] = to_tensors(state)
@@ -249,6 +278,7 @@ class Monitor:
         self._judge.failed = set(state["failed_rules"])
         self._epoch_ended = int(state.get("epoch_ended", -1))
         self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
+        self._tasks.load_state_dict(state.get("balance", {}))
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 probe.load_state_dict(state["probes"][name])
@@ -338,8 +368,7 @@ class Monitor:
                     reading.scopes,
                     np.asarray(reading.values, dtype=np.float32).reshape(len(reading.scopes)),
                 )
-                for reading in readings
-                if isinstance(reading, Reading)
+                for reading in merged(each for each in readings if isinstance(each, Reading))
             ]
         return blocks, distributions
 

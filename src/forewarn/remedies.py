@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from forewarn.history import History
-from forewarn.types import Facts, Finding, FrozenCause, Remedy
+from forewarn.types import Facts, Finding, FrozenCause, Remedy, in_words
 
 Prescription = Callable[[Finding, History, Facts], Remedy | None]
 """A remedy without its numbers yet; None where it makes no sense for this finding."""
@@ -22,6 +22,7 @@ _CLIP_AT = 1.0  # the usual bound for language models (GPT-3, Llama), where a ru
 _CLIP_WINDOW = 100  # steps whose median gradient norm is the run's own usual one
 _STABLE_BETA2 = 0.95  # what large models train with against spikes (Zhang et al. 2022, OPT; Touvron et al. 2023, Llama)
 _USUAL_BETA2 = 0.999
+_LARGEST_SHIFT = 5  # powers of two by which the weight of a task is moved at once: × 32
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: a longer warm-up is a run of its own
 
 
@@ -190,6 +191,26 @@ def keep_in_float32(why: str = "in few bits a small update is rounded back to th
         if dtype in ("float32", "float64"):
             return None
         return Remedy("keep_in_float32", {"from": dtype, "to": "float32", "parameter": finding.scope}, why)
+
+    return prescribe
+
+
+def shift_task_weight(raised: bool, why: str) -> Prescription:
+    """Raise the weight of the starved task, or lower that of the dominating one, by half of what they are apart.
+
+    The factor is the power of two nearest the square root of their ratio, so that both changes together even them out.
+    """
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+        task, apart = finding.evidence.get("starved" if raised else "dominating"), finding.evidence.get("ratio", 1.0)
+        if not isinstance(task, str) or not isinstance(apart, float) or not apart > 0:
+            return None
+        power = round(abs(math.log2(apart)) / 2) if math.isfinite(apart) else _LARGEST_SHIFT
+        factor = 2.0 ** (min(max(power, 1), _LARGEST_SHIFT) * (1 if raised else -1))
+        known = history.series("task/weight", task).finite()
+        action = "raise_task_weight" if raised else "lower_task_weight"
+        numbers: Numbers = {"from": float(known[-1]), "to": float(known[-1]) * factor} if len(known) else {}
+        return Remedy(action, {**numbers, "task": task, "by": f"× {in_words(factor)}"}, why)
 
     return prescribe
 

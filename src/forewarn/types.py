@@ -113,6 +113,10 @@ class Reason(IntEnum):
     COMPILED = 5
     NO_FORWARD_SEEN = 6
     UNEVEN_SCALE = 7
+    STATIC_GRAPH = 20
+    SHARDED_PARAMETERS = 21
+    REENTRANT_CHECKPOINT = 22
+    NO_SHARED_LAYER = 23
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -127,6 +131,10 @@ _REASON_IN_WORDS = {
     Reason.COMPILED: "hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
     Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the bins of a histogram do not move by whole places",
+    Reason.STATIC_GRAPH: "under DDP with static_graph=True a pass of the monitor's own would disturb the reduction",
+    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
+    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
+    Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.commands.demo import _fresh
+from forewarn.commands.terminal import fresh
 
 
 def demo(where: Path, *options: str) -> str:
@@ -56,8 +56,8 @@ def test_without_a_fault_the_same_run_is_healthy(tmp_path: Path) -> None:
 def test_a_run_that_exists_is_left_alone(tmp_path: Path) -> None:
     for name in ("demo", "demo-2"):
         (tmp_path / name).mkdir()
-    assert _fresh(tmp_path / "demo") == tmp_path / "demo-3"
-    assert _fresh(tmp_path / "other") == tmp_path / "other"
+    assert fresh(tmp_path / "demo") == tmp_path / "demo-3"
+    assert fresh(tmp_path / "other") == tmp_path / "other"
 
 
 def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path) -> None:

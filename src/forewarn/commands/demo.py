@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import statistics
 from pathlib import Path
@@ -45,24 +44,18 @@ def command(steps: int, fault: str, wanted: Path, seed: int) -> None:
       forewarn demo
       forewarn demo --fault none --steps 200
     """
-    from forewarn.commands.terminal import Failure, output
+    from forewarn.commands.terminal import Failure, fresh, output
 
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         raise Failure("forewarn demo trains a model and needs torch: pip install 'forewarn[torch]'") from error
     console = output()
-    path = _fresh(wanted)
+    path = fresh(wanted)
     fault_at = int(steps * FAULT_SHARE) + 1 if fault == "lr-jump" else None
     _introduce(console, steps, fault_at)
     losses = _train(console, path, steps, fault_at, seed)
     _conclude(console, path, losses, fault_at)
-
-
-def _fresh(wanted: Path) -> Path:
-    """The path itself if nothing is there, else the first free one of `demo-2`, `demo-3`, …"""
-    candidates = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return wanted if not wanted.exists() else next(path for path in candidates if not path.exists())
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:

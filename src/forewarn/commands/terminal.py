@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -84,6 +86,25 @@ def quiet_table() -> Table:
     from rich.table import Table
 
     return Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def torch_on(device: str) -> ModuleType:
+    """The torch module, once it is known that it is there and can use the device; else a Failure."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise Failure("forewarn train needs torch: pip install 'forewarn[torch]'") from error
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise Failure(f"the device {device!r} can not be used here: {str(error).splitlines()[0]}") from error
+    return torch
+
+
+def fresh(wanted: Path) -> Path:
+    """The path itself if nothing is there, else the first free one of `demo-2`, `demo-3`, …"""
+    candidates = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return wanted if not wanted.exists() else next(path for path in candidates if not path.exists())
 
 
 def print_json(value: Any) -> None:

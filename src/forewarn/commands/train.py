@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from forewarn.commands.terminal import Failure, output
+from forewarn.commands.multitask import multitask
+from forewarn.commands.options import AT_LEAST_0 as _AT_LEAST_0
+from forewarn.commands.options import POSITIVE as _POSITIVE
+from forewarn.commands.options import GroupedCommand as _GroupedCommand
+from forewarn.commands.options import option as _option
+from forewarn.commands.options import options as _options
+from forewarn.commands.terminal import Failure, output, torch_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,56 +27,6 @@ WARM_UP_SHARE = 0.05
 """Of all steps, in which the learning rate rises to its peak."""
 
 
-class _GroupedOption(click.Option):
-    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        self.group = group
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """The default alone: a range is told by the error that crossing it gives."""
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)
-        return extra
-
-    def make_metavar(self, ctx: click.Context) -> str:
-        short = {click.types.IntRange: "N", click.types.FloatRange: "X"}
-        return self.metavar or short.get(type(self.type)) or super().make_metavar(ctx)
-
-
-class _GroupedCommand(click.Command):
-    """A command whose help lists its options by what they are about."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "group", "Other"), []).append(record)
-        for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-def _options(group: str, *options: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Several options under one heading."""
-
-    def add(command: Any) -> Any:
-        for each in reversed(options):
-            command = each(group)(command)
-        return command
-
-    return add
-
-
-def _option(*names: str, **settings: Any) -> Callable[[str], Any]:
-    settings.setdefault("show_default", not settings.get("is_flag"))
-    return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
-
-
-_POSITIVE = click.IntRange(min=1)
-_AT_LEAST_0 = click.FloatRange(min=0.0)
-
-
 @click.group()
 def command() -> None:
     """Train a model with the monitor in it.
@@ -78,8 +34,12 @@ def command() -> None:
     \b
     Examples:
       forewarn train lm --max-steps 200 --weight-monitor
+      forewarn train multitask --task-weight type=0.001
       forewarn train lm --help
     """
+
+
+command.add_command(multitask)
 
 
 @command.command(
@@ -168,15 +128,8 @@ def lm(**settings: Any) -> None:
       forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
       forewarn train lm --resume
     """
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise Failure("forewarn train needs torch: pip install 'forewarn[torch]'") from error
     given = _Settings(settings)
-    try:
-        torch.empty(1, device=given.device)
-    except (RuntimeError, AssertionError) as error:
-        raise Failure(f"the device {given.device!r} can not be used here: {str(error).splitlines()[0]}") from error
+    torch = torch_on(given.device)
     torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
     try:

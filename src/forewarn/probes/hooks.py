@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+_own_passes = 0
+"""Backward passes of the monitor itself that are under way; on a GPU they run in a thread of torch's."""
+
+
+@contextlib.contextmanager
+def own_pass() -> Iterator[None]:
+    """For a backward pass that is the monitor's own: no hook may take it for one of the training run."""
+    global _own_passes
+    _own_passes += 1
+    try:
+        yield
+    finally:
+        _own_passes -= 1
 
 
 class Hook:
@@ -21,7 +36,7 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         if self._traced and torch.compiler.is_compiling():
             return
-        if self._target is not None:
+        if self._target is not None and not _own_passes:
             self._target(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:

@@ -73,7 +73,7 @@ class LossProbe(Probe):
         self.epoch.recall(start)
 
 
-_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation")
+_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation", "task")
 _OWN_NAMES = (
     "train/loss", "train/loss_ema", "train/loss_level", "train/lr", "train/clip", "train/loss_scale",
     "speed/step_seconds", "system/process_memory_bytes",

@@ -39,7 +39,7 @@ def render_index(rules: Sequence[Rule]) -> str:
             _MADE,
             "What is judged about a training run. A rule is named by its code or its name, here, on the command line "
             "(`forewarn explain NAME`) and in `Config(disable=...)`. The first letter of a code is its family: L loss, "
-            "G gradients, U updates, W weights, E evaluation, X the monitor itself.",
+            "G gradients, U updates, W weights, E evaluation, T tasks, X the monitor itself.",
             _table(("code", "name", "what is wrong"), rows),
             "## How to read the examples",
             _indented_as_code(shorthand),
@@ -108,7 +108,11 @@ def field_docs(settings: type) -> dict[str, str]:
 def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
     """What the rule advises in a sample run, each with the cause that it is for; "" where it is for any."""
     history = History()
-    for name, scope, value in (("train/lr", "0", 1e-3), ("gradient/global_norm", "", 0.8), ("train/loss", "", 2.0)):
+    sample = (
+        ("train/lr", "0", 1e-3), ("gradient/global_norm", "", 0.8), ("train/loss", "", 2.0),
+        ("task/weight", "type", 1.0), ("task/weight", "pointer", 1.0),
+    )  # fmt: skip
+    for name, scope, value in sample:
         for step in range(_SAMPLE_STEP + 1):
             history.append([Block(step, 0.0, name, (scope,), np.array([value], np.float32))])
     facts = Facts(
@@ -120,6 +124,7 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
     for prescription in rule.remedies:
         for cause in FrozenCause:
             evidence: dict[str, float | str] = {"cause": cause.name.lower(), "ratio": 5.0}
+            evidence |= {"dominating": "pointer", "starved": "type"}
             finding = Finding(rule.code, _SAMPLE_SCOPE, _SAMPLE_STEP, Severity.WARNING, 5.0, 1.0, evidence)
             remedy = prescription(finding, history, facts)
             if remedy is not None:

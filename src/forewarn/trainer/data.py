@@ -9,7 +9,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ _CENTER_STD = 3.0  # how far apart, where the noise around each center is 1
 _STRIPE_WIDTH = 6.0  # pixels from one stripe to the next
 _IMAGE_NOISE = 2.0  # where the stripes go from -1 to 1
 _SEQUENCE_NOISE = 0.6  # where the circle has radius 1
+_BURST_NOISE = 0.4  # where a burst goes from 0.5 to 2
 
 
 def stdlib_text(max_bytes: int = 2_000_000) -> Tensor:
@@ -156,6 +157,37 @@ def sequences(num_samples: int, length: int, num_classes: int, seed: int = 0) ->
     angle = _random_angles(num_samples, generator).view(-1, 1) + speed * torch.arange(length)
     points = torch.stack([angle.cos(), angle.sin()], dim=-1)
     return points + _SEQUENCE_NOISE * torch.randn(points.shape, generator=generator), labels
+
+
+class Bursts(NamedTuple):
+    """Sequences `[num_samples, length, 1]`, the type of the burst in each, and the steps of its start and its end."""
+
+    sequences: Tensor
+    types: Tensor
+    starts: Tensor
+    ends: Tensor
+
+
+BURST_TYPES = ("rise", "fall", "zigzag")
+
+
+def bursts(num_samples: int, length: int, seed: int = 0) -> Bursts:
+    """Noise around zero with one burst in it that rises, falls or zigzags: what it is, and where, are two tasks.
+
+    All three types have the same mean, so that where a burst is says nothing about its type.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    types = _balanced(num_samples, len(BURST_TYPES), generator)
+    duration = torch.randint(length // 4, length // 2 + 1, (num_samples,), generator=generator)
+    starts = (torch.rand(num_samples, generator=generator) * (length - duration + 1)).long()
+    ends = starts + duration - 1
+    since = torch.arange(length) - starts.view(-1, 1)
+    inside = (since >= 0) & (since < duration.view(-1, 1))
+    slope = since / (duration.view(-1, 1) - 1) - 0.5
+    shapes = torch.stack([slope, -slope, 0.5 - since % 2], dim=1)
+    level = 1.25 + 1.5 * shapes[torch.arange(num_samples), types]
+    values = level.where(inside, 0.0) + _BURST_NOISE * torch.randn(num_samples, length, generator=generator)
+    return Bursts(values.unsqueeze(-1), types, starts, ends)
 
 
 def _balanced(num_samples: int, num_groups: int, generator: torch.Generator) -> Tensor:

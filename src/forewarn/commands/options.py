@@ -1,0 +1,59 @@
+"""Options of a command under headings, so that a long `--help` can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+class _GroupedOption(click.Option):
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default alone: a range is told by the error that crossing it gives."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        short = {click.types.IntRange: "N", click.types.FloatRange: "X"}
+        return self.metavar or short.get(type(self.type)) or super().make_metavar(ctx)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options by what they are about."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def options(group: str, *members: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Several options under one heading."""
+
+    def add(command: Any) -> Any:
+        for each in reversed(members):
+            command = each(group)(command)
+        return command
+
+    return add
+
+
+def option(*names: str, **settings: Any) -> Callable[[str], Any]:
+    """One option, which `options` puts under its heading; its default is shown unless it is a flag."""
+    settings.setdefault("show_default", not settings.get("is_flag"))
+    return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
+
+
+POSITIVE = click.IntRange(min=1)
+AT_LEAST_0 = click.FloatRange(min=0.0)

@@ -1,0 +1,98 @@
+"""What is shown of several tasks: lines for a person, a collapse in red, a summary that adds up."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from forewarn.gradient_tally import GradientTally
+from forewarn.types import Alert, Block, Finding, Remedy, Severity, State
+from forewarn.views.tasks import TaskView
+
+
+def block(name, **values):
+    scopes = tuple("" if name == "whole" else name for name in values)
+    return Block(0, 0.0, name, scopes, np.array(list(values.values()), np.float32))
+
+
+def pair(name, value):
+    return Block(0, 0.0, name, ("pointer/type",), np.array([value], np.float32))
+
+
+def blocks(norm, ratio):
+    return [
+        block("gradient/global_norm", whole=norm), block("gradient/norm", lstm=norm, head=1e-9),
+        block("task/share", pointer=0.75, type=0.25), pair("task/ratio", ratio), pair("task/cosine", -0.25),
+        block("task/weight", pointer=1.0, type=0.5),
+    ]  # fmt: skip
+
+
+def collapse(state=State.FIRING):
+    evidence = {"dominating": "pointer", "starved": "[red]type\x1b[0m", "ratio": 40.0}
+    finding = Finding("T102", "pointer/type", 3, Severity.CRITICAL, 40.0, 5.0, evidence)
+    remedies = (Remedy("raise_task_weight", {"from": 1.0, "to": 8.0, "task": "type", "by": "× 8"}, "because"),)
+    return Alert("T102", "task-collapse", "pointer/type", Severity.CRITICAL, state, 3, 3, 3, finding, remedies)
+
+
+def shown(color=False, **settings):
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=160, force_terminal=color, color_system="standard" if color else None, markup=False,
+        highlight=False, emoji=False,
+    )  # fmt: skip
+    return TaskView(20, console=console, **settings), stream
+
+
+def test_epochs_gradients_and_tasks_are_lines():
+    view, stream = shown(every=10)
+    view.show(0, blocks(2.0, 4.0), [], [])
+    for epoch in range(1, 11):
+        view.end_epoch(epoch, 1.25, {"pointer": 0.5, "type": 1.0})
+    text = stream.getvalue()
+    assert "epoch  1/20  loss   1.2500  held out  pointer 0.500  type 1.000" in text
+    assert text.count("norm 2, layers from 1e-9 to 2, 1 vanishing, 0 exploding") == 2, "the first and the tenth epoch"
+    assert "pointer 75% ━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌ 25% type  ratio 4, uneven, cosine -0.25" in text
+    assert "weights pointer 1, type 0.5" in text
+
+
+def test_a_collapse_is_red_names_both_tasks_and_says_what_to_do():
+    view, stream = shown(color=True)
+    view.show(3, [], [collapse()], [])
+    text = stream.getvalue()
+    assert "\x1b[1;31mtask collapse at step 3: " in text
+    assert "pointer pulls 40 times as hard as [red]type\\x1b[0m, which is starved" in text
+    assert "1. raise_task_weight 1 → 8 task type by × 8: because" in text
+
+
+def test_a_collapse_that_is_over_is_told_as_such():
+    view, stream = shown()
+    view.show(3, [], [collapse(State.RESOLVED)], [])
+    assert "resolved task-collapse (T102)" in stream.getvalue()
+
+
+def test_the_summary_is_that_of_all_steps():
+    view, stream = shown()
+    norms = [1.0, 2.0, 6.0, 3.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]
+    for step, norm in enumerate(norms):
+        view.show(step, blocks(norm, 1.5), [], [])
+    view.close()
+    text = stream.getvalue()
+    assert f"gradient norm     {np.mean(norms):.4g} ± {np.std(norms, ddof=1):.4g}, peak 6 at 2" in text
+    assert "vanishing layers  head" in text
+    assert "exploding layers  none" in text
+    assert "task balance      balanced: pointer/type 1.5 over the last 10 checks" in text
+
+
+def test_too_few_checks_are_not_enough_data_and_no_reading_is_no_summary():
+    view, stream = shown()
+    view.close()
+    assert stream.getvalue() == ""
+    view.show(0, blocks(1.0, 1.0), [], [])
+    view.close()
+    assert "task balance      not enough data" in stream.getvalue()
+
+
+def test_a_long_list_of_layers_is_cut():
+    tally = GradientTally()
+    tally.add_layers({f"layer{at}": 99.0 for at in range(6)})
+    assert "layer0, layer1, layer2, layer3 and 2 more" in str(tally.summary())
