@@ -12,8 +12,7 @@ from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import Array
 from forewarn.probes.tasks import Shared, TaskProbe
 from forewarn.probes.transfer import on_host
-from forewarn.probes.weights import in_order
-from forewarn.stats import COLUMNS, measure, summarize
+from forewarn.stats import COLUMNS, in_order, measure, summarize
 from forewarn.types import Reason
 
 

@@ -63,7 +63,7 @@ class Loop:
 
     def runs(self, probe: Probe) -> bool:
         """Whether a probe measures in this process: not on other ranks, and not once it has failed."""
-        return any(other is probe for other in self._probes)
+        return any(other is probe for other in self.probes)
 
     def guard(self, probe: Probe, call: Callable[..., Any], *args: Any) -> Any:
         """Call into a probe; what it raises switches it off."""
