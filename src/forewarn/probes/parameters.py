@@ -35,6 +35,8 @@ class Roster:
     """Every parameter of a model once, tied ones under their first name, with its group in the optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.watched = model
+        """The module that is called: the user's own, or what wraps it."""
         self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
         self.version = 0
