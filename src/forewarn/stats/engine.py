@@ -11,6 +11,9 @@ from torch import Tensor
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 """What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
 
+MOMENTS = (*COLUMNS, "sum_cubes", "sum_fourths")
+"""What the row of a layer's output holds: that of a tensor, and what the shape of its distribution takes."""
+
 NUM_BINS = 64
 LOWEST_EXPONENT = -40
 """Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""

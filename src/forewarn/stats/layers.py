@@ -1,0 +1,224 @@
+"""The output of a layer: its statistics and what its units do, added up over the calls of a step.
+
+Everything kept is a sum, a count, an extreme or a flag, so micro-batches and shared layers merge exactly.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.stats import cuda, native, portable
+from forewarn.stats.engine import COLUMNS, MOMENTS
+from forewarn.stats.native.layers import NativeTally
+from forewarn.stats.summary import summarize
+from forewarn.types import Values
+
+_NOTHING = np.array([0.0, 0.0, 0.0, np.inf, -np.inf, 0.0, 0.0, 0.0, 0.0])
+_ROWS_PER_CHUNK = 256
+
+
+class Look(IntEnum):
+    """What to look at in the units of a layer; the numbers are those of interface.h."""
+
+    NOTHING = 0
+    FIRED = 1
+    """Which units were not zero on some position."""
+    INSIDE = 2
+    """Which units were strictly between two bounds on some position."""
+    PEAKED = 3
+    """How many positions have a largest unit that reaches a bound."""
+    CHANNELS = 4
+    """Sum and sum of squares of every unit."""
+
+
+_PER_UNIT = (Look.FIRED, Look.INSIDE, Look.CHANNELS)
+
+
+class Layout(NamedTuple):
+    """A tensor as [outer × units × inner], of which every so many of the outer rows are read, the first always."""
+
+    outer: int
+    units: int
+    inner: int
+    every: int = 1
+
+    @property
+    def positions(self) -> int:
+        """At how many places each unit is read."""
+        return -(-self.outer // self.every) * self.inner
+
+
+class Board:
+    """The rows of many layers in few arrays whose addresses stay."""
+
+    def __init__(self) -> None:
+        self._chunks: list[NDArray[np.float64]] = []
+        self._num = 0
+        self._on_devices: list[tuple[int, Tensor]] = []
+
+    def new_row(self) -> tuple[int, NDArray[np.float64]]:
+        """The number of a new row, and the row."""
+        at = self._num
+        if at == len(self._chunks) * _ROWS_PER_CHUNK:
+            self._chunks.append(np.tile(_NOTHING, (_ROWS_PER_CHUNK, 1)))
+        self._num += 1
+        return at, self._chunks[at // _ROWS_PER_CHUNK][at % _ROWS_PER_CHUNK]
+
+    def add(self, at: int, row: Tensor) -> None:
+        """A further part of row `at` that is still on a device."""
+        self._on_devices.append((at, row))
+
+    def take(self) -> tuple[NDArray[np.float64], list[int], list[Tensor]]:
+        """The rows up to now; then what to add to them from devices: the places, and one tensor per device."""
+        rows = np.concatenate(self._chunks)[: self._num] if self._chunks else np.empty((0, len(MOMENTS)))
+        for chunk in self._chunks:
+            chunk[:] = _NOTHING
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for at, row in self._on_devices:
+            by_device.setdefault(row.device, []).append((at, row))
+        self._on_devices = []
+        places = [at for several in by_device.values() for at, _ in several]
+        return rows, places, [torch.stack([row for _, row in several]) for several in by_device.values()]
+
+
+class Tally:
+    """What one output of a layer gave since it was last asked."""
+
+    __slots__ = ("_board", "_native", "_row", "alive", "at", "high", "look", "low", "positions", "sums", "units")
+
+    def __init__(self, board: Board, look: Look, low: float = 0.0, high: float = 0.0) -> None:
+        self._board = board
+        self.at, self._row = board.new_row()
+        """Which row of the board is its own."""
+        self.look, self.low, self.high = look, low, high
+        self._clear(0)
+
+    def _clear(self, units: int) -> None:
+        self.units = units
+        num_sums = 2 if self.look is Look.PEAKED else 2 * units if self.look is Look.CHANNELS else 0
+        flags = np.zeros(units if self.look in (Look.FIRED, Look.INSIDE) else 0, np.uint8)
+        sums = np.zeros(num_sums)
+        self.alive: NDArray[np.uint8] | Tensor = flags
+        """Which units were seen alive, for FIRED and INSIDE."""
+        self.sums: NDArray[np.float64] | Tensor = sums
+        """For PEAKED: positions that are, and all; for CHANNELS [2 × units]: sums, then sums of squares."""
+        self.positions = 0
+        """At how many places each unit was read."""
+        self._native = NativeTally(self.look, self.low, self.high, self._row, flags, sums)
+
+    def take(self) -> tuple[NDArray[np.uint8] | Tensor, NDArray[np.float64] | Tensor, int]:
+        """What the units did: `alive`, `sums` and `positions`. The row is the board's to give."""
+        taken = self.alive, self.sums, self.positions
+        if self.positions and self.look is not Look.NOTHING:
+            self._clear(self.units)  # what was given away is no longer ours to write to
+        self.positions = 0
+        return taken
+
+    def add(self, tensor: Tensor, layout: Layout) -> None:
+        """Take in what the layer gave at one call; nothing is kept of the tensor itself."""
+        if not tensor.numel():
+            return
+        if layout.units != self.units and self.look in _PER_UNIT:
+            self._clear(layout.units)  # other units: those from before can not be added to
+        self.positions += layout.positions
+        if native.available() and native.supports(tensor) and tensor.is_contiguous():
+            self._native.add(tensor, layout)
+            return
+        sample = tensor.detach()
+        sample = sample.reshape(layout.outer, layout.units, layout.inner)[:: layout.every]
+        row = moments(sample)
+        alive, sums = _units(sample, self.look, self.low, self.high)
+        if row.is_cpu:
+            _merge(self._row[None], row.numpy()[None])
+            if alive is not None:
+                self.alive |= alive.to(torch.uint8).numpy()
+            if sums is not None:
+                self.sums += sums.numpy()
+            return
+        self._board.add(self.at, row)
+        if alive is not None:
+            self.alive = alive if isinstance(self.alive, np.ndarray) else self.alive | alive
+        if sums is not None:
+            self.sums = sums if isinstance(self.sums, np.ndarray) else self.sums + sums
+
+
+def moments(sample: Tensor) -> Tensor:
+    """The row of a tensor, in the order of `MOMENTS`, on its device."""
+    flat = sample.contiguous().reshape(-1)
+    if cuda.supports(flat):
+        return cuda.measure([flat], powers=True)[0][0]
+    x = flat.to(portable.wide(flat.device))
+    row = portable.measure([x])[0][0]
+    clean = x.where(x.isfinite(), 0.0)
+    square = clean * clean
+    return torch.cat([row, torch.stack([torch.dot(square, clean), torch.dot(square, square)])])
+
+
+def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor | None, Tensor | None]:
+    """The flags and the sums of a tensor [outer × units × inner]."""
+    if look is Look.FIRED:
+        return (sample != 0).any(dim=2).any(dim=0), None
+    if look is Look.INSIDE:
+        wide = sample.to(portable.wide(sample.device))
+        return (~((wide <= low) | (wide >= high))).any(dim=2).any(dim=0), None
+    if look is Look.PEAKED:
+        peaks = sample.amax(dim=1).to(portable.wide(sample.device))
+        count = (peaks >= high).sum()
+        return None, torch.stack([count, torch.full_like(count, peaks.numel())]).to(peaks.dtype)
+    if look is Look.CHANNELS:
+        wide = sample.to(portable.wide(sample.device))
+        return None, torch.cat([wide.sum(dim=(0, 2)), (wide * wide).sum(dim=(0, 2))])
+    return None, None
+
+
+def merge(rows: NDArray[np.float64], places: list[int], parts: NDArray[np.float64]) -> None:
+    """Add further rows to those at the given places."""
+    for at, part in zip(places, parts, strict=True):
+        _merge(rows[at : at + 1], part[None])
+
+
+def _merge(rows: NDArray[np.float64], parts: NDArray[np.float64]) -> None:
+    least, most = np.minimum(rows[:, 3], parts[:, 3]), np.maximum(rows[:, 4], parts[:, 4])
+    rows += parts
+    rows[:, 3], rows[:, 4] = least, most
+
+
+def describe(rows: NDArray[np.float64]) -> dict[str, Values]:
+    """The quantities of each row [n × moments]; NaN where nothing was seen.
+
+    `kurtosis` is the fourth central moment over the squared variance: 3 for a normal distribution, large for outliers.
+    """
+    known = np.where(rows[:, :1] > 0, rows, np.nan)
+    found = summarize(known[:, : len(COLUMNS)])
+    del found["norm"]
+    found["abs_max"] = np.maximum(np.abs(found["min"]), np.abs(found["max"]))
+    found["kurtosis"] = _kurtosis(known).astype(np.float32)
+    return found
+
+
+def _kurtosis(rows: NDArray[np.float64]) -> Any:
+    """From the sums of powers; NaN for a constant, and where the mean is so large that rounding would be the result."""
+    with np.errstate(all="ignore"):
+        finite = rows[:, 0] - rows[:, 6]
+        mean, second, third, fourth = (rows[:, at] / finite for at in (1, 2, 7, 8))
+        variance = second - mean * mean
+        central = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
+        trusted = variance**2 > 1e-12 * fourth  # of 16 digits, four are left at the worst
+        return np.where(trusted, central / variance**2, np.nan)
+
+
+def channel_spread(sums: Any, positions: int) -> tuple[Any, Any]:
+    """How far the means of the channels lie apart, and their standard deviations: both as standard deviations."""
+    means, squares = sums[: len(sums) // 2] / positions, sums[len(sums) // 2 :] / positions
+    deviations = (squares - means * means).clip(0.0) ** 0.5
+    return _spread(means), _spread(deviations)
+
+
+def _spread(values: Any) -> Any:
+    return ((values - values.mean()) ** 2).mean() ** 0.5
