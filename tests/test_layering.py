@@ -10,7 +10,8 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
-    "config": {"types"},
+    "settings": set(),
+    "config": {"types", "settings"},
     "schedule": {"types"},
     "series": {"types", "config"},
     "history": {"types", "config", "series"},
@@ -32,8 +33,8 @@ ALLOWED: dict[str, set[str]] = {
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "types", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views", "actions",
-    "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "types", "settings", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store", "views",
+    "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -17,12 +17,18 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.activations import ActivationProbe
+from forewarn.probes.attention import AttentionProbe
 from forewarn.probes.gradients import GradientProbe
+from forewarn.probes.logits import LogitsProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
 from forewarn.probes.lr import LearningRateProbe
+from forewarn.probes.normalization import BatchNormProbe
 from forewarn.probes.parameters import Roster, block_names, unwrapped
 from forewarn.probes.probe import Probe
+from forewarn.probes.representation import RepresentationProbe
+from forewarn.probes.router import RouterProbe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
@@ -152,8 +158,19 @@ def _probes(roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch) -
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     everything: list[Probe] = [
         LearningRateProbe(roster.optimizers), stepping, loss, gradients, updates,
-        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        WeightProbe(roster), SpeedProbe(stopwatch), SystemProbe(), UserProbe(), LogitsProbe(roster.watched),
     ]  # fmt: skip
+    if config.activations:
+        everything.append(ActivationProbe(
+            roster, modules=config.modules, rows=config.activation_rows,
+            window=thresholds.dead_units.window, least_positions=thresholds.dead_units.positions,
+            saturated_from=thresholds.saturated_units.level,
+        ))  # fmt: skip
+        everything += [RepresentationProbe(roster), BatchNormProbe(roster)]
+    if config.attention:
+        everything.append(AttentionProbe(roster.watched, stopwatch))
+    if config.router:
+        everything.append(RouterProbe(roster.watched, config.router, config.router_top_k))
     return {probe.name: probe for probe in everything}
 
 

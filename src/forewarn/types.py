@@ -77,6 +77,15 @@ _CAUSE_IN_WORDS = {
 }
 
 
+class BatchNormState(IntEnum):
+    """What a batch normalisation does with its running statistics; the value of `activation/batchnorm_state`."""
+
+    FOLLOWS = 0
+    IN_EVALUATION = 1
+    STANDS_STILL = 2
+    ON_PURPOSE = 3
+
+
 class Reason(IntEnum):
     """Why a reading is unavailable. The value is what `monitor/unavailable` records, scoped by the metric's name."""
 
@@ -87,6 +96,7 @@ class Reason(IntEnum):
     UNSUPPORTED_TENSOR = 4
     COMPILED = 5
     NO_FORWARD_SEEN = 6
+    EVALUATION_MODE = 7
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -100,6 +110,7 @@ _REASON_IN_WORDS = {
     Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
     Reason.COMPILED: "hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
+    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
 }
 
 

@@ -90,62 +90,72 @@ class Board:
 class Tally:
     """What one output of a layer gave since it was last asked."""
 
-    __slots__ = ("_board", "_native", "_row", "alive", "at", "high", "look", "low", "positions", "sums", "units")
+    __slots__ = (
+        "_alive", "_alive_there", "_board", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
+        "_units", "at", "look",
+    )  # fmt: skip
 
     def __init__(self, board: Board, look: Look, low: float = 0.0, high: float = 0.0) -> None:
+        self.look, self._low, self._high = look, low, high
         self._board = board
         self.at, self._row = board.new_row()
         """Which row of the board is its own."""
-        self.look, self.low, self.high = look, low, high
         self._clear(0)
 
     def _clear(self, units: int) -> None:
-        self.units = units
         num_sums = 2 if self.look is Look.PEAKED else 2 * units if self.look is Look.CHANNELS else 0
-        flags = np.zeros(units if self.look in (Look.FIRED, Look.INSIDE) else 0, np.uint8)
-        sums = np.zeros(num_sums)
-        self.alive: NDArray[np.uint8] | Tensor = flags
-        """Which units were seen alive, for FIRED and INSIDE."""
-        self.sums: NDArray[np.float64] | Tensor = sums
-        """For PEAKED: positions that are, and all; for CHANNELS [2 × units]: sums, then sums of squares."""
-        self.positions = 0
-        """At how many places each unit was read."""
-        self._native = NativeTally(self.look, self.low, self.high, self._row, flags, sums)
+        self._units = units
+        self._alive = np.zeros(units if self.look in (Look.FIRED, Look.INSIDE) else 0, np.uint8)
+        self._sums = np.zeros(num_sums)
+        self._alive_there: Tensor | None = None
+        self._sums_there: Tensor | None = None
+        """The same on an accelerator, for a layer that runs there."""
+        self._positions = 0
+        self._native = NativeTally(self.look, self._low, self._high, self._row, self._alive, self._sums)
 
-    def take(self) -> tuple[NDArray[np.uint8] | Tensor, NDArray[np.float64] | Tensor, int]:
-        """What the units did: `alive`, `sums` and `positions`. The row is the board's to give."""
-        taken = self.alive, self.sums, self.positions
-        if self.positions and self.look is not Look.NOTHING:
-            self._clear(self.units)  # what was given away is no longer ours to write to
-        self.positions = 0
-        return taken
+    def take(self) -> tuple[Any, Any, int]:
+        """What the units did, as arrays or as tensors on their device; the row is the board's to give.
+
+        The first says which were alive, for FIRED and INSIDE. The second holds for PEAKED the positions that are and
+        all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was read.
+        """
+        alive = self._alive if self._alive_there is None else self._alive_there
+        sums = self._sums if self._sums_there is None else self._sums_there
+        positions = self._positions
+        if positions and self.look is not Look.NOTHING:
+            self._clear(self._units)  # what was given away is no longer ours to write to
+        self._positions = 0
+        return alive, sums, positions
 
     def add(self, tensor: Tensor, layout: Layout) -> None:
         """Take in what the layer gave at one call; nothing is kept of the tensor itself."""
         if not tensor.numel():
             return
-        if layout.units != self.units and self.look in _PER_UNIT:
+        if layout.units != self._units and self.look in _PER_UNIT:
             self._clear(layout.units)  # other units: those from before can not be added to
-        self.positions += layout.positions
+        self._positions += layout.positions
         if native.available() and native.supports(tensor) and tensor.is_contiguous():
             self._native.add(tensor, layout)
             return
-        sample = tensor.detach()
-        sample = sample.reshape(layout.outer, layout.units, layout.inner)[:: layout.every]
-        row = moments(sample)
-        alive, sums = _units(sample, self.look, self.low, self.high)
+        sample = tensor.detach().reshape(layout.outer, layout.units, layout.inner)[:: layout.every]
+        self._add_row(moments(sample))
+        self._add_units(*_units(sample, self.look, self._low, self._high))
+
+    def _add_row(self, row: Tensor) -> None:
         if row.is_cpu:
-            _merge(self._row[None], row.numpy()[None])
-            if alive is not None:
-                self.alive |= alive.to(torch.uint8).numpy()
-            if sums is not None:
-                self.sums += sums.numpy()
-            return
-        self._board.add(self.at, row)
-        if alive is not None:
-            self.alive = alive if isinstance(self.alive, np.ndarray) else self.alive | alive
-        if sums is not None:
-            self.sums = sums if isinstance(self.sums, np.ndarray) else self.sums + sums
+            merge(self._row[None], [0], row.numpy()[None])
+        else:
+            self._board.add(self.at, row)
+
+    def _add_units(self, alive: Tensor | None, sums: Tensor | None) -> None:
+        if alive is not None and alive.is_cpu:
+            self._alive |= alive.to(torch.uint8).numpy()
+        elif alive is not None:
+            self._alive_there = alive if self._alive_there is None else self._alive_there | alive
+        if sums is not None and sums.is_cpu:
+            self._sums += sums.numpy()
+        elif sums is not None:
+            self._sums_there = sums if self._sums_there is None else self._sums_there + sums
 
 
 def moments(sample: Tensor) -> Tensor:
@@ -180,13 +190,9 @@ def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor 
 def merge(rows: NDArray[np.float64], places: list[int], parts: NDArray[np.float64]) -> None:
     """Add further rows to those at the given places."""
     for at, part in zip(places, parts, strict=True):
-        _merge(rows[at : at + 1], part[None])
-
-
-def _merge(rows: NDArray[np.float64], parts: NDArray[np.float64]) -> None:
-    least, most = np.minimum(rows[:, 3], parts[:, 3]), np.maximum(rows[:, 4], parts[:, 4])
-    rows += parts
-    rows[:, 3], rows[:, 4] = least, most
+        least, most = min(rows[at, 3], part[3]), max(rows[at, 4], part[4])
+        rows[at] += part
+        rows[at, 3], rows[at, 4] = least, most
 
 
 def describe(rows: NDArray[np.float64]) -> dict[str, Values]:
