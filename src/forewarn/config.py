@@ -248,6 +248,8 @@ class ExplodingActivation(Settings):
     """Largest magnitude at which to warn, whatever came before: half of what float16 can hold."""
     factor: float = between(10.0, 1.0)
     """Times the median of the earlier checks."""
+    lasting_checks: int = between(2, 1)
+    """Checks in a row that the growth must last for: a single batch may be absurd."""
     least: float = between(100.0, 0.0)
     """Magnitude below which no growth matters: logits of 10 after a start at 0.1 are what learning looks like."""
     minimum: int = between(8, 2)

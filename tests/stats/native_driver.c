@@ -208,11 +208,11 @@ static void check_layer(const void *data, int64_t length, int dtype, int64_t uni
         double first[MOMENTS] = {0};
         for (int path = 0; forewarn_path_name(path); path++) {
             double *row = allocate(MOMENTS * sizeof *row), *sums = allocate(2 * (size_t)units * sizeof *sums);
-            uint8_t *alive = allocate((size_t)units);
+            uint8_t *fired = allocate((size_t)units);
             memset(row, 0, MOMENTS * sizeof *row);
             memset(sums, 0, 2 * (size_t)units * sizeof *sums);
-            memset(alive, 0, (size_t)units);
-            Tally tally = {row, look, 0.25, 1.75, alive, sums};
+            memset(fired, 0, (size_t)units);
+            Tally tally = {row, look, 0.25, 1.75, fired, sums};
             expect(forewarn_add_layer(&tally, data, outer, units, inner, every, dtype, path) == DONE, "added");
             expect((int64_t)row[0] == num_read, "every row that is due is read");
             expect(path == 0 || memcmp(row, first, sizeof first) == 0, "the same moments");
@@ -220,7 +220,7 @@ static void check_layer(const void *data, int64_t length, int dtype, int64_t uni
             memcpy(first, row, sizeof first);
             free(row);
             free(sums);
-            free(alive);
+            free(fired);
         }
     }
 }

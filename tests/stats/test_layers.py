@@ -63,10 +63,10 @@ def seen(tensors, layouts, look):
     tally = Tally(board, look, LOW, HIGH)
     for tensor, layout in zip(tensors, layouts, strict=True):
         tally.add(tensor, layout)
-    alive, sums, positions = tally.take()
+    fired, sums, positions = tally.take()
     rows, places, parts = board.take()
     assert places == parts == []
-    return rows[0], np.asarray(alive, bool), np.asarray(sums), positions
+    return rows[0], np.asarray(fired, bool), np.asarray(sums), positions
 
 
 @over_ways
@@ -80,14 +80,14 @@ def test_rows_and_units_equal_numpy(way, look, outer, units, inner, every, dtype
     tensor = random((outer, units, inner), dtype, seed, wild=wild and look is not Look.CHANNELS)
     layout = Layout(outer, units, inner, every)
     with reading_by(way):
-        row, alive, sums, positions = seen([tensor], [layout], look)
+        row, fired, sums, positions = seen([tensor], [layout], look)
     read = tensor.double().numpy()[::every]
     check_row(row, read.ravel())
     assert positions == layout.positions == read.shape[0] * inner
     if look is Look.FIRED:
-        np.testing.assert_array_equal(alive, (read != 0).any(axis=(0, 2)))
+        np.testing.assert_array_equal(fired, (read != 0).any(axis=(0, 2)))
     elif look is Look.INSIDE:
-        np.testing.assert_array_equal(alive, (~((read <= LOW) | (read >= HIGH))).any(axis=(0, 2)))
+        np.testing.assert_array_equal(sums, (~((read <= LOW) | (read >= HIGH))).sum(axis=(0, 2)))
     elif look is Look.PEAKED and not wild:
         np.testing.assert_array_equal(sums, [(read.max(axis=1) >= HIGH).sum(), read.shape[0] * inner])
     elif look is Look.CHANNELS:
@@ -155,16 +155,16 @@ def test_the_spread_of_channels_is_that_of_their_means_and_deviations():
 
 def test_an_output_that_lies_scattered_in_memory_is_read_by_torch():
     tensor = random((6, 5, 8), torch.float32, 2, wild=False).transpose(0, 2)
-    row, alive, *_ = seen([tensor], [Layout(8, 5, 6)], Look.FIRED)
+    row, fired, *_ = seen([tensor], [Layout(8, 5, 6)], Look.FIRED)
     check_row(row, tensor.double().numpy().ravel())
-    assert alive.all()
+    assert fired.all()
 
 
 def test_units_that_change_in_number_start_anew_and_the_row_goes_on():
     first, second = torch.ones(3, 4), torch.zeros(5, 6)
-    row, alive, _, positions = seen([first, second], [Layout(3, 4, 1), Layout(5, 6, 1)], Look.FIRED)
+    row, fired, _, positions = seen([first, second], [Layout(3, 4, 1), Layout(5, 6, 1)], Look.FIRED)
     assert row[0] == 12 + 30
-    assert alive.tolist() == [False] * 6
+    assert fired.tolist() == [False] * 6
     assert positions == 5
 
 

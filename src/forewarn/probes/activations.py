@@ -14,11 +14,12 @@ from forewarn.probes.forward import hookable_modules, is_compiled
 from forewarn.probes.layers import Layer, Layers, Output, is_leaf, tensors_of
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
-from forewarn.probes.units import IdleUnits
+from forewarn.probes.units import DeadUnits, SaturatedUnits, from_state
 from forewarn.stats.layers import Look, channel_spread, describe, merge
 from forewarn.types import Reason
 
 _NOT_SEEN = float("nan")
+_QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
 
 
 class ActivationProbe(Probe):
@@ -35,7 +36,7 @@ class ActivationProbe(Probe):
         self._least_positions = least_positions
         self._layers = Layers(rows, saturated_from)
         self._known: dict[str, Layer] = {}
-        self._idle: dict[str, IdleUnits] = {}
+        self._units: dict[str, DeadUnits | SaturatedUnits] = {}
         """By scope, for layers whose units are followed."""
         self._updated = False
         self._reason = Reason.AVAILABLE
@@ -105,7 +106,7 @@ class ActivationProbe(Probe):
         look = output.tally.look
         if look is Look.NOTHING:
             return
-        alive, sums, positions = output.tally.take()
+        fired, sums, positions = output.tally.take()
         if look is Look.CHANNELS:
             spread = channel_spread(sums, positions) if positions else (_NOT_SEEN, _NOT_SEEN)
             yield from zip(("channel_mean_spread", "channel_std_spread"), spread, strict=True)
@@ -113,16 +114,15 @@ class ActivationProbe(Probe):
             return
         elif look is Look.PEAKED:
             yield "saturated_fraction", sums[0] / sums[1] if positions else _NOT_SEEN
+        elif not positions:
+            yield _QUANTITIES[look], _NOT_SEEN
         else:
-            quantity = "dead_fraction" if look is Look.FIRED else "saturated_fraction"
-            yield quantity, self._idle_share(scope, alive, positions) if positions else _NOT_SEEN
-
-    def _idle_share(self, scope: str, alive: Any, positions: int) -> Any:
-        idle = self._idle.get(scope)
-        if idle is None or idle.num_units != len(alive):
-            idle = self._idle[scope] = IdleUnits(len(alive))
-        idle.update(alive, positions)
-        return idle.share(self._window, self._least_positions)
+            kind, num_units = (DeadUnits, len(fired)) if look is Look.FIRED else (SaturatedUnits, len(sums))
+            units = self._units.get(scope)
+            if not isinstance(units, kind) or units.num_units != num_units:
+                units = self._units[scope] = kind(num_units)
+            units.update(fired, sums, positions)
+            yield _QUANTITIES[look], units.share(self._window, self._least_positions)
 
     def _news(self, seen: bool, updated: bool) -> Reason | None:
         """What is to be said about readings that are missing: once, and once when they are there again."""
@@ -138,11 +138,10 @@ class ActivationProbe(Probe):
     def state_dict(self) -> dict[str, Any]:
         return {
             "reason": int(self._reason),
-            "scopes": list(self._idle),
-            "idle": [each.state_dict() for each in self._idle.values()],
+            "scopes": list(self._units),
+            "units": [each.state_dict() for each in self._units.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reason = Reason(int(state["reason"]))
-        idle = map(IdleUnits.from_state, state["idle"])
-        self._idle = dict(zip(state["scopes"], idle, strict=True))
+        self._units = dict(zip(state["scopes"], map(from_state, state["units"]), strict=True))

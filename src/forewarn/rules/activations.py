@@ -40,15 +40,19 @@ def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
     quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
     """
-    shares = zeros.last if zeros.at == dead.at else np.empty(0, np.float32)
-    zero_of = dict(zip(zeros.scopes, shares, strict=False))
-    for at in np.flatnonzero(dead.last >= config.share):
+    marked = np.flatnonzero(dead.last >= config.share)
+    if not len(marked):
+        return
+    zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
+    # The first reading looks back on as many measured steps as any other.
+    began = int(zeros.steps[-config.window]) if len(zeros) >= config.window else dead.at
+    for at in marked:
         critical = dead.last[at] >= config.critical
         bound = config.critical if critical else config.share
         scope = dead.scopes[at]
         yield found(
             Severity.CRITICAL if critical else Severity.WARNING, dead.last[at], bound, scope,
-            zero_fraction=zero_of.get(scope, math.nan),
+            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
         )  # fmt: skip
 
 
@@ -84,7 +88,7 @@ def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Findin
 @rule(
     "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
     when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104", "W101"),
+    explains=("L101", "L102", "L103", "G101", "G102", "G104"),
     remedies=(
         advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
                "given, and at the normalisation before it", scope_is="layer"),
@@ -103,17 +107,20 @@ def exploding_activation(
 
     ## Why is this bad?
     What a layer gives, the next one multiplies. Magnitudes beyond a few ten thousand overflow in half precision, starve
-    every softmax behind them and turn into gradients of the same size. The first layer named, in the order in which
-    they run, is where it begins. Logits that grow from 0.1 to 10 are learning: below a magnitude of 100 no growth
-    counts, and above it only that of a layer which had found its level. Values that are not finite count where they
+    every softmax behind them and turn into gradients of the same size. The evidence names the first such layer, in the
+    order in which they run.
+
+    Logits that grow from 0.1 to 10 are learning: below a magnitude of 100 no growth counts, and above it only that of a
+    layer which had found its level, if it lasts longer than one batch. Values that are not finite count where they
     arise: a layer that gave them from its first reading on (a mask of -inf) is left alone while the loss is finite, and
     so is a model whose very first layer has them, for then its input or its weights are to blame.
 
     ## Example
     fires: activation/abs_max{layer.0} 3.0x4 1e5
-    fires: activation/abs_max{layer.0} 30.0x12 900.0
+    fires: activation/abs_max{layer.0} 30.0x12 900.0x2
     fires: activation/nonfinite{layer.0} 0x4 | activation/nonfinite{layer.1} 0x3 8
-    quiet: activation/abs_max{layer.0} 0.1x12 20.0
+    quiet: activation/abs_max{layer.0} 30.0x12 900.0 30.0x5
+    quiet: activation/abs_max{layer.0} 0.1x12 20.0x5
     quiet: activation/abs_max{layer.0} 20.0+20.0x30
     quiet: activation/nonfinite{layer.0} 0x4 | activation/nonfinite{layer.1} 8x4
     """
@@ -151,18 +158,18 @@ def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
 
 
 def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
-    """The level of each layer, and where the newest value is far above it; NaN and False where there is none yet."""
+    """The level of each layer, and where the newest values are all far above it; NaN and False where there is none."""
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
-    earlier, last = largest.values[:-1], largest.last
-    if len(earlier) < config.minimum or not (last > config.least).any():
+    earlier, newest = largest.values[: -config.lasting_checks], largest.values[-config.lasting_checks :]
+    if len(earlier) < config.minimum:
         return level, risen
-    for at in np.flatnonzero((last > config.least) & np.isfinite(last)):
+    for at in np.flatnonzero((newest > config.least).all(axis=0)):
         column = earlier[np.isfinite(earlier[:, at]), at]
         if len(column) >= config.minimum:
             level[at] = np.median(column)
             settled = 0 < level[at] <= config.growth * float(column[0])
-            risen[at] = settled and last[at] > config.factor * level[at]
+            risen[at] = settled and (newest[:, at] > config.factor * level[at]).all()
     return level, risen
 
 

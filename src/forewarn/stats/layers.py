@@ -30,7 +30,7 @@ class Look(IntEnum):
     FIRED = 1
     """Which units were not zero on some position."""
     INSIDE = 2
-    """Which units were strictly between two bounds on some position."""
+    """On how many positions each unit was strictly between two bounds."""
     PEAKED = 3
     """How many positions have a largest unit that reaches a bound."""
     CHANNELS = 4
@@ -91,7 +91,7 @@ class Tally:
     """What one output of a layer gave since it was last asked."""
 
     __slots__ = (
-        "_alive", "_alive_there", "_board", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
+        "_board", "_fired", "_fired_there", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
         "_units", "at", "look",
     )  # fmt: skip
 
@@ -103,29 +103,30 @@ class Tally:
         self._clear(0)
 
     def _clear(self, units: int) -> None:
-        num_sums = 2 if self.look is Look.PEAKED else 2 * units if self.look is Look.CHANNELS else 0
+        num_sums = {Look.INSIDE: units, Look.PEAKED: 2, Look.CHANNELS: 2 * units}.get(self.look, 0)
         self._units = units
-        self._alive = np.zeros(units if self.look in (Look.FIRED, Look.INSIDE) else 0, np.uint8)
+        self._fired = np.zeros(units if self.look is Look.FIRED else 0, np.uint8)
         self._sums = np.zeros(num_sums)
-        self._alive_there: Tensor | None = None
+        self._fired_there: Tensor | None = None
         self._sums_there: Tensor | None = None
         """The same on an accelerator, for a layer that runs there."""
         self._positions = 0
-        self._native = NativeTally(self.look, self._low, self._high, self._row, self._alive, self._sums)
+        self._native = NativeTally(self.look, self._low, self._high, self._row, self._fired, self._sums)
 
     def take(self) -> tuple[Any, Any, int]:
         """What the units did, as arrays or as tensors on their device; the row is the board's to give.
 
-        The first says which were alive, for FIRED and INSIDE. The second holds for PEAKED the positions that are and
-        all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was read.
+        The first says which have fired. The second holds for INSIDE how often each unit was, for PEAKED the positions
+        that are and all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was
+        read.
         """
-        alive = self._alive if self._alive_there is None else self._alive_there
+        fired = self._fired if self._fired_there is None else self._fired_there
         sums = self._sums if self._sums_there is None else self._sums_there
         positions = self._positions
         if positions and self.look is not Look.NOTHING:
             self._clear(self._units)  # what was given away is no longer ours to write to
         self._positions = 0
-        return alive, sums, positions
+        return fired, sums, positions
 
     def add(self, tensor: Tensor, layout: Layout) -> None:
         """Take in what the layer gave at one call; nothing is kept of the tensor itself."""
@@ -147,11 +148,11 @@ class Tally:
         else:
             self._board.add(self.at, row)
 
-    def _add_units(self, alive: Tensor | None, sums: Tensor | None) -> None:
-        if alive is not None and alive.is_cpu:
-            self._alive |= alive.to(torch.uint8).numpy()
-        elif alive is not None:
-            self._alive_there = alive if self._alive_there is None else self._alive_there | alive
+    def _add_units(self, fired: Tensor | None, sums: Tensor | None) -> None:
+        if fired is not None and fired.is_cpu:
+            self._fired |= fired.to(torch.uint8).numpy()
+        elif fired is not None:
+            self._fired_there = fired if self._fired_there is None else self._fired_there | fired
         if sums is not None and sums.is_cpu:
             self._sums += sums.numpy()
         elif sums is not None:
@@ -176,7 +177,7 @@ def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor 
         return (sample != 0).any(dim=2).any(dim=0), None
     if look is Look.INSIDE:
         wide = sample.to(portable.wide(sample.device))
-        return (~((wide <= low) | (wide >= high))).any(dim=2).any(dim=0), None
+        return None, (~((wide <= low) | (wide >= high))).sum(dim=(0, 2)).to(wide.dtype)
     if look is Look.PEAKED:
         peaks = sample.amax(dim=1).to(portable.wide(sample.device))
         count = (peaks >= high).sum()

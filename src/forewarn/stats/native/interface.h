@@ -50,9 +50,9 @@ typedef struct {
     double *row;      /* [9]: count, sum, sum of squares, min, max, zeros, nonfinite, sum of cubes, of fourth powers */
     int64_t look;     /* one of LOOK_… */
     double low, high; /* what `inside` and `peaked` compare with */
-    uint8_t *alive;   /* [units]: set to 1 where one value is not zero, or lies strictly between low and high */
-    double *sums;     /* peaked [2]: positions whose largest unit reaches `high`, and all; channels [2 × units]: sum of
-                         each, then sum of squares */
+    uint8_t *fired;   /* [units]: set to 1 where a unit is not zero somewhere */
+    double *sums;     /* inside [units]: values strictly between low and high; peaked [2]: positions whose largest unit
+                         reaches `high`, and all; channels [2 × units]: sum of each, then sum of squares */
 } Tally;
 
 /* Reads every so many rows of a tensor [outer × units × inner], from the first on, and adds them to a tally. */

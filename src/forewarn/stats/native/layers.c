@@ -68,18 +68,20 @@ static void add_statistics(const Layer *layer, double *columns)
 
 /* ---- units side by side: what follows each other in memory belongs to one unit after the other ---- */
 
-static int is_mark(const Tally *tally) { return tally->look == LOOK_FOR_FIRED || tally->look == LOOK_FOR_INSIDE; }
-
-static void mark_values(const double *values, size_t length, const Tally *tally, uint8_t *alive)
+static void mark_values(const double *values, size_t length, uint8_t *fired)
 {
-    if (tally->look == LOOK_FOR_FIRED) {
-        for (size_t i = 0; i < length; i++) {
-            alive[i] |= (uint8_t)(values[i] != 0);
-        }
-    } else { /* what is not a number is not idle */
-        for (size_t i = 0; i < length; i++) {
-            alive[i] |= (uint8_t)!(values[i] <= tally->low || values[i] >= tally->high);
-        }
+    for (size_t i = 0; i < length; i++) {
+        fired[i] |= (uint8_t)(values[i] != 0);
+    }
+}
+
+/* What is not a number counts as inside: it is not stuck at an end. */
+static double is_inside(double value, const Tally *tally) { return value <= tally->low || value >= tally->high ? 0 : 1; }
+
+static void count_values(const double *values, size_t length, const Tally *tally, double *inside)
+{
+    for (size_t i = 0; i < length; i++) {
+        inside[i] += is_inside(values[i], tally);
     }
 }
 
@@ -106,16 +108,18 @@ static void add_row_of_units(const Layer *layer, int64_t row, const Tally *tally
     const char *values = plane(layer, row, 0);
     for (size_t at = 0; at < units; at += PIECE) {
         size_t length = smaller(units - at, PIECE);
-        if (is_mark(tally) && !memchr(tally->alive + at, 0, length)) {
-            continue; /* all of them are known to be alive, as in a healthy layer after a few rows */
+        if (tally->look == LOOK_FOR_FIRED && !memchr(tally->fired + at, 0, length)) {
+            continue; /* all of them are known to have fired, as in a healthy layer after a few rows */
         }
         widen(layer->dtype, values + at * element_size(layer->dtype), length, wide);
         if (tally->look == LOOK_AT_CHANNELS) {
             add_values(wide, length, tally->sums + at, tally->sums + units + at);
         } else if (tally->look == LOOK_FOR_PEAKED) {
             peak = largest(wide, length, peak);
+        } else if (tally->look == LOOK_FOR_INSIDE) {
+            count_values(wide, length, tally, tally->sums + at);
         } else {
-            mark_values(wide, length, tally, tally->alive + at);
+            mark_values(wide, length, tally->fired + at);
         }
     }
     if (tally->look == LOOK_FOR_PEAKED) {
@@ -126,14 +130,18 @@ static void add_row_of_units(const Layer *layer, int64_t row, const Tally *tally
 
 /* ---- units in planes: a stretch of memory belongs to one unit ---- */
 
-static int is_alive(const double *values, size_t length, const Tally *tally)
+static void count_plane(const Layer *layer, int64_t row, int64_t unit, const Tally *tally)
 {
-    uint8_t any = 0, alive[PIECE] = {0};
-    mark_values(values, length, tally, alive);
-    for (size_t i = 0; i < length; i++) {
-        any |= alive[i];
+    double wide[PIECE];
+    size_t inner = (size_t)layer->inner;
+    const char *values = plane(layer, row, unit);
+    for (size_t at = 0; at < inner; at += PIECE) {
+        size_t length = smaller(inner - at, PIECE);
+        widen(layer->dtype, values + at * element_size(layer->dtype), length, wide);
+        for (size_t i = 0; i < length; i++) {
+            tally->sums[unit] += is_inside(wide[i], tally);
+        }
     }
-    return any;
 }
 
 static void mark_plane(const Layer *layer, int64_t row, int64_t unit, const Tally *tally)
@@ -141,10 +149,12 @@ static void mark_plane(const Layer *layer, int64_t row, int64_t unit, const Tall
     double wide[PIECE];
     size_t inner = (size_t)layer->inner;
     const char *values = plane(layer, row, unit);
-    for (size_t at = 0; at < inner && !tally->alive[unit]; at += PIECE) {
+    for (size_t at = 0; at < inner && !tally->fired[unit]; at += PIECE) {
         size_t length = smaller(inner - at, PIECE);
         widen(layer->dtype, values + at * element_size(layer->dtype), length, wide);
-        tally->alive[unit] = (uint8_t)is_alive(wide, length, tally);
+        for (size_t i = 0; i < length; i++) {
+            tally->fired[unit] |= (uint8_t)(wide[i] != 0);
+        }
     }
 }
 
@@ -191,6 +201,8 @@ static void add_planes(const Layer *layer, int64_t row, const Tally *tally)
     for (int64_t unit = 0; unit < layer->units; unit++) {
         if (tally->look == LOOK_AT_CHANNELS) {
             add_plane(layer, row, unit, tally);
+        } else if (tally->look == LOOK_FOR_INSIDE) {
+            count_plane(layer, row, unit, tally);
         } else {
             mark_plane(layer, row, unit, tally);
         }

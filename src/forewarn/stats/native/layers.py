@@ -21,7 +21,7 @@ class _Tally(ctypes.Structure):
         ("look", ctypes.c_int64),
         ("low", ctypes.c_double),
         ("high", ctypes.c_double),
-        ("alive", ctypes.c_void_p),
+        ("fired", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
     )
 
@@ -37,11 +37,11 @@ class NativeTally:
         low: float,
         high: float,
         row: NDArray[np.float64],
-        alive: NDArray[np.uint8],
+        fired: NDArray[np.uint8],
         sums: NDArray[np.float64],
     ) -> None:
-        self._arrays = (row, alive, sums)
-        self._made = _Tally(row.ctypes.data, look, low, high, alive.ctypes.data, sums.ctypes.data)
+        self._arrays = (row, fired, sums)
+        self._made = _Tally(row.ctypes.data, look, low, high, fired.ctypes.data, sums.ctypes.data)
         self._address = ctypes.addressof(self._made)
 
     def add(self, tensor: Tensor, layout: Sequence[int], path: str | None = None) -> None:
