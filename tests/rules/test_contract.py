@@ -21,7 +21,8 @@ from tests.rules.runs import facts, fired
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
-    "L": {"loss"}, "G": {"gradients"}, "U": {"updates"}, "W": {"weights"}, "A": {"activations", "attention", "gain"},
+    "L": {"loss"}, "G": {"gradients"}, "U": {"updates"}, "W": {"weights"},
+    "A": {"activations", "attention", "gain", "logits", "router"},
     "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
 }  # fmt: skip
 EXAMPLES = [

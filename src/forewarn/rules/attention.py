@@ -68,7 +68,8 @@ def _stays_below(entropy: Panel, config: AttentionEntropyCollapse) -> Bools:
     """Which scopes have been at or below the bound for long enough."""
     if len(entropy) < config.checks:
         return np.zeros(len(entropy.scopes), np.bool_)
-    return np.logical_and.reduce(entropy.values[-config.checks :] <= np.float32(config.entropy), axis=0)
+    below: Bools = np.logical_and.reduce(entropy.values[-config.checks :] <= np.float32(config.entropy), axis=0)
+    return below
 
 
 def _has(layers: Panel, heads: Panel, which: Bools) -> Bools:

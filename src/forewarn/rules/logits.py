@@ -16,7 +16,7 @@ from forewarn.types import Finding
 
 @rule(
     "A108", "output-logit-drift", reads=("activation/log_z",), hold=3, keep=200,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104"),
+    explains=("L101", "G101"),
     remedies=(
         advise("add_z_loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
                weight=1e-4),

@@ -51,7 +51,7 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
 
 @rule(
     "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
-    explains=("L101", "L102", "L103", "G102", "G104", "W103", "A102", "A103"),
+    explains=("L101", "L102", "L103", "G102", "G104", "W103", "A102", "A103", "A106", "A107", "A108"),
     remedies=(
         lower_lr(0.3),
         roll_back(),
