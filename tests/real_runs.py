@@ -451,3 +451,54 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "X103": forward_that_is_bypassed,
 }
 """By the code of the rule that must name it first; X102 and X104 are no faults of a run, and tested elsewhere."""
+
+
+def sparse_units(run: Path) -> forewarn.Monitor:
+    """Biases below zero: half to four fifths of the values are zero, and nearly every unit fires on something."""
+    it = Breakable(run, MLP([16, 256, 256, 5]))
+    with torch.no_grad():
+        for linear in it.linears()[:-1]:
+            linear.bias.fill_(-0.3)
+    return it.train(200)
+
+
+def bounded_units(run: Path) -> forewarn.Monitor:
+    return Breakable(run, MLP([16, 64, 64, 5], activation=nn.Tanh)).train(200)
+
+
+def head_that_starts_at_zero(run: Path) -> forewarn.Monitor:
+    """Logits that grow from nothing."""
+    it = Breakable(run)
+    with torch.no_grad():
+        it.linears()[-1].weight.zero_()
+        it.linears()[-1].bias.zero_()
+    return it.train(200)
+
+
+def much_dropout(run: Path) -> forewarn.Monitor:
+    layers = [nn.Linear(16, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 128), nn.ReLU(), nn.Dropout(0.5)]
+    return Breakable(run, nn.Sequential(*layers, nn.Linear(128, 5))).train(200)
+
+
+def two_classes_learned_well(run: Path) -> forewarn.Monitor:
+    """All that tells two classes apart lies on one line in the end."""
+    it = Breakable(run, MLP([16, 64, 64, 2]), lr=5e-3)
+    batches = it.batches
+    it.batches = ((inputs, (targets > 2).long()) for inputs, targets in batches)
+    return it.train(400)
+
+
+def batch_norm_frozen_on_purpose(run: Path) -> forewarn.Monitor:
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    model[1].requires_grad_(False).eval()
+    return Breakable(run, model).train(200)
+
+
+TWINS: dict[str, Callable[[Path], forewarn.Monitor]] = {
+    each.__name__: each
+    for each in (
+        sparse_units, bounded_units, head_that_starts_at_zero, much_dropout, two_classes_learned_well,
+        batch_norm_frozen_on_purpose,
+    )
+}  # fmt: skip
+"""Healthy runs that look like a fault of their layers at first sight."""
