@@ -258,7 +258,7 @@ class Monitor:
                     reading.scopes,
                     np.asarray(reading.values, dtype=np.float32).reshape(len(reading.scopes)),
                 )
-                for reading in readings
+                for reading in _joined(readings)
             ]
 
     def _troubles(self) -> Iterator[Reading]:
@@ -308,6 +308,22 @@ class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user
 
 def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading]:
     return list(pending.decode(arrays))
+
+
+def _joined(readings: Iterable[Reading]) -> list[Reading]:
+    """One reading per metric: several probes may each say of their own that it is unavailable."""
+    found: dict[str, Reading] = {}
+    apart: list[Reading] = []
+    for reading in readings:
+        known = found.get(reading.name)
+        if known is None:
+            found[reading.name] = reading
+        elif set(known.scopes).isdisjoint(reading.scopes):
+            scopes = known.scopes + reading.scopes
+            found[reading.name] = Reading(reading.name, scopes, np.append(known.values, reading.values))
+        else:
+            apart.append(reading)  # logged under the name of another's, which comes last and counts
+    return [*found.values(), *apart]
 
 
 def to_tensors(tree: Any) -> Any:

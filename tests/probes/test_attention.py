@@ -469,6 +469,16 @@ def test_compiled_attention_is_unavailable_and_never_compiled_anew(watch):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_everything_that_compiled_code_hides_is_told_of_at_the_same_step(watch):
+    model = GPT(GPTConfig(vocab_size=7, context=12, depth=2, heads=2, width=8))
+    for block in model.blocks:
+        block.compile(backend="eager")
+    monitor = one_step(model, watch, ((TOKENS,), {}))
+    hidden = {alert.scope for alert in monitor.alerts if alert.name == "unavailable"}
+    assert {"attention/entropy", "activation/mean"} <= hidden
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model_without_attention_has_nothing_to_tell(watch):
     model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), backend="eager")
     monitor = one_step(model, watch, ((torch.randn(2, 8),), {}))
