@@ -463,6 +463,123 @@ def dual_task_lstm(seed: int, run: Path, **settings: Any) -> DualTaskLSTM:
     return model.fit(data.sequences, data.types, data.starts, data.ends, result_dir=run.parent, **given)
 
 
+def bias_far_below_zero(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    with torch.no_grad():
+        it.linears()[1].bias.fill_(-10.0)
+    return it.train(60)
+
+
+def features_that_nobody_scaled(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, MLP([16, 64, 64, 5], activation=nn.Tanh))
+    it.change_batch = lambda step, inputs: inputs * 1000
+    return it.train(60)
+
+
+def weights_ten_times_too_large(run: Path) -> forewarn.Monitor:
+    it = Breakable(run, MLP([16, *[64] * 6, 5]))
+    with torch.no_grad():
+        for linear in it.linears():
+            linear.weight.mul_(10.0)
+    return it.train(60)
+
+
+def one_sample_repeated_in_every_batch(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+    it.change_batch = lambda step, inputs: inputs[:1].expand_as(inputs)
+    return it.train(60)
+
+
+def evaluation_mode_left_on(run: Path) -> forewarn.Monitor:
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    it = Breakable(run, model)
+
+    def evaluate(step: int) -> None:
+        if step == WHEN - 20:
+            it.model.eval()
+
+    it.before_step = evaluate
+    return it.train()
+
+
+class _Gain(nn.Module):
+    """Multiplies the queries of an attention, as a temperature does."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.factor = 1.0
+
+    def forward(self, query: Tensor) -> Tensor:
+        return self.factor * self.norm(query)
+
+
+def gpt_with_gain(run: Path, **shape: Any) -> tuple[Breakable, list[_Gain]]:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{"context": 32, "depth": 2, "heads": 2, "width": 48, **shape}))
+    gains = []
+    for block in model.blocks:
+        block.attention.query_norm = _Gain(block.attention.query_norm)
+        gains.append(block.attention.query_norm)
+    it = Breakable(run, model)
+    it.batches = iter(TokenBatches(stdlib_text(400_000), batch_size=8, context=32, seed=0))
+    return it, gains
+
+
+def temperature_far_too_low(run: Path) -> forewarn.Monitor:
+    it, gains = gpt_with_gain(run, heads=6, qk_norm=True)  # normalised: logits end at 33 · √8, and do not grow
+    for gain in gains:
+        gain.factor = 33.0
+    return it.train(60)
+
+
+def query_gain_that_grows(run: Path) -> forewarn.Monitor:
+    it, gains = gpt_with_gain(run)
+
+    def grow(step: int) -> None:
+        gains[1].factor = 1.1 ** max(0, step - 20)
+
+    it.before_step = grow
+    return it.train(120)
+
+
+def output_bias_that_drifts(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def drift(step: int) -> None:
+        with torch.no_grad():
+            it.linears()[-1].bias.add_(1.0)
+
+    it.before_step = drift
+    return it.train(100)
+
+
+class Mixture(nn.Module):
+    """A classifier of four experts, of which each sample goes to one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.experts = nn.ModuleList(MLP([16, 32, 32]) for _ in range(4))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        weights = self.router(features).softmax(-1)
+        best, chosen = weights.max(-1, keepdim=True)
+        every = torch.stack([expert(features) for expert in self.experts], dim=1)
+        logits: Tensor = self.head(best * every.gather(1, chosen.unsqueeze(-1).expand(-1, 1, 32)).squeeze(1))
+        return logits
+
+
+def router_that_avoids_an_expert(run: Path) -> forewarn.Monitor:
+    torch.manual_seed(0)
+    it = Breakable(run, Mixture())
+    it.config = forewarn.Config(router="router$")
+    with torch.no_grad():
+        it.model.router.bias[2] = -10.0
+    return it.train(60)
+
+
 FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L101": nan_in_a_batch,
     "L102": one_absurd_batch,
@@ -496,7 +613,67 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "T101": one_task_weighs_four_times_the_other,
     "T102": one_task_weighs_a_thousandth,
     "T103": two_tasks_that_want_the_opposite,
+    "A101": bias_far_below_zero,
+    "A102": features_that_nobody_scaled,
+    "A103": weights_ten_times_too_large,
+    "A104": one_sample_repeated_in_every_batch,
+    "A105": evaluation_mode_left_on,
+    "A106": temperature_far_too_low,
+    "A107": query_gain_that_grows,
+    "A108": output_bias_that_drifts,
+    "A109": router_that_avoids_an_expert,
     "X101": probe_that_raises,
     "X103": forward_that_is_bypassed,
 }
 """By the code of the rule that must name it first; X102 and X104 are no faults of a run, and tested elsewhere."""
+
+
+def sparse_units(run: Path) -> forewarn.Monitor:
+    """Biases below zero: half to four fifths of the values are zero, and nearly every unit fires on something."""
+    it = Breakable(run, MLP([16, 256, 256, 5]))
+    with torch.no_grad():
+        for linear in it.linears()[:-1]:
+            linear.bias.fill_(-0.3)
+    return it.train(200)
+
+
+def bounded_units(run: Path) -> forewarn.Monitor:
+    return Breakable(run, MLP([16, 64, 64, 5], activation=nn.Tanh)).train(200)
+
+
+def head_that_starts_at_zero(run: Path) -> forewarn.Monitor:
+    """Logits that grow from nothing."""
+    it = Breakable(run)
+    with torch.no_grad():
+        it.linears()[-1].weight.zero_()
+        it.linears()[-1].bias.zero_()
+    return it.train(200)
+
+
+def much_dropout(run: Path) -> forewarn.Monitor:
+    layers = [nn.Linear(16, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 128), nn.ReLU(), nn.Dropout(0.5)]
+    return Breakable(run, nn.Sequential(*layers, nn.Linear(128, 5))).train(200)
+
+
+def two_classes_learned_well(run: Path) -> forewarn.Monitor:
+    """All that tells two classes apart lies on one line in the end."""
+    it = Breakable(run, MLP([16, 64, 64, 2]), lr=5e-3)
+    batches = it.batches
+    it.batches = ((inputs, (targets > 2).long()) for inputs, targets in batches)
+    return it.train(400)
+
+
+def batch_norm_frozen_on_purpose(run: Path) -> forewarn.Monitor:
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    model[1].requires_grad_(False).eval()
+    return Breakable(run, model).train(200)
+
+
+TWINS: dict[str, Callable[[Path], forewarn.Monitor]] = {
+    each.__name__: each
+    for each in (
+        sparse_units, bounded_units, head_that_starts_at_zero, much_dropout, two_classes_learned_well,
+        batch_norm_frozen_on_purpose,
+    )
+}  # fmt: skip
+"""Healthy runs that look like a fault of their layers at first sight."""

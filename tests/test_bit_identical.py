@@ -6,7 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import forewarn
 from forewarn.trainer.data import TokenBatches, stdlib_text
 from forewarn.trainer.gpt import GPT, GPTConfig
 
@@ -92,6 +95,52 @@ def train_two_tasks(watch, weights, steps=60):
 def test_several_tasks_are_bit_identical_to_their_sum_written_by_hand(watch, weights):
     bare = train_two_tasks(None, weights)
     watched = train_two_tasks(watch, weights)
+    assert bare[0] == watched[0]
+    assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
+    assert torch.equal(bare[2], watched[2])
+
+
+class Mixed(nn.Module):
+    """Every kind of layer that is looked into: convolutions, norms, bounded and rectified units, attention, dropout."""
+
+    def __init__(self, checkpointing: bool | None):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
+        self.block = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8))
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.head = nn.Sequential(nn.Sigmoid(), nn.Dropout(0.1), nn.Linear(8, 3))
+        self.reentrant = checkpointing
+
+    def forward(self, x):
+        x = self.stem(x).transpose(1, 2)
+        x = self.block(x) if self.reentrant is None else checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return self.head(x + self.attention(x, x, x)[0])
+
+
+def train_mixed(watch, how: str, steps: int = 25):
+    torch.manual_seed(0)
+    model = Mixed({"checkpointed": False, "checkpointed-reentrant": True}.get(how))
+    called = torch.compile(model, backend="eager") if how == "compiled" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = watch(called, optimizer, every=3, config=forewarn.Config(modules="block")) if watch else None
+    losses = []
+    for _ in range(steps):
+        for _ in range(3 if how == "accumulated" else 1):
+            loss = called(torch.randn(4, 1, 12)).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor:
+            monitor.step(loss)
+        losses.append(loss.item())
+    if monitor:
+        assert monitor._loop.failures == {}
+    return losses, model.state_dict(), torch.get_rng_state()
+
+
+@pytest.mark.parametrize("how", ["plain", "accumulated", "checkpointed", "checkpointed-reentrant", "compiled"])
+def test_looking_into_every_kind_of_layer_changes_no_bit(how, watch):
+    bare, watched = train_mixed(None, how), train_mixed(watch, how)
     assert bare[0] == watched[0]
     assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
     assert torch.equal(bare[2], watched[2])

@@ -7,7 +7,7 @@ from forewarn.diagnosis import replay
 from forewarn.rules import all_rules
 from forewarn.types import Severity
 from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
-from tests.real_runs import FAULTS, KINDS, dual_task_lstm, healthy
+from tests.real_runs import FAULTS, KINDS, TWINS, dual_task_lstm, healthy
 
 EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS}
 
@@ -40,6 +40,20 @@ def test_every_rule_has_a_fault_or_a_test_of_its_own():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_healthy_run_raises_no_warning(kind, tmp_path):
     assert warnings_of(healthy(kind, 0, tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_healthy_run_that_looks_faulty_at_first_sight_raises_no_warning(twin, tmp_path):
+    assert warnings_of(TWINS[twin](tmp_path / "run")) == []
+
+
+def test_a_sparse_layer_is_not_a_dead_one(tmp_path):
+    monitor = TWINS["sparse_units"](tmp_path / "run")
+    zeros = monitor.history.series("activation/zero_fraction", "layers.3").values
+    assert len(zeros) > 40
+    assert zeros.max() > 0.8
+    assert zeros.min() > 0.5
+    assert (monitor.history.panel("activation/dead_fraction").last < 0.3).all()
 
 
 @pytest.mark.slow

@@ -17,16 +17,22 @@ from forewarn import __version__
 from forewarn.actions import Policy
 from forewarn.config import Config
 from forewarn.monitor import Monitor
+from forewarn.probes.activations import ActivationProbe
+from forewarn.probes.attention import AttentionProbe
 from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gain import GainProbe
 from forewarn.probes.gradients import GradientProbe
+from forewarn.probes.logits import LogitsProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
 from forewarn.probes.lr import LearningRateProbe
 from forewarn.probes.metrics import MetricsProbe
 from forewarn.probes.module_monitor.metrics import Metric
+from forewarn.probes.normalization import BatchNormProbe
 from forewarn.probes.parameters import Roster, block_names, unwrapped
 from forewarn.probes.probe import Probe
+from forewarn.probes.representation import RepresentationProbe
+from forewarn.probes.router import RouterProbe
 from forewarn.probes.speed import SpeedProbe, Stopwatch
 from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
@@ -171,8 +177,19 @@ def _probes(
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
         MetricsProbe(roster, stepping, metrics), TaskProbe(roster, scaler),
-        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
+        EvaluationProbe(loss, change=plateau.change, window=plateau.window), LogitsProbe(roster.called),
     ]  # fmt: skip
+    if config.activations:
+        everything.append(ActivationProbe(
+            roster, modules=config.modules, rows=config.activation_rows,
+            window=thresholds.dead_units.window, least_positions=thresholds.dead_units.positions,
+            saturated_from=thresholds.saturated_units.level,
+        ))  # fmt: skip
+        everything += [RepresentationProbe(roster), BatchNormProbe(roster)]
+    if config.attention:
+        everything.append(AttentionProbe(roster.called, stopwatch))
+    if config.router:
+        everything.append(RouterProbe(roster.called, config.router, config.router_top_k))
     return {probe.name: probe for probe in everything}
 
 

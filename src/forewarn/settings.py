@@ -1,10 +1,11 @@
-"""What every settings class has: values checked when they are made, and read from plain mappings."""
+"""What a settings class is: a dataclass that checks its values when it is made, and reads them from plain mappings."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
@@ -14,6 +15,11 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 def between(default: Any, low: float, high: float = math.inf) -> Any:
     """A numeric field that must lie in [low, high]."""
     return field(default=default, metadata={"low": low, "high": high})
+
+
+def pattern(default: str = "") -> Any:
+    """A field that holds a regular expression."""
+    return field(default=default, metadata={"pattern": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,11 @@ def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> 
             raise TypeError(f"{name} must be a tuple of strings, not {value!r}")
     elif not isinstance(value, get_origin(kind) or kind):
         raise TypeError(f"{name} must be a {(get_origin(kind) or kind).__name__}, not {value!r}")
+    if each.metadata.get("pattern"):
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{name} must be a regular expression, but {value!r} is none: {error}") from error
     low, high = each.metadata.get("low", -math.inf), each.metadata.get("high", math.inf)
     if kind in (int, float) and not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

@@ -102,6 +102,15 @@ _SHAPE_IN_WORDS = {
 }
 
 
+class BatchNormState(IntEnum):
+    """What a batch normalisation does with its running statistics; the value of `activation/batchnorm_state`."""
+
+    FOLLOWS = 0
+    IN_EVALUATION = 1
+    STANDS_STILL = 2
+    ON_PURPOSE = 3
+
+
 class Reason(IntEnum):
     """Why a reading is unavailable. The value is what `monitor/unavailable` records, scoped by the metric's name."""
 
@@ -113,6 +122,7 @@ class Reason(IntEnum):
     COMPILED = 5
     NO_FORWARD_SEEN = 6
     UNEVEN_SCALE = 7
+    EVALUATION_MODE = 8
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
@@ -135,6 +145,7 @@ _REASON_IN_WORDS = {
     Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
     Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
     Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
+    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
 }
 
 

@@ -69,7 +69,8 @@ def test_contenders_are_chosen_by_name_and_by_group():
     assert [contender.name for contender in chosen("all")] == names
     assert [contender.name for contender in chosen("wandb")] == ["bare", "wandb"]
     assert [contender.name for contender in chosen("forewarn, pulsegrad")] == [
-        "bare", "bare-again", "forewarn-every-step", "forewarn-default", "forewarn-full", "pulsegrad",
+        "bare", "bare-again", "forewarn-every-step", "forewarn-default", "forewarn-full",
+        "forewarn-activations", "pulsegrad",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no contender 'wnadb'; there are all"):
         chosen("wnadb")

@@ -55,7 +55,14 @@ def test_json_holds_every_figure_and_nothing_else_is_printed(forewarn: Call) -> 
     (workload,) = found["workloads"]
     assert (workload["num_parameters"], workload["num_tensors"], workload["rounds"]) == (8, 2, 2)
     names = [cost["name"] for cost in workload["costs"]]
-    assert names == ["bare", "bare-again", "forewarn-every-step", "forewarn-default", "forewarn-full"]
+    assert names == [
+        "bare",
+        "bare-again",
+        "forewarn-every-step",
+        "forewarn-default",
+        "forewarn-full",
+        "forewarn-activations",
+    ]
     assert workload["costs"][0]["added_share"] == {"median": 0.0, "low": 0.0, "high": 0.0}
     assert all(cost["syncs"] == 0 for cost in workload["costs"])
     assert workload["judging"]["measured"]["median"] > 0

@@ -22,7 +22,7 @@ from tests.rules.runs import facts, fired
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
     "L": {"loss", "learning"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
-    "A": {"activations", "attention"},
+    "A": {"activations", "attention", "logits", "router"},
     "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
 }  # fmt: skip
 EXAMPLES = [

@@ -199,6 +199,49 @@ static void check_sampling(const Tensors *tensors)
     free(moved);
 }
 
+/* One tensor as [outer × units × inner] in several shapes, read whole and in every third row, looked at in every way. */
+static void check_layer(const void *data, int64_t length, int dtype, int64_t units, int64_t inner, int64_t every)
+{
+    enum { MOMENTS = 9 };
+    int64_t outer = length / (units * inner), num_read = (outer + every - 1) / every * units * inner;
+    for (int look = LOOK_AT_NOTHING; look <= LOOK_AT_CHANNELS; look++) {
+        double first[MOMENTS] = {0};
+        for (int path = 0; forewarn_path_name(path); path++) {
+            double *row = allocate(MOMENTS * sizeof *row), *sums = allocate(2 * (size_t)units * sizeof *sums);
+            uint8_t *fired = allocate((size_t)units);
+            memset(row, 0, MOMENTS * sizeof *row);
+            memset(sums, 0, 2 * (size_t)units * sizeof *sums);
+            memset(fired, 0, (size_t)units);
+            Tally tally = {row, look, 0.25, 1.75, fired, sums};
+            expect(forewarn_add_layer(&tally, data, outer, units, inner, every, dtype, path) == DONE, "added");
+            expect((int64_t)row[0] == num_read, "every row that is due is read");
+            expect(path == 0 || memcmp(row, first, sizeof first) == 0, "the same moments");
+            expect(look != LOOK_FOR_PEAKED || (int64_t)sums[1] * units == num_read, "every position is counted");
+            memcpy(first, row, sizeof first);
+            free(row);
+            free(sums);
+            free(fired);
+        }
+    }
+}
+
+static void check_layers(const Tensors *tensors)
+{
+    for (int64_t i = 0; i < tensors->num_tensors; i++) {
+        int64_t units[] = {1, 3, 300, tensors->lengths[i]}, inner[] = {1, 1, 7, 257};
+        for (int k = 0; k < 4 && tensors->lengths[i] < 20000; k++) {
+            for (int j = 0; j < 4 && units[k]; j++) {
+                for (int64_t every = 1; every <= 3; every += 2) {
+                    check_layer(tensors->data[i], tensors->lengths[i], tensors->dtypes[i], units[k], inner[j], every);
+                }
+            }
+        }
+    }
+    Tally nothing = {0};
+    expect(forewarn_add_layer(&nothing, NULL, 0, 5, 1, 1, 0, 0) == DONE, "an empty layer adds nothing");
+    expect(forewarn_add_layer(&nothing, NULL, 0, 5, 1, 1, 0, 99) == NO_SUCH_PATH, "no such path");
+}
+
 int main(void)
 {
     expect(forewarn_interface_version() == INTERFACE_VERSION, "the version of these sources");
@@ -206,6 +249,7 @@ int main(void)
         Tensors tensors = make_tensors(wild);
         check_measure(&tensors);
         check_sampling(&tensors);
+        check_layers(&tensors);
         free_tensors(&tensors);
     }
     for (int path = 0; forewarn_path_name(path); path++) {

@@ -99,6 +99,20 @@ def test_every_column_and_every_bin_equals_numpy_in_double_precision(size, dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_third_and_fourth_powers_are_two_more_columns_beside_the_same_others(dtype):
+    tensors = [normal(size, dtype, seed=size) for size in (0, 5, 1025, 3 * 16384 + 5)]
+    tensors[2][7] = float("nan")
+    rows, _ = cuda.measure(tensors, powers=True)
+    np.testing.assert_array_equal(rows[:, : len(COLUMNS)].cpu(), cuda.measure(tensors)[0].cpu())
+    for row, tensor in zip(rows.cpu().numpy(), tensors, strict=True):
+        values = in_double(tensor)
+        finite = values[np.isfinite(values)]
+        for column, power in ((7, 3), (8, 4)):
+            size = (np.abs(finite) ** power).sum()
+            np.testing.assert_allclose(row[column], math.fsum(finite**power), rtol=0, atol=1e-13 * size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tensor_of_any_size_is_read_to_its_end_and_not_beyond(dtype):
     surrounded = normal(sum(SIZES) + len(SIZES), dtype)
     tensors, at = [], 1

@@ -1,4 +1,4 @@
-"""forewarn as a contender: what it does on every step, at its default schedule, and in full on every step."""
+"""forewarn as a contender: what it does on every step, at its default schedule, in full, and with all layers."""
 
 from __future__ import annotations
 
@@ -45,9 +45,13 @@ class Forewarn(Contender):
     A warning does not make it measure more here, so that every step is of the kind that it stands for.
     """
 
-    def __init__(self, name: str, description: str, due: Callable[[Turn, int], bool], period: int = 1) -> None:
+    def __init__(
+        self, name: str, description: str, due: Callable[[Turn, int], bool], period: int = 1, *, inside: bool = True
+    ) -> None:
         self.name, self.description, self.period = name, description, period
         self._due = due
+        self._inside = inside
+        """Whether it looks inside the model while the forward pass runs."""
         self._monitor: Monitor | None = None
         self.judging: dict[bool, list[float]] = {True: [], False: []}
         """Seconds of judging, by whether the step was measured in detail."""
@@ -63,7 +67,7 @@ class Forewarn(Contender):
             training.optimizer,
             turn.directory / "run",
             every=lambda step: self._due(turn, step % turn.num_steps),
-            config=Config(escalation_steps=0),
+            config=Config(escalation_steps=0, activations=self._inside, attention=self._inside),
             views=[],
             resume=True,
         )
@@ -88,7 +92,7 @@ class Forewarn(Contender):
 
 
 def tiers() -> list[Forewarn]:
-    """The three ways to run forewarn, from the cheapest to the dearest."""
+    """The four ways to run forewarn, from the cheapest to the dearest."""
     every = Schedule().every
     return [
         Forewarn(
@@ -98,13 +102,19 @@ def tiers() -> list[Forewarn]:
         ),
         Forewarn(
             "forewarn-default",
-            f"the same, and on one step in {every} gradient, weight and update of every tensor",
+            f"the same, and on one step in {every} gradient, weight and update of every tensor, and every layer",
             lambda turn, step: turn.is_rare(step),
             period=every,
         ),
         Forewarn(
             "forewarn-full",
             "gradient, weight and update of every tensor on every step, recorded and judged",
+            lambda turn, step: True,
+            inside=False,
+        ),
+        Forewarn(
+            "forewarn-activations",
+            "the same, and on every step what every layer gives: activations, units, attention",
             lambda turn, step: True,
         ),
     ]

@@ -69,6 +69,7 @@ def command(
       forewarn-every-step     loss, lr, gradient norm and time on every step
       forewarn-default        and every tensor on one step in 100
       forewarn-full           every tensor on every step
+      forewarn-activations    and what every layer gives
       torch-module-monitor, wandb, tensorboard-scalars, tensorboard-histograms,
       optimizer-metrics, torchmortem, trainscope, pulsegrad
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forewarn.probes.hooks import Hook
 from forewarn.probes.parameters import clean_name, unwrapped
 from forewarn.probes.probe import Followed, Place, Probe
+from forewarn.probes.unseen import unseen
 
 if TYPE_CHECKING:
     from forewarn.probes.loop import Loop
@@ -54,7 +55,7 @@ class ForwardPass:
         def seen(module: nn.Module, *what: Any) -> None:
             recomputed = torch._C._current_graph_task_id() != -1
             if self._handles and not recomputed and probe in self._loop.probes:
-                with self._loop.stopwatch:
+                with self._loop.stopwatch, unseen():
                     for each in self._loop.guard(probe, target, *what) or ():
                         each.tensor.register_hook(Hook(self._guarded(probe, each.reached)))
 

@@ -51,6 +51,7 @@ class Loop:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._end_forward(None)
 
     def collect(self) -> list[tuple[Probe, Pending]]:
         """The readings of the step that ends now, each ready to travel."""
@@ -94,15 +95,20 @@ class Loop:
         return stepped
 
     def _forward_begins(self, module: nn.Module, args: Any) -> None:
-        if self.measured and module.training and torch.is_grad_enabled():
-            with self.stopwatch:
+        with self.stopwatch:
+            self._end_forward(None)
+            if self.measured and module.training and torch.is_grad_enabled():
                 self._forward = ForwardPass(self)
 
-    def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_forward(self, output: Any) -> None:
+        """Take the hooks of a pass off; one that was interrupted from the keyboard is still on when the next comes."""
         if self._forward is not None:
-            with self.stopwatch:
-                over, self._forward = self._forward, None
-                over.end(output)
+            over, self._forward = self._forward, None
+            over.end(output)
+
+    def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        with self.stopwatch:
+            self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures:
             return
         try:

@@ -29,7 +29,7 @@ from forewarn.types import Facts, Finding, Severity
 @rule(
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "W101"),
+    explains=("L101", "W101", "A103"),
     remedies=(
         skip_batch("a step with these gradients destroys the weights that they reach"),
         roll_back(),

@@ -84,7 +84,10 @@ def frozen_weight(causes: Panel, ratios: Panel, config: FrozenWeight) -> Iterato
 @rule(
     "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
-    explains=("L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104"),
+    explains=(
+        "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104",
+        "A101", "A102", "A103", "A104", "A106", "A107", "A108",
+    ),
     remedies=(
         lower_lr(0.3, "an update of about a thousandth of the weights per step is what trains well"),
         warm_up(),
@@ -185,6 +188,7 @@ def update_ratio_low(
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
         "G106", "G110", "G111",
+        "A101", "A102", "A103", "A104", "A106", "A107", "A108",
     ),
     remedies=(
         restore_lr(),

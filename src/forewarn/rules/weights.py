@@ -24,7 +24,7 @@ from forewarn.types import Facts, Finding, Severity
 
 @rule(
     "W101", "non-finite-weight", reads=("weight/nonfinite",), per_scope=True, keep=100,
-    explains=("L101", "G101", "W104"),
+    explains=("L101", "G101", "W104", "A103"),
     remedies=(
         roll_back("no later step repairs a weight that is not a number, nor the optimizer's moments of it"),
         stop(),
@@ -51,7 +51,9 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
 
 @rule(
     "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
-    explains=("L101", "L102", "L103", "G102", "G104", "G106", "G110", "G111", "W103"),
+    explains=(
+        "L101", "L102", "L103", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106", "A107", "A108",
+    ),
     remedies=(
         lower_lr(0.3),
         roll_back(),
@@ -135,7 +137,7 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> I
 
 @rule(
     "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite"), per_scope=True, hold=3, keep=200,
-    explains=("G103", "G105", "G106", "U102", "W103"),
+    explains=("G103", "G105", "G106", "U102", "W103", "A104"),
     remedies=(
         lower_weight_decay(0.1),
         advise("exempt_from_decay", "a tensor that gets little gradient is decayed to nothing", scope_is="parameter"),

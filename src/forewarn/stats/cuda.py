@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.stats.engine import COLUMNS, LOWEST_EXPONENT, NUM_BINS
+from forewarn.stats.engine import COLUMNS, LOWEST_EXPONENT, MOMENTS, NUM_BINS
 from forewarn.stats.memory import is_dense
 
 BLOCK = 4096
@@ -34,9 +34,6 @@ _COMBINED = 256
 
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 """128 threads; and only what the kernel says is fused, so that the numbers do not depend on a default of Triton's."""
-
-_NUM_PARTIALS = len(COLUMNS) - 1
-"""Every column but `count`, which is known beforehand."""
 
 _OLDEST_CAPABILITY = (7, 0)
 """Compute capability below which Triton does not compile (Volta is 7.0)."""
@@ -90,8 +87,10 @@ def supports(tensor: Tensor) -> bool:
     )
 
 
-def measure(tensors: Sequence[Tensor], histogram_every: int = 0) -> tuple[Tensor, Tensor | None]:
+def measure(tensors: Sequence[Tensor], histogram_every: int = 0, powers: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows [n × columns] in double precision and histograms [n × 2 × bins] in int64, on the one device of the tensors.
+
+    With `powers` the columns are `MOMENTS`, otherwise `COLUMNS`.
 
     Histograms are of every value with `histogram_every=1`, of every k-th block of 4096 values of a tensor with k,
     and not made with 0. Nothing waits for the device: addresses travel with the table from pinned memory.
@@ -106,17 +105,19 @@ def measure(tensors: Sequence[Tensor], histogram_every: int = 0) -> tuple[Tensor
     device = devices.pop()
     plan = _plan(tuple(tensor.numel() for tensor in tensors), tuple(tensor.dtype for tensor in tensors))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return _launch(plan, _on_device(plan, tensors, device), len(tensors), histogram_every)
+        return _launch(plan, _on_device(plan, tensors, device), len(tensors), histogram_every, powers)
 
 
-def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int) -> tuple[Tensor, Tensor | None]:
+def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int, powers: bool) -> tuple[Tensor, Tensor | None]:
     import triton.language as tl
 
     from forewarn.stats import cuda_kernels
 
     device = table.device
-    partials = torch.empty((_NUM_PARTIALS, plan.num_chunks), dtype=torch.float64, device=device)
-    rows = torch.empty((num_tensors, len(COLUMNS)), dtype=torch.float64, device=device)
+    num_columns = len(MOMENTS if powers else COLUMNS)
+    # Every column but `count`, which is known beforehand.
+    partials = torch.empty((num_columns - 1, plan.num_chunks), dtype=torch.float64, device=device)
+    rows = torch.empty((num_tensors, num_columns), dtype=torch.float64, device=device)
     histograms = torch.zeros((num_tensors, 2, NUM_BINS), dtype=torch.int64, device=device) if every else None
     for dtype, first_chunk, num_chunks in plan.launches:
         cuda_kernels.read_chunks[(num_chunks,)](
@@ -130,6 +131,7 @@ def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int) -> tuple[T
             torch.empty(0, dtype=dtype, device=device),
             WIDE=tl.float64 if dtype is torch.float64 else tl.float32,
             HISTOGRAM=bool(every),
+            POWERS=powers,
             CHUNK=_CHUNK,
             TILE=_TILE,
             BLOCK=BLOCK,
@@ -138,8 +140,9 @@ def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int) -> tuple[T
             **_LAUNCH,
         )
     cuda_kernels.add_chunks[(num_tensors,)](
-        table, partials, rows, num_tensors, plan.num_chunks, CHUNK=_CHUNK, TILE=_COMBINED, **_LAUNCH
-    )
+        table, partials, rows, num_tensors, plan.num_chunks,
+        POWERS=powers, CHUNK=_CHUNK, TILE=_COMBINED, **_LAUNCH,
+    )  # fmt: skip
     return rows, histograms
 
 

@@ -48,6 +48,7 @@ def read_chunks(
     like,
     WIDE: tl.constexpr,
     HISTOGRAM: tl.constexpr,
+    POWERS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -55,6 +56,8 @@ def read_chunks(
     LOWEST_EXPONENT: tl.constexpr,
 ):
     """Statistics of one chunk of one tensor into its column of `partials` [6 × chunks]; `like` is there for its type.
+
+    With POWERS there are two further rows: the sums of third and of fourth powers.
 
     Sums are kept in double, lane by lane: float32 would overflow on squares of 1e20, flush those of 1e-30 and lose the
     spread of near-constant weights, and a compensated sum breaks silently where a compiler fuses multiply and add.
@@ -75,6 +78,8 @@ def read_chunks(
     zeros = tl.zeros((TILE,), tl.int32)
     nonfinite = tl.zeros((TILE,), tl.int32)
     counts = tl.zeros((2 * NUM_BINS,), tl.int32)
+    cubes = tl.zeros((TILE,), tl.float64)
+    fourths = tl.zeros((TILE,), tl.float64)
 
     for offset in range(start, tl.minimum(start + CHUNK, length), TILE):
         inside = offset + lane < length
@@ -87,6 +92,10 @@ def read_chunks(
         most = tl.maximum(most, tl.where(inside & finite, x, float("-inf")))
         zeros += (inside & (x == 0.0)).to(tl.int32)
         nonfinite += tl.where(finite, 0, 1)
+        if POWERS:
+            square = clean * clean
+            cubes += square * clean
+            fourths += square * square
         if HISTOGRAM:  # noqa: SIM102 - decided when compiled, the next one when run
             if (offset // BLOCK) % every == 0:
                 counted = finite & (x != 0.0)
@@ -103,13 +112,18 @@ def read_chunks(
     tl.store(into + 3 * num_chunks, tl.max(most).to(tl.float64))
     tl.store(into + 4 * num_chunks, tl.sum(zeros).to(tl.float64))
     tl.store(into + 5 * num_chunks, tl.sum(nonfinite).to(tl.float64))
+    if POWERS:
+        tl.store(into + 6 * num_chunks, tl.sum(cubes))
+        tl.store(into + 7 * num_chunks, tl.sum(fourths))
     if HISTOGRAM:
         tl.atomic_add(histograms + tensor * 2 * NUM_BINS + bins, counts.to(tl.int64), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def add_chunks(table, partials, rows, num_tensors, num_chunks, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """The row of one tensor, in the order of `engine.COLUMNS`, from the partial results of its chunks."""
+def add_chunks(
+    table, partials, rows, num_tensors, num_chunks, POWERS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr
+):
+    """The row of one tensor, in the order of `engine.MOMENTS`, from the partial results of its chunks."""
     tensor = tl.program_id(0).to(tl.int64)
     length = tl.load(table + num_tensors + tensor)
     first = tl.load(table + 2 * num_tensors + tensor)
@@ -122,6 +136,8 @@ def add_chunks(table, partials, rows, num_tensors, num_chunks, CHUNK: tl.constex
     most = tl.full((TILE,), float("-inf"), tl.float64)
     zeros = tl.zeros((TILE,), tl.float64)
     nonfinite = tl.zeros((TILE,), tl.float64)
+    cubes = tl.zeros((TILE,), tl.float64)
+    fourths = tl.zeros((TILE,), tl.float64)
 
     for offset in range(first, end, TILE):
         inside = offset + lane < end
@@ -132,8 +148,11 @@ def add_chunks(table, partials, rows, num_tensors, num_chunks, CHUNK: tl.constex
         most = tl.maximum(most, tl.load(column + 3 * num_chunks, mask=inside, other=float("-inf")))
         zeros += tl.load(column + 4 * num_chunks, mask=inside, other=0.0)
         nonfinite += tl.load(column + 5 * num_chunks, mask=inside, other=0.0)
+        if POWERS:
+            cubes += tl.load(column + 6 * num_chunks, mask=inside, other=0.0)
+            fourths += tl.load(column + 7 * num_chunks, mask=inside, other=0.0)
 
-    row = rows + 7 * tensor
+    row = rows + (9 if POWERS else 7) * tensor
     tl.store(row, length.to(tl.float64))
     tl.store(row + 1, tl.sum(total))
     tl.store(row + 2, tl.sum(squares))
@@ -141,3 +160,6 @@ def add_chunks(table, partials, rows, num_tensors, num_chunks, CHUNK: tl.constex
     tl.store(row + 4, tl.max(most))
     tl.store(row + 5, tl.sum(zeros))
     tl.store(row + 6, tl.sum(nonfinite))
+    if POWERS:
+        tl.store(row + 7, tl.sum(cubes))
+        tl.store(row + 8, tl.sum(fourths))

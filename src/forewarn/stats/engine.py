@@ -17,6 +17,9 @@ __all__ = ["COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 """What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
 
+MOMENTS = (*COLUMNS, "sum_cubes", "sum_fourths")
+"""What the row of a layer's output holds: that of a tensor, and what the shape of its distribution takes."""
+
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 
 

@@ -52,7 +52,9 @@ class TaskView:
         collapsed = [alert for alert in changed if alert.code == COLLAPSE and alert.state is State.FIRING]
         for alert in collapsed:
             print_lines(self._console, collapse_lines(step, alert))
-        print_lines(self._console, self._news.lines(step, [one for one in changed if one not in collapsed], taken))
+        print_lines(
+            self._console, self._news.lines(step, blocks, [one for one in changed if one not in collapsed], taken)
+        )
 
     def end_epoch(self, epoch: int, loss: float, held_out: Mapping[str, float]) -> None:
         """One line for the epoch that has ended, counted from 1, and what the gradients say of it."""

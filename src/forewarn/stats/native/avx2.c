@@ -133,6 +133,31 @@ INLINE void row_of_doubles(const double *values, size_t length, Row *row)
     add_tail(FLOAT64, values + whole, length - whole, row);
 }
 
+/* ---- powers: multiplied and added apart, as the portable path does ---- */
+
+INLINE void add_four_powers(__m256d value, size_t k, Sums *cubes, Sums *fourths)
+{
+    __m256d square = _mm256_mul_pd(value, value);
+    cubes->lane[k] = _mm256_add_pd(cubes->lane[k], _mm256_mul_pd(square, value));
+    fourths->lane[k] = _mm256_add_pd(fourths->lane[k], _mm256_mul_pd(square, square));
+}
+
+INLINE void powers_of_any(Dtype dtype, const void *values, size_t length, Powers *powers)
+{
+    Sums cubes = {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}};
+    Sums fourths = cubes;
+    size_t whole = length - length % LANES;
+    for (size_t i = 0; i < whole; i += LANES) {
+        for (size_t k = 0; k < 4; k++) {
+            __m256d value = dtype == FLOAT64 ? _mm256_loadu_pd((const double *)values + i + 4 * k)
+                                             : load_doubles(dtype, values, i + 4 * k);
+            add_four_powers(value, k, &cubes, &fourths);
+        }
+    }
+    *powers = (Powers){folded(cubes), folded(fourths)};
+    add_powers(dtype, (const char *)values + whole * element_size(dtype), length - whole, powers);
+}
+
 /* ---- codes ---- */
 
 /* The codes of 16 values from their sign and exponent, as sign-extended integers of 16 bits. */
@@ -235,6 +260,10 @@ INLINE void moved_of(Dtype dtype, const void *values, const void *before, size_t
     {                                                                                                                 \
         pairs_of_floats(dtype, values, length, pairs);                                                                \
     }                                                                                                                 \
+    AVX2 static void powers_of_##kind(const void *values, size_t length, Powers *powers)                              \
+    {                                                                                                                 \
+        powers_of_any(dtype, values, length, powers);                                                                 \
+    }                                                                                                                 \
     MOVED(kind, dtype)
 
 KERNELS(float32, FLOAT32)
@@ -245,6 +274,10 @@ AVX2 static void row_of_float64(const void *values, size_t length, Row *row) { r
 AVX2 static void pairs_of_float64(const void *values, size_t length, Pair *pairs)
 {
     pairs_of_doubles(values, length, pairs);
+}
+AVX2 static void powers_of_float64(const void *values, size_t length, Powers *powers)
+{
+    powers_of_any(FLOAT64, values, length, powers);
 }
 MOVED(float64, FLOAT64)
 
@@ -262,6 +295,10 @@ static const Path path = {
               [FLOAT64] = moved_of_float64,
               [FLOAT16] = moved_of_float16,
               [BFLOAT16] = moved_of_bfloat16},
+    .powers = {[FLOAT32] = powers_of_float32,
+               [FLOAT64] = powers_of_float64,
+               [FLOAT16] = powers_of_float16,
+               [BFLOAT16] = powers_of_bfloat16},
 };
 
 /* Not every compiler knows the name of F16C in __builtin_cpu_supports. */

@@ -13,7 +13,7 @@
 #define EXPORTED
 #endif
 
-enum { INTERFACE_VERSION = 1 }; /* changes with any function here: a library built from older sources is not used */
+enum { INTERFACE_VERSION = 2 }; /* changes with any function here: a library built from older sources is not used */
 
 enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_PATH = 2, NO_SUCH_PLACE = 3 };
 
@@ -42,5 +42,22 @@ EXPORTED int forewarn_gather(int64_t num_tensors, const void *const *data, const
 EXPORTED int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                                   const uint8_t *dtypes, const int32_t *places, const int64_t *offsets,
                                   const void *sample, double *moved);
+
+/* What to look at in the units of a layer. */
+enum { LOOK_AT_NOTHING, LOOK_FOR_FIRED, LOOK_FOR_INSIDE, LOOK_FOR_PEAKED, LOOK_AT_CHANNELS };
+
+/* Where the statistics of one output of a layer are added up, call after call. */
+typedef struct {
+    double *row;      /* [9]: count, sum, sum of squares, min, max, zeros, nonfinite, sum of cubes, of fourth powers */
+    int64_t look;     /* one of LOOK_… */
+    double low, high; /* what `inside` and `peaked` compare with */
+    uint8_t *fired;   /* [units]: set to 1 where a unit is not zero somewhere */
+    double *sums;     /* inside [units]: values strictly between low and high; peaked [2]: positions whose largest unit
+                         reaches `high`, and all; channels [2 × units]: sum of each, then sum of squares */
+} Tally;
+
+/* Reads every so many rows of a tensor [outer × units × inner], from the first on, and adds them to a tally. */
+EXPORTED int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
+                                int64_t every, int dtype, int path);
 
 #endif

@@ -34,6 +34,11 @@ typedef struct {
     int64_t zeros, nonfinite;
 } Row;
 
+/* What a row lacks for the shape of a distribution: sums of third and fourth powers, over finite values. */
+typedef struct {
+    double cubes, fourths;
+} Powers;
+
 /* The code of a value says where a histogram counts it: its bin, and whether it is negative. A zero has the code of a
  * very small number of its sign. Counting costs one store per count and little else: so two codes make a pair, and pairs
  * are counted. */
@@ -42,6 +47,9 @@ enum { CODE_BITS = 7, NUM_CODES = 1 << CODE_BITS, NUM_PAIRS = NUM_CODES * NUM_CO
 
 /* The row of up to BLOCK values. If one is not finite, the only promise is that the sum of squares is not finite. */
 typedef void RowKernel(const void *values, size_t length, Row *row);
+
+/* The sums of powers of up to BLOCK finite values. */
+typedef void PowerKernel(const void *values, size_t length, Powers *powers);
 
 /* The codes of up to BLOCK finite values, paired anyhow. An odd one out is paired with code 0, that of +0. */
 typedef void PairKernel(const void *values, size_t length, Pair *pairs);
@@ -60,7 +68,10 @@ typedef struct {
     RowKernel *row[NUM_DTYPES];
     PairKernel *pairs[NUM_DTYPES];
     MovedKernel *moved[NUM_DTYPES];
+    PowerKernel *powers[NUM_DTYPES];
 } Path;
+
+const Path *find_path(int number); /* by its number in interface.h; NULL if there is none */
 
 extern const Path portable_path;
 const Path *avx2_path(void); /* NULL where the processor or the compiler has none */
@@ -73,8 +84,12 @@ void widen(Dtype dtype, const void *values, size_t length, double *wide);
 /* Adds fewer than LANES values, the last of a block, to the row of those before. */
 void add_tail(Dtype dtype, const void *values, size_t length, Row *row);
 
+/* The same for the powers of the last values of a block. */
+void add_powers(Dtype dtype, const void *values, size_t length, Powers *powers);
+
 /* As the kernels do, but slowly, for values that may be anything. The pairs are those of the finite ones. */
 void careful_row(Dtype dtype, const void *values, size_t length, Row *row);
+void careful_powers(Dtype dtype, const void *values, size_t length, Powers *powers);
 void careful_pairs(Dtype dtype, const void *values, size_t length, Pair *pairs);
 
 /* How many of up to BLOCK values are -0. */

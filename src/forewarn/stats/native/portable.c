@@ -142,6 +142,71 @@ void careful_row(Dtype dtype, const void *values, size_t length, Row *row)
     }
 }
 
+/* ---- powers ---- */
+
+typedef struct {
+    double cubes[LANES], fourths[LANES];
+} PowerLanes;
+
+static inline void add_power(double value, Powers *powers)
+{
+    double square = value * value;
+    powers->cubes += square * value;
+    powers->fourths += square * square;
+}
+
+static void powers_of(Dtype dtype, const void *values, size_t length, Powers *powers)
+{
+    const unsigned char *bytes = values;
+    size_t size = element_size(dtype), whole = length - length % LANES;
+    double wide[PIECE];
+    PowerLanes lanes = {0};
+    for (size_t i = 0; i < whole; i += PIECE) {
+        size_t piece = whole - i < PIECE ? whole - i : PIECE;
+        widen(dtype, bytes + i * size, piece, wide);
+        for (size_t j = 0; j < piece; j += LANES) {
+            for (size_t k = 0; k < LANES; k++) {
+                double value = wide[j + k], square = value * value;
+                lanes.cubes[k] += square * value;
+                lanes.fourths[k] += square * square;
+            }
+        }
+    }
+    for (size_t half = LANES / 2; half > 0; half /= 2) {
+        for (size_t k = 0; k < half; k++) {
+            lanes.cubes[k] += lanes.cubes[k + half];
+            lanes.fourths[k] += lanes.fourths[k + half];
+        }
+    }
+    *powers = (Powers){lanes.cubes[0], lanes.fourths[0]};
+    add_powers(dtype, bytes + whole * size, length - whole, powers);
+}
+
+void add_powers(Dtype dtype, const void *values, size_t length, Powers *powers)
+{
+    double wide[LANES];
+    widen(dtype, values, length, wide);
+    for (size_t i = 0; i < length; i++) {
+        add_power(wide[i], powers);
+    }
+}
+
+void careful_powers(Dtype dtype, const void *values, size_t length, Powers *powers)
+{
+    const unsigned char *bytes = values;
+    double wide[PIECE];
+    *powers = (Powers){0};
+    for (size_t i = 0; i < length; i += PIECE) {
+        size_t piece = length - i < PIECE ? length - i : PIECE;
+        widen(dtype, bytes + i * element_size(dtype), piece, wide);
+        for (size_t k = 0; k < piece; k++) {
+            if (isfinite(wide[k])) {
+                add_power(wide[k], powers);
+            }
+        }
+    }
+}
+
 /* ---- codes ---- */
 
 static inline unsigned code_of(double value)
@@ -239,6 +304,10 @@ static void moved_of(Dtype dtype, const void *values, const void *before, size_t
     static void moved_of_##kind(const void *values, const void *before, size_t length, Moved *moved)                  \
     {                                                                                                                 \
         moved_of(dtype, values, before, length, moved);                                                               \
+    }                                                                                                                 \
+    static void powers_of_##kind(const void *values, size_t length, Powers *powers)                                   \
+    {                                                                                                                 \
+        powers_of(dtype, values, length, powers);                                                                     \
     }
 
 KERNELS(float32, FLOAT32)
@@ -260,4 +329,8 @@ const Path portable_path = {
               [FLOAT64] = moved_of_float64,
               [FLOAT16] = moved_of_float16,
               [BFLOAT16] = moved_of_bfloat16},
+    .powers = {[FLOAT32] = powers_of_float32,
+               [FLOAT64] = powers_of_float64,
+               [FLOAT16] = powers_of_float16,
+               [BFLOAT16] = powers_of_bfloat16},
 };

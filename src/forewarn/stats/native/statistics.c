@@ -124,7 +124,7 @@ static void read_all(Job *job, int64_t num_threads)
 
 int forewarn_interface_version(void) { return INTERFACE_VERSION; }
 
-static const Path *find_path(int number)
+const Path *find_path(int number)
 {
     const Path *fast = avx2_path();
     if (fast && number == 0) {

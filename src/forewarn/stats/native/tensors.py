@@ -17,7 +17,7 @@ from forewarn.stats.memory import is_dense
 
 T = TypeVar("T", bound=Tensor)
 
-_KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """The numbers of `Dtype` in kernels.h."""
 _SIZES = np.array([4, 8, 2, 2], np.int64)
 
@@ -29,7 +29,7 @@ def supports(tensor: Tensor) -> bool:
 
     Asks only for what a tensor knows of itself, at about half a microsecond; no torch operation runs.
     """
-    if not _owns_its_memory[type(tensor)] or tensor.dtype not in _KINDS or not tensor.is_cpu:
+    if not _owns_its_memory[type(tensor)] or tensor.dtype not in KINDS or not tensor.is_cpu:
         return False
     try:
         # Sparse tensors and those within a functorch transform have no address, zeros that are nowhere stored have 0.
@@ -91,7 +91,7 @@ class Described(Sequence[Tensor]):
         return cls(
             np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, num),
             np.fromiter(map(Tensor.numel, tensors), np.int64, num),
-            np.fromiter(map(_KINDS.__getitem__, dtypes), np.uint8, num),
+            np.fromiter(map(KINDS.__getitem__, dtypes), np.uint8, num),
             tensors,
         )
 

@@ -1,0 +1,197 @@
+"""Where attention happens: a stand-in for torch's function, and what `nn.MultiheadAttention` attends with."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
+"""Is shown the arguments of an attention; must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What one attention was computed from; the values are of no interest here."""
+
+    query: Tensor
+    """[..., heads, queries, width]."""
+    key: Tensor
+    """[..., heads or a divisor of them, keys, width]."""
+    mask: Tensor | None
+    """Broadcasts to [..., heads, queries, keys]: True where a key is seen, or a number added to the logit."""
+    causal: bool
+    scale: float | None
+
+
+def sampled(given: Attended, max_logits: int, fewest_queries: int = 16) -> Attended:
+    """The same attention for evenly spaced sequences and queries, so that no more logits than these are computed.
+
+    At least one query of one sequence stays, and the last query of each, which sees most, always does. Sequences are
+    left out once fewer than `fewest_queries` of each would be read: one query says little about a head.
+    """
+    query, key, mask = given.query, given.key, given.mask
+    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+    query, key = query.expand(*batch, *query.shape[-3:]), key.expand(*batch, *key.shape[-3:])
+    num_queries, per_query = query.shape[-2], query.shape[:-2].numel() * key.shape[-2]
+    if num_queries * per_query <= max_logits:
+        return replace(given, query=query, key=key)
+    if len(batch) > 0:
+        wanted = max_logits // (min(fewest_queries, num_queries) * (per_query // batch[0]))
+        every = -(-batch[0] // max(1, wanted))
+        if mask is not None and mask.dim() == query.dim() and len(mask) > 1:
+            mask = mask[::every]
+        query, key = query[::every], key[::every]
+    per_query = query.shape[:-2].numel() * key.shape[-2]
+    every = -(-num_queries // max(1, max_logits // per_query))
+    first = (num_queries - 1) % every
+    query = query[..., first::every, :]
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., first::every, :]
+    if given.causal:
+        at = torch.arange(first, num_queries, every, device=query.device)
+        mask = torch.arange(key.shape[-2], device=query.device) <= at.unsqueeze(-1)
+    return Attended(query, key, mask, False, given.scale)
+
+
+class StandIn:
+    """Takes the place of `torch.nn.functional.scaled_dot_product_attention` while somebody listens.
+
+    It calls the original with the very same arguments, so that nothing changes to the last bit, dropout included, and
+    then shows them to those who listen in this thread. There is one for all monitors, for they come and go in any
+    order. What holds a copy of the name (`from torch.nn.functional import …`) never meets it.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[tuple[int, Listener]] = []
+        self._put: Callable[..., Tensor] | None = None
+        self._original: Callable[..., Tensor] | None = None
+
+    def add(self, listener: Listener) -> None:
+        self.remove(listener)
+        if not self._listeners:
+            self._original = functional.scaled_dot_product_attention
+            self._put = functional.scaled_dot_product_attention = self._made(self._original)
+        self._listeners.append((threading.get_ident(), listener))
+
+    def remove(self, listener: Listener) -> None:
+        """The last to leave puts the original back, unless somebody replaced it since: what they hold passes on."""
+        before, self._listeners = self._listeners, [each for each in self._listeners if each[1] != listener]
+        if before and not self._listeners:
+            if functional.scaled_dot_product_attention is self._put and self._original is not None:
+                functional.scaled_dot_product_attention = self._original
+            self._put = self._original = None
+
+    def _made(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            output = original(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return output
+            recomputed = torch._C._current_graph_task_id() != -1
+            if self._put is scaled_dot_product_attention and not recomputed:
+                here = threading.get_ident()
+                for thread, listener in list(self._listeners):
+                    if thread == here:
+                        listener(args, kwargs)
+            return output
+
+        return scaled_dot_product_attention
+
+
+STAND_IN = StandIn()
+
+
+def attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Attended:
+    """The arguments of `scaled_dot_product_attention` by their names; without a dimension of heads there is one."""
+    if query.dim() == 3:
+        query, key = query.unsqueeze(1), key.unsqueeze(1)
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.unsqueeze(1)
+    return Attended(query, key, attn_mask, is_causal, scale)
+
+
+def is_multihead(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    """Whether a module attends as `nn.MultiheadAttention` does; a subclass may have a forward of its own."""
+    return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
+
+
+def multihead_attended(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Attended:
+    """What `nn.MultiheadAttention` attends with, computed anew from its arguments; call it without gradients."""
+    query, key = (_batch_first(each, module.batch_first) for each in (query, key))
+    if module._qkv_same_embed_dim:
+        query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
+    else:
+        query_weight, key_weight = module.q_proj_weight, module.k_proj_weight
+    query_bias, key_bias, _ = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    queries = _by_head(functional.linear(query, query_weight, query_bias), module.num_heads)
+    projected = functional.linear(key, key_weight, key_bias)
+    if module.bias_k is not None:
+        projected = torch.cat([projected, module.bias_k.to(projected.dtype).expand(len(projected), 1, -1)], dim=1)
+    keys = _by_head(projected, module.num_heads)
+    if module.add_zero_attn:
+        keys = torch.cat([keys, torch.zeros_like(keys[..., :1, :])], dim=-2)
+    mask = _added([_over_heads(attn_mask, module.num_heads), _over_batch(key_padding_mask)], queries.dtype)
+    if mask is not None:
+        mask = functional.pad(mask, (0, keys.shape[-2] - mask.shape[-1]))
+    return Attended(queries, keys, mask, False, None)
+
+
+def _batch_first(tensor: Tensor, already: bool) -> Tensor:
+    """[batch, length, features]; without a batch there is one sequence."""
+    if tensor.dim() == 2:
+        return tensor.unsqueeze(0)
+    return tensor if already else tensor.transpose(0, 1)
+
+
+def _by_head(tensor: Tensor, num_heads: int) -> Tensor:
+    parted: Tensor = tensor.unflatten(-1, (num_heads, -1))
+    return parted.transpose(1, 2)
+
+
+def _over_heads(mask: Tensor | None, num_heads: int) -> Tensor | None:
+    """[queries, keys] as it is, [batch · heads, queries, keys] as [batch, heads, queries, keys]."""
+    if mask is None or mask.dim() == 2:
+        return mask
+    parted: Tensor = mask.unflatten(0, (-1, num_heads))
+    return parted
+
+
+def _over_batch(mask: Tensor | None) -> Tensor | None:
+    """[batch, keys] or [keys] as [batch, 1, 1, keys]."""
+    return None if mask is None else mask.reshape(-1, 1, 1, mask.shape[-1])
+
+
+def _added(masks: list[Tensor | None], dtype: torch.dtype) -> Tensor | None:
+    """Both masks as one number to add; True means hidden here, the opposite of `scaled_dot_product_attention`."""
+    total: Tensor | None = None
+    for mask in masks:
+        if mask is not None:
+            hidden = mask.dtype is torch.bool
+            number = torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf) if hidden else mask
+            total = number if total is None else total + number
+    return total

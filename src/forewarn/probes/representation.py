@@ -1,0 +1,117 @@
+"""The last hidden state: whether different inputs still look different to the layer that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.probes.forward import hookable_modules
+from forewarn.probes.layers import is_leaf, tensors_of
+from forewarn.probes.parameters import Roster
+from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
+from forewarn.probes.unseen import unseen
+from forewarn.stats.portable import wide
+
+MAX_ROWS = 64
+"""Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
+
+
+class RepresentationProbe(Probe):
+    """`activation/row_cosine` and `activation/effective_rank` of what the last linear layer is given.
+
+    Which layer is the last one is learned from the order of a whole pass, so the first measured pass has no reading.
+    """
+
+    name = "representation"
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._head = ""
+        self._last = ""
+        self._sample: list[Tensor] = []
+        self._num_rows = 0
+
+    def inside(self) -> Sequence[Place]:
+        self._last = ""
+        places = []
+        for name, module in hookable_modules(self._roster.called).items():
+            if _is_linear(name, module):
+                scope = name or type(module).__name__
+                places.append(Place(module, self._entered(scope) if scope == self._head else None, self._left(scope)))
+        return places
+
+    def forward_ended(self, output: Any) -> None:
+        if output is not None and self._last:
+            self._head = self._last
+
+    def _left(self, scope: str) -> Any:
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self._last = scope
+
+        return left
+
+    def _entered(self, scope: str) -> Any:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
+            if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
+                self._take(given)
+
+        return entered
+
+    def _take(self, given: Tensor) -> None:
+        """Keep a copy of a few rows, evenly over the first calls of the step: the tensor itself may change or go."""
+        left = MAX_ROWS - self._num_rows
+        if left > 0:
+            with unseen():
+                rows = given.detach().reshape(-1, given.shape[-1])
+                rows = rows[:: max(1, len(rows) // left)][:left]
+                self._sample.append(rows.to(wide(given.device), copy=True))
+            self._num_rows += len(self._sample[-1])
+
+    def collect(self, measured: bool) -> Pending | None:
+        sample, self._sample, self._num_rows = self._sample, [], 0
+        if not sample or sum(map(len, sample)) < 2:
+            return None
+        scope = (self._head,)
+        cosine, rank = similarity(torch.cat(sample))
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            yield Reading("activation/row_cosine", scope, arrays[0])
+            yield Reading("activation/effective_rank", scope, arrays[1])
+
+        return Pending([cosine, rank], decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"head": self._head}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._head = str(state["head"])
+
+
+def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cosine over all pairs of rows, and in how many directions they differ.
+
+    The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance: k if they
+    differ in k directions by the same amount, 1 if they lie on a line or are all the same. No eigenvalue is computed.
+    """
+    num = len(rows)
+    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    total = units.sum(dim=0)
+    cosine = (torch.dot(total, total) - num) / (num * (num - 1))
+    centred = rows - rows.mean(dim=0)
+    gram = centred @ centred.T
+    trace = gram.diagonal().sum()
+    rank = trace.square() / gram.square().sum()
+    # What rounding leaves of rows that are all the same has directions too, but no meaning.
+    same = trace <= torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows).square()
+    return cosine, torch.where(same, 1.0, rank)
+
+
+def _is_linear(name: str, module: nn.Module) -> bool:
+    """A leaf that multiplies by a matrix, and does not look rows up in it."""
+    weight = getattr(module, "weight", None)
+    lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not lookup and is_leaf(name, module)
