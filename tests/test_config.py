@@ -6,9 +6,14 @@ import math
 
 import pytest
 
-from forewarn.config import Config, GradientSpike, LossSpike, Settings, Spike, Thresholds
+from forewarn.config import Config
 from forewarn.rules import enabled_rules
 from forewarn.rules.documentation import field_docs
+from forewarn.settings import Settings
+from forewarn.thresholds import Thresholds
+from forewarn.thresholds.gradients import GradientSpike
+from forewarn.thresholds.loss import LossSpike
+from forewarn.thresholds.spike import Spike
 
 TABLES = [Config, Thresholds, *(type(getattr(Thresholds(), each.name)) for each in dataclasses.fields(Thresholds))]
 

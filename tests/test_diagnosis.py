@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from forewarn.alerts import Ledger
-from forewarn.config import Config, LossSpike, Thresholds
+from forewarn.config import Config
 from forewarn.diagnosis import Diagnosis, replay
 from forewarn.history import History
 from forewarn.rules import Judge, enabled_rules
 from forewarn.store import RunWriter, open_run
+from forewarn.thresholds import Thresholds
+from forewarn.thresholds.loss import LossSpike
 from forewarn.types import Alert, Block, Facts, Finding, Severity, State
 
 FACTS = Facts(model="Net", blocks=("blocks.0", "blocks.1"))

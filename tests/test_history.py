@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from forewarn.config import Spike
 from forewarn.history import History
+from forewarn.thresholds.spike import Spike
 from forewarn.types import Block
 
 

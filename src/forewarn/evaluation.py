@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from forewarn.config import Thresholds
+from forewarn.thresholds import Thresholds
 from forewarn.types import in_words
 
 GOOD_IMPROVEMENT = 0.05

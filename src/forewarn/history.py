@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from forewarn.config import Spike
 from forewarn.series import Baseline, Deviation, Panel, Series
+from forewarn.thresholds.spike import Spike
 from forewarn.types import Block
 
 _OF_THE_RUN = "train/"

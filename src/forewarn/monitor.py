@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,11 +20,13 @@ from forewarn.config import Config
 from forewarn.convergence import Forecast, LossCurve, forecast
 from forewarn.evaluation import NO_VALIDATION_LOSS
 from forewarn.history import History
+from forewarn.portable_state import to_arrays, to_tensors
 from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading, merged
+from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
+from forewarn.probes.recording import recorded
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.tasks import Shared
 from forewarn.probes.transfer import Transfer
@@ -35,7 +36,8 @@ from forewarn.schedule import Escalation
 from forewarn.store.writer import RunWriter
 from forewarn.tasks import TaskLosses
 from forewarn.types import Action, Alert, Block, Distribution, Facts, Outcome, Severity, State
-from forewarn.views import HistogramView, View
+from forewarn.views import View
+from forewarn.views.audience import Audience
 
 _log = logging.getLogger("forewarn")
 
@@ -82,7 +84,7 @@ class Monitor:
         self._tasks = TaskLosses(probes, loop, config.balancing)
         self._schedule = schedule
         self._writer = writer
-        self._views = list(views)
+        self._audience = Audience(views, loop.failures)
         self._policy = policy
         self._optimizers = tuple(optimizers)
         self._adjusted: set[Identity] = set()
@@ -171,8 +173,7 @@ class Monitor:
         if taken:
             if self._writer is not None:
                 self._writer.record(step, findings=[], alerts=[], actions=taken)
-            for view in list(self._views):
-                self._safely(view, view.show, step, [], (), taken)
+            self._audience.show(step, [], [], (), taken)
         return taken
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
@@ -235,8 +236,7 @@ class Monitor:
                 self._keep_what_was_logged()
             except Exception:
                 _log.exception("the monitor failed while closing")
-        for view in self._views:
-            self._safely(view, view.close)
+        self._audience.close()
         if self._writer is not None:
             self._writer.close(reason)
 
@@ -269,7 +269,7 @@ class Monitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
         self._check_open()
-        state = _to_arrays(state)
+        state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
         self.history.load_state_dict(state["history"])
@@ -343,10 +343,7 @@ class Monitor:
             if changed or taken:
                 findings = [alert.finding for alert in changed]
                 self._writer.record(step.step, findings=findings, alerts=changed, actions=taken)
-        for view in list(self._views):
-            if distributions and isinstance(view, HistogramView):
-                self._safely(view, view.show_histograms, step.step, distributions)
-            self._safely(view, view.show, step.step, blocks, changed, taken)
+        self._audience.show(step.step, blocks, distributions, changed, taken)
         return changed, taken
 
     def _recorded(self, step: _Step, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
@@ -358,19 +355,7 @@ class Monitor:
         readings += self._troubles()
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
-        distributions = [Distribution(step.step, step.time, *each) for each in readings if isinstance(each, Histograms)]
-        with np.errstate(over="ignore"):
-            blocks = [
-                Block(
-                    step.step,
-                    step.time,
-                    reading.name,
-                    reading.scopes,
-                    np.asarray(reading.values, dtype=np.float32).reshape(len(reading.scopes)),
-                )
-                for reading in merged(each for each in readings if isinstance(each, Reading))
-            ]
-        return blocks, distributions
+        return recorded(step.step, step.time, readings)
 
     def _troubles(self) -> Iterator[Reading]:
         """What went wrong in the monitor itself since the last step."""
@@ -385,16 +370,6 @@ class Monitor:
             self._told.add("store")
             _log.warning("recording stopped: %s; training goes on", self._writer.failure)
             yield Reading("monitor/store_failed", ("",), 1.0)
-
-    def _safely(self, view: View, call: Any, *args: Any) -> None:
-        """Call a view; one that raises is dropped."""
-        try:
-            call(*args)
-        except Exception as error:
-            name = f"view {type(view).__name__}"
-            _log.exception("the %s failed and is dropped; training goes on", name)
-            self._loop.failures[name] = f"{type(error).__name__}: {error}"
-            self._views = [other for other in self._views if other is not view]
 
     def _keep_what_was_logged(self) -> None:
         """Take what was logged since the last step into that step."""
@@ -423,22 +398,3 @@ class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user
 
 def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
     return list(pending.decode(arrays))
-
-
-def to_tensors(tree: Any) -> Any:
-    """The same tree with numpy arrays as tensors, so that `torch.load(weights_only=True)` reads it back."""
-    if isinstance(tree, dict):
-        return {name: to_tensors(value) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [to_tensors(value) for value in tree]
-    if isinstance(tree, np.ndarray):
-        return torch.from_numpy(tree.copy())
-    return tree.item() if isinstance(tree, np.generic) else tree
-
-
-def _to_arrays(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _to_arrays(value) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_to_arrays(value) for value in tree]
-    return tree.cpu().numpy() if isinstance(tree, Tensor) else tree

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.config import Spike
+from forewarn.thresholds.spike import Spike
 from forewarn.types import Values
 
 Floats = NDArray[np.float64]

@@ -11,11 +11,13 @@ import pytest
 
 import forewarn
 from forewarn.alerts import _chains, _Episode
-from forewarn.config import Config, Settings, Thresholds
+from forewarn.config import Config
 from forewarn.history import History
 from forewarn.rules import all_rules, find_rule
 from forewarn.rules.documentation import sample_remedies
 from forewarn.rules.examples import examples
+from forewarn.settings import Settings
+from forewarn.thresholds import Thresholds
 from forewarn.types import Block, Facts, Finding, Severity, is_metric_name
 from tests.rules.runs import facts, fired
 

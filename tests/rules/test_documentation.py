@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import GradientSpike, LossSpike
 from forewarn.rules import all_rules, find_rule
 from forewarn.rules.documentation import field_docs, render_index, render_rule, write_docs
+from forewarn.thresholds.gradients import GradientSpike
+from forewarn.thresholds.loss import LossSpike
 
 FOLDER = Path(__file__).parents[2] / "docs" / "rules"
 AGAIN = "run `python -m forewarn.rules.documentation docs/rules`"

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from forewarn.config import GainDrift, GainTooHigh, GradientDecay
 from forewarn.rules.gain import gain_drift, gain_too_high, gradient_decay
 from forewarn.series import Panel, Series
+from forewarn.thresholds.gradients import GainDrift, GainTooHigh, GradientDecay
 from forewarn.types import Facts, Severity
 
 

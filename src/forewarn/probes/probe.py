@@ -35,23 +35,6 @@ class Histograms(NamedTuple):
     zeros: Counts
 
 
-def merged(readings: Iterable[Reading]) -> list[Reading]:
-    """One reading per name: what several probes say under the same name becomes one with all their scopes."""
-    by_name: dict[str, Reading] = {}
-    for one in readings:
-        known = by_name.get(one.name)
-        by_name[one.name] = one if known is None else _joined(known, one)
-    return list(by_name.values())
-
-
-def _joined(first: Reading, second: Reading) -> Reading:
-    """Both under one name; of two values for the same scope the later one stands."""
-    values: dict[str, float] = {}
-    for each in (first, second):
-        values |= zip(each.scopes, np.asarray(each.values, np.float64).reshape(len(each.scopes)), strict=True)
-    return Reading(first.name, tuple(values), list(values.values()))
-
-
 ONE: tuple[str, ...] = ("",)
 """The scope of a metric of the run as a whole."""
 

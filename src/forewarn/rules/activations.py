@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forewarn.config import DeadUnits, ExplodingActivation, RepresentationCollapse, SaturatedUnits
 from forewarn.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.series import Bools, Floats, Panel, Series
+from forewarn.thresholds.activations import DeadUnits, ExplodingActivation, RepresentationCollapse, SaturatedUnits
 from forewarn.types import BatchNormState, Facts, Finding, Severity
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.config import AttentionEntropyCollapse, LogitGrowth
 from forewarn.remedies import advise, clip_gradient, lower_lr, warm_up
 from forewarn.rules.growth import severity_of, too_large
 from forewarn.rules.registry import found, rule
 from forewarn.series import Bools, Panel
+from forewarn.thresholds.activations import AttentionEntropyCollapse, LogitGrowth
 from forewarn.types import Finding, Severity
 
 _NORMALISE = advise(

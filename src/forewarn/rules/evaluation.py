@@ -23,7 +23,11 @@ from forewarn.learning_remedies import (
     train_longer,
     widen,
 )
-from forewarn.learning_thresholds import (
+from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, roll_back, warm_up
+from forewarn.rules.learning_rate import declared_peak, has_decayed, is_rising, rates
+from forewarn.rules.registry import found, rule
+from forewarn.series import Floats, Panel, Series
+from forewarn.thresholds.evaluation import (
     FirstEpochFlat,
     FirstEpochSpike,
     Overfitting,
@@ -33,10 +37,6 @@ from forewarn.learning_thresholds import (
     ValidationPlateau,
     ValidationRising,
 )
-from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, roll_back, warm_up
-from forewarn.rules.learning_rate import declared_peak, has_decayed, is_rising, rates
-from forewarn.rules.registry import found, rule
-from forewarn.series import Floats, Panel, Series
 from forewarn.types import Facts, Finding, Severity
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")

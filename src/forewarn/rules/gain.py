@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from forewarn.config import GainDrift, GainTooHigh, GradientDecay, GradientFadesWithDepth, GradientImbalance
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.rules.registry import found, rule
 from forewarn.series import Panel, Series
+from forewarn.thresholds.gradients import (
+    GainDrift,
+    GainTooHigh,
+    GradientDecay,
+    GradientFadesWithDepth,
+    GradientImbalance,
+)
 from forewarn.types import Facts, Finding, Severity
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.config import ExplodingGradient, GradientSpike, VanishingGradient
 from forewarn.remedies import (
     advise,
     clip_gradient,
@@ -23,6 +22,7 @@ from forewarn.remedies import (
 from forewarn.rules.registry import found, rule
 from forewarn.rules.tensors import matrices
 from forewarn.series import Panel, Series
+from forewarn.thresholds.gradients import ExplodingGradient, GradientSpike, VanishingGradient
 from forewarn.types import Facts, Finding, Severity
 
 

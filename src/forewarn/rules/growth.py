@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from forewarn.config import LogitGrowth
 from forewarn.series import Bools
+from forewarn.thresholds.activations import LogitGrowth
 from forewarn.types import Severity, Values
 
 

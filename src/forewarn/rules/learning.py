@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from forewarn.learning_remedies import decay_lr, widen
-from forewarn.learning_thresholds import LossBouncing, LossNotStarting, LossPlateau
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.rules.learning_rate import has_decayed, is_rising
 from forewarn.rules.registry import found, rule
 from forewarn.series import MAD_TO_STD, Floats, Panel, Series, Steps, nanmedian
+from forewarn.thresholds.loss import LossBouncing, LossNotStarting, LossPlateau
 from forewarn.types import Facts, Finding, Severity, Values
 
 _MOST_POINTS = 64

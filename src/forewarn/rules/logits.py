@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from forewarn.config import OutputLogitDrift
 from forewarn.remedies import advise, lower_lr
 from forewarn.rules.growth import severity_of, too_large
 from forewarn.rules.registry import found, rule
 from forewarn.series import Series
+from forewarn.thresholds.activations import OutputLogitDrift
 from forewarn.types import Finding
 
 

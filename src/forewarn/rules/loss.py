@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from forewarn.config import LossDivergence, LossSpike
 from forewarn.remedies import (
     advise,
     clip_gradient,
@@ -21,6 +20,7 @@ from forewarn.remedies import (
 from forewarn.rules.learning_rate import declared_peak, rates
 from forewarn.rules.registry import found, rule
 from forewarn.series import MAD_TO_STD, Bools, Panel, Series, Steps, nanmedian
+from forewarn.thresholds.loss import LossDivergence, LossSpike
 from forewarn.types import Facts, Finding, Severity, Values
 
 _MEDIAN_ERROR = 1.2533

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from forewarn.learning_remedies import declared
-from forewarn.lr_thresholds import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
 from forewarn.remedies import advise, raise_lr, set_lr
 from forewarn.rules.registry import found, rule
 from forewarn.series import Floats, Panel
+from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
 from forewarn.types import Facts, Finding, Severity
 
 

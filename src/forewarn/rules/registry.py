@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from forewarn.config import Config, Settings
+from forewarn.config import Config
 from forewarn.history import History
 from forewarn.remedies import Prescription
+from forewarn.settings import Settings
 from forewarn.types import Block, Facts, Finding, Severity
 
 _log = logging.getLogger("forewarn")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forewarn.config import DeadExpert
 from forewarn.remedies import advise, lower_lr
 from forewarn.rules.registry import found, rule
 from forewarn.series import Panel
+from forewarn.thresholds.activations import DeadExpert
 from forewarn.types import Finding, Severity
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.config import GradientConflict, TaskCollapse, TaskImbalance
 from forewarn.remedies import advise, shift_task_weight, snapshot
 from forewarn.rules.registry import found, rule
 from forewarn.series import Panel, Series
+from forewarn.thresholds.tasks import GradientConflict, TaskCollapse, TaskImbalance
 from forewarn.types import Finding, Severity
 
 _RAISE = shift_task_weight(True, "its gradient then reaches the layers that the tasks share")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.config import FrozenWeight, OptimizerNotStepping, UpdateRatioHigh, UpdateRatioJump, UpdateRatioLow
 from forewarn.remedies import (
     add_to_optimizer,
     advise,
@@ -24,6 +23,13 @@ from forewarn.rules.learning_rate import declared_peak, last_jump, newest_jump, 
 from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.rules.tensors import is_matrix, matrices
 from forewarn.series import Floats, Panel, Series, nanmedian
+from forewarn.thresholds.updates import (
+    FrozenWeight,
+    OptimizerNotStepping,
+    UpdateRatioHigh,
+    UpdateRatioJump,
+    UpdateRatioLow,
+)
 from forewarn.types import Facts, Finding, FrozenCause, Severity
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))

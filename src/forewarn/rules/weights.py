@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forewarn.config import WeightNormsApart, WeightNormSpike, WeightShrinking
 from forewarn.remedies import (
     advise,
     clip_gradient,
@@ -19,6 +18,7 @@ from forewarn.remedies import (
 from forewarn.rules.registry import found, rule
 from forewarn.rules.tensors import kinds, matrices
 from forewarn.series import Panel, nanmedian
+from forewarn.thresholds.weights import WeightNormsApart, WeightNormSpike, WeightShrinking
 from forewarn.types import Facts, Finding, Severity
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from forewarn.config import Config, ExplodingGradient, FrozenWeight, Settings, Thresholds, VanishingGradient, between
+from forewarn.config import Config
+from forewarn.settings import Settings, between
+from forewarn.thresholds import Thresholds
+from forewarn.thresholds.gradients import ExplodingGradient, VanishingGradient
+from forewarn.thresholds.updates import FrozenWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forewarn.monitor import to_tensors
+from forewarn.portable_state import to_tensors
 
 _log = logging.getLogger("forewarn")
 

@@ -1,58 +1,10 @@
-"""The bounds of the rules that ask whether a run still learns; `Thresholds` in `config.py` holds one of each."""
+"""The bounds of the rules about what an epoch brought."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from forewarn.settings import Settings, between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossPlateau(Settings):
-    """L104."""
-
-    gain: float = between(0.01, 0.0, 1.0)
-    """Share of its level that the loss must have lost over the second half of the run; less for a part of that half."""
-    significance: float = between(2.0, 0.0)
-    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
-    levels: int = between(12, 4)
-    """Levels of the loss that the second half must hold before anything is judged; one is the median of 32 steps."""
-    decayed_share: float = between(0.3, 0.0, 1.0)
-    """Share of its peak below which the lr counts as decayed: the loss may flatten then."""
-    negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of its highest level below which a loss is near zero, and there is nothing left to gain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossNotStarting(Settings):
-    """L105."""
-
-    gain: float = between(0.02, 0.0, 1.0)
-    """Share of its first value that the loss must have lost."""
-    significance: float = between(2.0, 0.0)
-    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
-    levels: int = between(12, 4)
-    """Levels of the loss before anything is judged; one is the median of 32 steps."""
-    settled_steps: int = between(256, 1)
-    """Steps for which the lr must not have risen: a warm-up is waited for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossBouncing(Settings):
-    """L106."""
-
-    steps: int = between(256, 32)
-    """Steps that are looked at."""
-    correlation: float = between(0.3, 0.0, 1.0)
-    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of batches."""
-    spread: float = between(0.1, 0.0)
-    """Robust standard deviation, as a share of the level, above which it bounces."""
-    gain: float = between(0.05, 0.0, 1.0)
-    """Share by which the later half of the steps must lie below the earlier one for the loss to make progress."""
-    negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest level of the run below which bouncing does not matter."""
-    warning_share: float = between(0.5, 0.0, 1.0)
-    """Share of the highest level from which it is a warning: much lower, the order of the data may be the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,46 @@
+"""All views of a run together; one that raises is dropped, and the training goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forewarn.types import Action, Alert, Block, Distribution
+from forewarn.views import HistogramView, View
+
+_log = logging.getLogger("forewarn")
+
+
+class Audience:
+    """Shows every step to every view; what a view raises is kept under `failures`."""
+
+    def __init__(self, views: Sequence[View], failures: dict[str, str]) -> None:
+        self._views = list(views)
+        self._failures = failures
+
+    def show(
+        self,
+        step: int,
+        blocks: Sequence[Block],
+        distributions: Sequence[Distribution],
+        changed: Sequence[Alert],
+        taken: Sequence[Action],
+    ) -> None:
+        for view in list(self._views):
+            if distributions and isinstance(view, HistogramView):
+                self._safely(view, view.show_histograms, step, distributions)
+            self._safely(view, view.show, step, blocks, changed, taken)
+
+    def close(self) -> None:
+        for view in list(self._views):
+            self._safely(view, view.close)
+
+    def _safely(self, view: View, call: Callable[..., Any], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            name = f"view {type(view).__name__}"
+            _log.exception("the %s failed and is dropped; training goes on", name)
+            self._failures[name] = f"{type(error).__name__}: {error}"
+            self._views = [other for other in self._views if other is not view]
