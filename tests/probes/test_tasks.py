@@ -188,7 +188,8 @@ def test_the_last_shared_layer_is_the_last_of_the_forward_pass_that_has_a_matrix
     assert [id(each) for each in parameters] == [id(each) for each in model.trunk[2].parameters()]
 
 
-def test_a_tied_weight_that_one_task_uses_at_its_output_is_not_the_last_shared_layer():
+@pytest.mark.parametrize("of_both", [True, False])
+def test_a_weight_that_is_tied_to_the_input_is_not_the_last_shared_layer(of_both):
     torch.manual_seed(0)
 
     class Tied(nn.Module):
@@ -196,11 +197,12 @@ def test_a_tied_weight_that_one_task_uses_at_its_output_is_not_the_last_shared_l
             super().__init__()
             self.embedding = nn.Embedding(5, 4)
             self.middle = nn.Linear(4, 4)
-            self.other = nn.Linear(4, 2)
+            self.other = nn.Linear(5 if of_both else 4, 2)
 
         def forward(self, tokens):
             hidden = torch.tanh(self.middle(self.embedding(tokens)))
-            return hidden @ self.embedding.weight.T, self.other(hidden)
+            words = hidden @ self.embedding.weight.T
+            return words, self.other(words if of_both else hidden)
 
     model = Tied()
     words, other = model(torch.tensor([0, 1, 2]))

@@ -37,20 +37,20 @@ def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
 def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, list[nn.Parameter]]:
     """The name and the trainable parameters of the last layer that every loss reaches; `("", [])` if there is none.
 
-    torch numbers the nodes of a graph in the order of the forward pass. A parameter is used by a task as late as the
-    highest number that it goes into there, and shared up to the least of these over all tasks: so the last layer is
-    found in whatever order the model lists its layers, and a tied weight that one task uses at its output is not taken
-    for it. Layers with a matrix go before those without: the scale of a normalisation says little about a task.
+    torch numbers the nodes of a graph in the order of the forward pass, so the last layer is the one that is first used
+    the latest, in whatever order the model lists its layers. A tied weight counts by its use at the input: a pass down
+    to it would go through the whole model. Layers with a matrix go before those without: the scale of a normalisation
+    says little about a task.
     """
-    uses = [_last_uses(loss) for loss in losses]
+    uses = [_first_uses(loss) for loss in losses]
     common = set.intersection(*map(set, uses))
-    shared_up_to = {one: min(each[one] for each in uses) for one in common}
+    used_from = {one: min(each[one] for each in uses) for one in common}
     best: tuple[bool, int] = (False, -1)
     found: tuple[str, list[nn.Parameter]] = ("", [])
     for name, module in model.named_modules():
         own = [each for each in module.parameters(recurse=False) if each.requires_grad and id(each) in common]
         if own:
-            rank = (any(each.ndim >= 2 for each in own), max(shared_up_to[id(each)] for each in own))
+            rank = (any(each.ndim >= 2 for each in own), max(used_from[id(each)] for each in own))
             if rank > best:
                 best, found = rank, (clean_name(name), own)
     return found
@@ -66,14 +66,14 @@ def _is_sharded(model: nn.Module) -> bool:
     return sharded or not classes.isdisjoint(_SHARDING)
 
 
-def _last_uses(loss: Tensor) -> dict[int, int]:
-    """By the identity of each leaf tensor: the number of the last node behind a loss that it goes into."""
+def _first_uses(loss: Tensor) -> dict[int, int]:
+    """By the identity of each leaf tensor: the number of the first node behind a loss that it goes into."""
     uses: dict[int, int] = {}
     for node in _reached(loss):
         for following, _ in node.next_functions:
             if following is not None and following.name() == _LEAF:
                 one = id(following.variable)
-                uses[one] = max(uses.get(one, -1), node._sequence_nr())
+                uses[one] = min(uses.get(one, node._sequence_nr()), node._sequence_nr())
     return uses
 
 
