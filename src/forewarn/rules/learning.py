@@ -109,7 +109,8 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
 
 
 @rule(
-    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), per_scope=True, hold=16, keep=100,
+    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), when=("train/loss_level",),
+    per_scope=True, hold=2, keep=128,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
     remedies=(
         lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
@@ -127,9 +128,9 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing) ->
     order of their own look alike.
 
     ## Example
-    fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32
-    quiet: 2.0x300
-    quiet: 9.0-0.02x300
+    fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 | train/loss_level 2.0x288
+    quiet: 2.0x300 | train/loss_level 2.0x300
+    quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
     readings = Series(loss)
     recent = readings.values[-config.steps :]
