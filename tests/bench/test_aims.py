@@ -41,8 +41,10 @@ def test_others_are_compared_on_the_same_workload():
 
 
 def test_memory_is_per_tensor():
-    assert verdicts(cost("forewarn-full", 0.05, held=99_999))["memory per tensor"] == "yes"
-    assert verdicts(cost("forewarn-full", 0.05, held=100_001))["memory per tensor"] == "no"
+    assert verdicts(cost("forewarn-full", 0.05, held=99_999))["memory per tensor, for detail"] == "yes"
+    assert verdicts(cost("forewarn-full", 0.05, held=100_001))["memory per tensor, for detail"] == "no"
+    brief = cost("forewarn-every-step", 0.0, held=500_000)
+    assert verdicts(cost("forewarn-full", 0.05, held=599_999), brief)["memory per tensor, for detail"] == "yes"
 
 
 def test_a_sync_is_a_missed_aim():

@@ -80,6 +80,9 @@ class Contender:
     def after_step(self, loss: Tensor) -> None:
         """After the optimizer step, with the gradients still there."""
 
+    def settle(self) -> None:
+        """After the warm-up: finish what is done once per run, such as a thread's opening of its files."""
+
     def close(self) -> None:
         """Take every hook back."""
 
@@ -127,6 +130,10 @@ class Loop:
     def fetch(self) -> None:
         """Make the next batch ready; no part of what is measured."""
         self._batch = self._training.make_batch()
+
+    def settle(self) -> None:
+        """Let what belongs to the start of a run be over."""
+        self._contender.settle()
 
     def step(self) -> None:
         """One step of training."""

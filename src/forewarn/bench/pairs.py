@@ -43,7 +43,9 @@ def _by_itself(workload: Workload, contender: Contender, turn: Turn) -> list[flo
     """Seconds of each timed step, with nothing in between."""
     spent: list[float] = []
     with Loop(workload, contender, turn) as loop:
-        for _ in range(turn.num_steps):
+        for step in range(turn.num_steps):
+            if step == WARM_UP_STEPS:
+                loop.settle()
             loop.fetch()
             begin = time.process_time()
             loop.step()
@@ -60,6 +62,8 @@ def _side_by_side(workload: Workload, contender: Contender, turn: Turn) -> tuple
     whole: list[float] = []
     with Loop(workload, Contender(), turn) as bare, Loop(workload, contender, turn) as watched:
         for step in range(turn.num_steps):
+            if step == WARM_UP_STEPS:
+                watched.settle()
             bare.fetch()
             watched.fetch()
             begin = time.process_time()

@@ -84,6 +84,11 @@ class Forewarn(Contender):
         assert self._monitor is not None
         self._monitor.step(loss)
 
+    def settle(self) -> None:
+        assert self._monitor is not None
+        assert self._monitor._writer is not None
+        self._monitor._writer.flush()
+
     def close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
