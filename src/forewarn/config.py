@@ -46,8 +46,8 @@ class Config(Settings):
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
     """Checks kept in memory per metric of each tensor that a rule looks at; about 5 bytes each."""
-    blocks: str | None = None
-    """A regex for the names of the modules that are the blocks of the model; by default they are found."""
+    blocks: str = pattern()
+    """A regular expression for the whole names of the modules that are the blocks of the model; else they are found."""
     mean_gain_drift_window: int = between(10, 2)
     """Checks over which `gain/mean_ma` is averaged and whose oldest `gain/drift` is measured against."""
     escalation_steps: int = between(20, 0)
@@ -64,6 +64,10 @@ class Config(Settings):
     """A regular expression found in the names of the modules that give router logits, in a mixture of experts."""
     router_top_k: int = between(1, 1)
     """How many experts a token goes to."""
+    early_stopping_patience: int = between(0, 0)
+    """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
+    early_stopping_min_delta: float = between(0.0, 0.0)
+    """By how much a validation loss must be lower to be better."""
     disable: tuple[str, ...] = ()
     """Rules that are not judged, by code or by name."""
     plan: Plan = Plan()

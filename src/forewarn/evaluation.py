@@ -33,6 +33,31 @@ def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
     return len(recent) == window and all(abs(improvement(*pair)) < change for pair in pairwise(recent))
 
 
+class Patience:
+    """How long a loss that does not improve by `min_delta` is put up with; 0 is for ever."""
+
+    def __init__(self, patience: int, min_delta: float) -> None:
+        self._patience = patience
+        self._min_delta = min_delta
+        self.best = math.inf
+        self.waited = 0
+        """Losses in a row that were no improvement."""
+
+    def is_over(self, loss: float) -> bool:
+        """Whether this loss is one too many."""
+        if loss < self.best - self._min_delta:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return 0 < self._patience <= self.waited
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = float(state.get("best", math.inf)), int(state.get("waited", 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """One evaluation, as it was recorded; NaN and no word where something is not known."""

@@ -6,7 +6,6 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,15 +17,15 @@ from forewarn.actions import Identity, Policy, act, adjust
 from forewarn.alerts import Ledger
 from forewarn.config import Config
 from forewarn.convergence import Forecast, LossCurve, forecast
-from forewarn.evaluation import NO_VALIDATION_LOSS
+from forewarn.evaluation import NO_VALIDATION_LOSS, Patience
 from forewarn.history import History
 from forewarn.portable_state import to_arrays, to_tensors
 from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
-from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
-from forewarn.probes.recording import recorded
+from forewarn.probes.probe import ONE, Array, Probe, Reading
+from forewarn.probes.recording import Collected, recorded
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.tasks import Shared
 from forewarn.probes.transfer import Transfer
@@ -40,15 +39,6 @@ from forewarn.views import View
 from forewarn.views.audience import Audience
 
 _log = logging.getLogger("forewarn")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What was collected at one step, on its way to the host."""
-
-    step: int
-    time: float
-    collected: list[tuple[Probe, Pending]]
 
 
 class Monitor:
@@ -90,9 +80,10 @@ class Monitor:
         self._adjusted: set[Identity] = set()
         self._epoch_ended = -1
         """The step at which the last epoch did."""
-        self._transfer: Transfer[_Step] = Transfer()
+        self._transfer: Transfer[Collected] = Transfer()
         self._resumed_at = -1
         """The first step after a resume."""
+        self._patience = Patience(config.early_stopping_patience, config.early_stopping_min_delta)
         self._stop = False
         self._closed = False
         self._told: set[str] = set()
@@ -111,7 +102,7 @@ class Monitor:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the policy asks the loop to stop; never True under the default policy."""
+        """Whether the loop is asked to stop: by the policy, or by early stopping; by default neither ever does."""
         return self._stop
 
     def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
@@ -123,8 +114,8 @@ class Monitor:
         with self._stopwatch:
             try:
                 self._give(loss, extra)
-                now = _Step(self.at, time.time(), self._loop.collect())
-                self._transfer.send(now, [tensor for _, pending in now.collected for tensor in pending.tensors])
+                now = Collected(self.at, time.time(), self._loop.collect())
+                self._transfer.send(now, now.tensors)
                 outcome = self._conclude(self._transfer.receive())
                 self._loop.measured = self._schedule.measured(self.at + 1)
             except _WrongArgument as error:
@@ -140,7 +131,8 @@ class Monitor:
     def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
         """Complete an epoch: record and judge what it has brought, for the step that ended last.
 
-        `train_loss` is by default the mean of the losses that `step` was given since the last epoch.
+        `train_loss` is by default the mean of the losses that `step` was given since the last epoch. With
+        `Config(early_stopping_patience=…)` a validation loss that no longer improves sets `should_stop`.
         """
         self._check_open()
         probe = self._probes["evaluation"]
@@ -149,6 +141,8 @@ class Monitor:
         if val_loss is None and "validation" not in self._told:
             self._told.add("validation")
             _log.warning("%s", NO_VALIDATION_LOSS)
+        elif val_loss is not None and self._patience.is_over(float(val_loss)):
+            self._stop = True
         with self._stopwatch:
             try:
                 self.at = max(self.at, self._epoch_ended + 2)  # an epoch without a step has a number of its own
@@ -259,6 +253,7 @@ class Monitor:
             "curve": self._curve.state_dict(),
             "failed_rules": sorted(self._judge.failed),
             "epoch_ended": self._epoch_ended,
+            "patience": self._patience.state_dict(),
             "adjusted": sorted(map(list, self._adjusted)),
             "balance": self._tasks.state_dict(),
             "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
@@ -277,6 +272,7 @@ class Monitor:
         self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
         self._epoch_ended = int(state.get("epoch_ended", -1))
+        self._patience.load_state_dict(state.get("patience", {}))
         self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
         self._tasks.load_state_dict(state.get("balance", {}))
         for name, probe in self._probes.items():
@@ -320,7 +316,7 @@ class Monitor:
                 raise _WrongArgument(error) from None
             _log.warning("step %d: %s; the value is left out", self.at, error)
 
-    def _conclude(self, arrived: Iterable[tuple[_Step, list[Array]]]) -> Outcome:
+    def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
         outcome = Outcome()
         for step, arrays in arrived:
@@ -328,7 +324,7 @@ class Monitor:
             outcome = Outcome(outcome.alerts + changed, outcome.actions + taken)
         return outcome
 
-    def _conclude_one(self, step: _Step, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
+    def _conclude_one(self, step: Collected, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
         blocks, distributions = self._recorded(step, arrays)
         self.history.append(blocks)
         self._curve.take(step.step, blocks)
@@ -346,13 +342,9 @@ class Monitor:
         self._audience.show(step.step, blocks, distributions, changed, taken)
         return changed, taken
 
-    def _recorded(self, step: _Step, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
+    def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
         """The readings of one step in the form that is stored, and those that are judged."""
-        readings: list[Reading | Histograms] = []
-        for probe, pending in step.collected:
-            own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
-            readings += self._loop.guard(probe, _decoded, pending, own) or []
-        readings += self._troubles()
+        readings = [*step.readings(arrays, self._loop.guard), *self._troubles()]
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
         return recorded(step.step, step.time, readings)
@@ -380,7 +372,7 @@ class Monitor:
         pending = probe.collect(False)
         if pending is None:
             return Outcome()
-        self._transfer.send(_Step(max(0, self.at - 1), time.time(), [(probe, pending)]), pending.tensors)
+        self._transfer.send(Collected(max(0, self.at - 1), time.time(), [(probe, pending)]), pending.tensors)
         return self._conclude(self._transfer.receive(wait=wait))
 
     def _check_open(self) -> None:
@@ -394,7 +386,3 @@ class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
-    return list(pending.decode(arrays))

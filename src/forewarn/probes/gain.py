@@ -40,7 +40,7 @@ class GainProbe(Probe):
 
     name = "gain"
 
-    def __init__(self, roster: Roster, blocks: str | None, gradients: GradientProbe, window: int) -> None:
+    def __init__(self, roster: Roster, blocks: str, gradients: GradientProbe, window: int) -> None:
         reachable = hookable_modules(roster.called)
         self._names = block_names(roster.model, blocks)
         self._modules = [reachable[name] for name in self._names if name in reachable]

@@ -149,14 +149,14 @@ def _kinds(model: nn.Module) -> dict[int, str]:
     return kinds
 
 
-def block_names(model: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
+def block_names(model: nn.Module, pattern: str = "") -> tuple[str, ...]:
     """The repeated blocks of a model, first to last, or the modules whose names match a regex.
 
     Blocks are the children of its longest list of modules of one class; where there is none, the layers of its longest
     plain stack.
     """
     modules = [(clean_name(f"{name}.").removesuffix("."), each) for name, each in unwrapped(model).named_modules()]
-    if pattern is not None:
+    if pattern:
         chosen = tuple(name for name, _ in modules if re.fullmatch(pattern, name))
         if not chosen:
             raise ValueError(f"blocks={pattern!r} matches no module; names look like {modules[-1][0]!r}")

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from forewarn.probes.probe import Histograms, Reading
+from forewarn.probes.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.stats import Numbers
 from forewarn.types import Block, Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was collected at one step, on its way to the host."""
+
+    step: int
+    time: float
+    pending: list[tuple[Probe, Pending]]
+
+    @property
+    def tensors(self) -> list[Numbers]:
+        """What has to arrive before it can be read."""
+        return [tensor for _, pending in self.pending for tensor in pending.tensors]
+
+    def readings(self, arrays: list[Array], guard: Callable[..., Any]) -> list[Reading | Histograms]:
+        """The readings, once the tensors are there as arrays; `guard` calls into a probe and keeps what it raises."""
+        found: list[Reading | Histograms] = []
+        for probe, pending in self.pending:
+            own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
+            found += guard(probe, _decoded, pending, own) or []
+        return found
+
+
+def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+    return list(pending.decode(arrays))
 
 
 def recorded(

@@ -11,7 +11,7 @@ import torch
 from rich.text import Text
 
 from forewarn.config import Config
-from forewarn.evaluation import NO_VALIDATION_LOSS, Epoch, epochs
+from forewarn.evaluation import NO_VALIDATION_LOSS, Epoch, Patience, epochs
 from forewarn.types import Action
 from forewarn.views.console import plain_console, print_lines
 from forewarn.views.evaluation import advice_lines
@@ -75,24 +75,26 @@ class EarlyStopping(Callback):
             raise ValueError(f"EarlyStopping.patience must be at least 1, not {patience}")
         if not min_delta >= 0:
             raise ValueError(f"EarlyStopping.min_delta must not be negative, not {min_delta}")
-        self._patience = patience
-        self._min_delta = min_delta
+        self._patience = Patience(patience, min_delta)
         self._restore_best = restore_best
-        self.best = math.inf
-        """The best validation loss so far."""
-        self.waited = 0
-        """Validations since then."""
         self._best_weights: dict[str, torch.Tensor] | None = None
 
+    @property
+    def best(self) -> float:
+        """The best validation loss so far."""
+        return self._patience.best
+
+    @property
+    def waited(self) -> int:
+        """Validations since then."""
+        return self._patience.waited
+
     def on_validation_end(self, trainer: Trainer) -> None:
-        if trainer.validation_loss < self.best - self._min_delta:
-            self.best, self.waited = trainer.validation_loss, 0
-            if self._restore_best:
-                weights = trainer.model.state_dict()
-                self._best_weights = {name: value.detach().clone() for name, value in weights.items()}
-            return
-        self.waited += 1
-        if self.waited >= self._patience:
+        is_over = self._patience.is_over(trainer.validation_loss)
+        if self.waited == 0 and self._restore_best:
+            weights = trainer.model.state_dict()
+            self._best_weights = {name: value.detach().clone() for name, value in weights.items()}
+        if is_over:
             trainer.stop(f"no improvement of the validation loss in {self.waited} validations (best {self.best:.4g})")
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -100,10 +102,11 @@ class EarlyStopping(Callback):
             trainer.model.load_state_dict(self._best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "weights": self._best_weights}
+        return {**self._patience.state_dict(), "weights": self._best_weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self._best_weights = state["best"], state["waited"], state["weights"]
+        self._patience.load_state_dict(state)
+        self._best_weights = state["weights"]
 
 
 class PostEpochEvaluationCallback(Callback):
