@@ -151,7 +151,7 @@ def test_compiled_blocks_are_unavailable_and_said_once(tmp_path):
     run = forewarn.open_run(tmp_path / "run")
     assert "gain/block" not in run.names()
     assert len(run.series("monitor/unavailable", "gain/block").values) == 1
-    assert [alert.scope for alert in monitor.alerts if alert.name == "unavailable"] == ["gain/block"]
+    assert [alert.scope for alert in monitor.alerts if alert.name == "unavailable"].count("gain/block") == 1
 
 
 def test_nothing_is_held_after_the_step(tmp_path):
