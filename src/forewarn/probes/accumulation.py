@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from forewarn.probes.noise import NoiseScale
 from forewarn.probes.probe import ONE, Array, Reading
 from forewarn.stats.norms import Norm, norm_of_all
 
@@ -22,6 +25,8 @@ class Passes:
     """Norm of the gradients after the first of them; None if it was not read or is of no use."""
     scale: Tensor | None
     """The loss scale that is in that norm."""
+    num_forwards: int
+    """Forward passes in training mode during the step."""
 
 
 class Accumulation:
@@ -42,6 +47,11 @@ class Accumulation:
         """The optimizers that have used these passes."""
         self._rounds = 0
         """Times that passes followed an optimizer step within this step."""
+        self._num_forwards = 0
+        self._noise = NoiseScale()
+
+    def forward_begins(self) -> None:
+        self._num_forwards += 1
 
     def filled(self, place: int) -> bool:
         """Backward pass number `place` of the step has filled gradients; returns whether it is the first to do so."""
@@ -70,8 +80,9 @@ class Accumulation:
         """
         whole = self._rounds == 0 and len(self._stepped) == self._num_optimizers and len(self._places) > 1
         first = norm_of_all(self._first) if whole and self._first else None
-        passes = Passes(tuple(self._places), first, self._scale)
-        self._places, self._first, self._scale, self._stepped, self._rounds = [], (), None, set(), 0
+        passes = Passes(tuple(self._places), first, self._scale, self._num_forwards)
+        self._places, self._first, self._scale, self._stepped = [], (), None, set()
+        self._rounds = self._num_forwards = 0
         return passes
 
     def readings(self, passes: Passes, left: Array, first: float, last: float) -> Iterator[Reading]:
@@ -84,3 +95,15 @@ class Accumulation:
         yield Reading("gradient/backward_passes", ONE, num_passes)
         if num_passes > 1 and num_passes == len(empty) and empty[0] and first > 0:
             yield Reading("gradient/accumulation_growth", ONE, last / first)
+            if passes.num_forwards < num_passes:
+                return  # several losses of one forward pass are not several batches
+            self._noise.update(num_passes, first, last)
+            if not math.isnan(scale := self._noise.value):
+                yield Reading("gradient/noise_scale", ONE, scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"expected": self.expected, "noise": self._noise.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.expected = bool(state["expected"])
+        self._noise.load_state_dict(state["noise"])

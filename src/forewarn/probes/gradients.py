@@ -108,6 +108,9 @@ class GradientProbe(Probe):
         self._clip = float(max_norm)
         return norm
 
+    def forward_begins(self) -> None:
+        self._accumulation.forward_begins()
+
     def backward_begins(self, measured: bool) -> None:
         self._seen_before = [] if self._clipped_last_step and not measured else self._identities()
         if measured:
@@ -285,11 +288,12 @@ class GradientProbe(Probe):
             yield Reading("gradient/share_of_start", ONE, norm / level)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": list(self._start), "accumulates": self._accumulation.expected}
+        return {"start": list(self._start), "accumulation": self._accumulation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = [float(each) for each in state["start"]]
-        self._accumulation.expected = bool(state.get("accumulates", False))
+        if "accumulation" in state:
+            self._accumulation.load_state_dict(state["accumulation"])
 
     def _unavailable(self, reason: Reason, measured: bool) -> Iterator[Reading]:
         """Said on measured steps, and taken back once when the reading is there again."""
