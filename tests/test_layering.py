@@ -10,6 +10,7 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "bands": set(),
     "distributions": {"types"},
     "config": {"types"},
     "schedule": {"types"},
@@ -21,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": {"types", "distributions"},
     "probes": {"types", "ema", "distributions", "stats"},
     "store": {"types", "distributions"},
-    "views": {"types", "distributions", "store"},
+    "views": {"types", "bands", "distributions", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "series", "history", "rules", "alerts", "store", "checklist"},
@@ -34,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "types", "distributions", "config", "schedule", "series", "history", "remedies", "rules", "alerts", "store",
-    "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
+    "bands", "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 
