@@ -324,8 +324,8 @@ class Trainer:
             "accumulation_steps": self.config.accumulation_steps,
             "amp": self.config.amp,
         }
-        total = self._total_steps(data)
-        return known if total is None else {**known, "total_steps": total}
+        found = {"micro_batch_size": getattr(data, "batch_size", None), "total_steps": self._total_steps(data)}
+        return known | {name: value for name, value in found.items() if value is not None}
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:
         """How many steps training will take, where that is known."""
