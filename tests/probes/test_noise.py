@@ -82,6 +82,25 @@ def test_two_losses_of_one_forward_pass_are_not_two_batches(watch):
     assert "gradient/noise_scale" not in monitor.history
 
 
+def synthetic(noise, ratios, levels, num_passes=4, size=400):
+    """Feeds the norms of sums of Gaussian micro-batches with these noise scales, the true gradients of these norms."""
+    rng = np.random.default_rng(0)
+    for ratio, level in zip(ratios, levels, strict=True):
+        passes = level * (np.eye(1, size) + rng.normal(0, math.sqrt(ratio / size), (num_passes, size)))
+        noise.update(num_passes, float(np.linalg.norm(passes[0])), float(np.linalg.norm(passes.sum(axis=0))))
+    return noise.value
+
+
+def test_gradients_that_fall_a_thousandfold_do_not_blur_it():
+    assert synthetic(NoiseScale(), [3.0] * 150, np.geomspace(1000, 1, 150)) == pytest.approx(3, rel=0.2)
+
+
+def test_it_follows_a_noise_scale_that_grows_while_gradients_fall():
+    noise = NoiseScale()
+    assert synthetic(noise, [0.3] * 60, np.geomspace(100, 10, 60)) == pytest.approx(0.3, rel=0.2)
+    assert synthetic(noise, [8.0] * 100, [1.0] * 100) == pytest.approx(8, rel=0.25)
+
+
 def test_a_step_that_is_not_finite_is_left_out():
     noise, other = NoiseScale(), NoiseScale()
     for step in range(12):
