@@ -138,19 +138,22 @@ class GradientProbe(Probe):
         found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
-        if is_first and self._all_cleared(live[key] for key in gradients):
+        if is_first and self._comparable(live[key] for key in gradients):
             self._accumulation.keep(list(found.values()), scale)
         if not self._clipped_last_step:
             self._latest, self._latest_scale = found, scale
 
-    def _all_cleared(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether an optimizer clears every one of these gradients and all are those of the whole batch by now.
+    def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether the gradients of these parameters are of this step's passes alone, and of all ranks.
 
-        What is frozen or in no optimizer may hold an old gradient; under DDP's `no_sync` each rank has its own.
+        What is frozen or in no optimizer may hold an old gradient; under DDP's `no_sync` each rank has its own, and of
+        what is sharded a part.
         """
         held = {id(each) for at in range(self._roster.num_optimizers) for each in self._held(at)}
         synced = getattr(self._roster.called, "require_backward_grad_sync", True)
-        return synced and all(each.requires_grad and id(each) in held for each in parameters)
+        return synced and all(
+            each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters
+        )
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
