@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,3 +233,25 @@ def test_information_is_no_reason_against_a_healthy_run(diagnosed: Callable[...,
     assert state_of(diagnosis, "no alerts") == "pass"
     assert detail_of(diagnosis, "no alerts") == "info 1"
     assert diagnosis.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"micro_batch_size": 16}, "noise scale 510 examples: batches up to about that size .* yours is 64"),
+        ({"batch_size": 64}, "noise scale 510 examples: .* yours is 64"),
+        ({"batch_size": True}, "noise scale 32 micro-batches: .* yours is 4"),
+        ({}, "noise scale 32 micro-batches: .* yours is 4"),
+    ],
+)
+def test_the_batch_size_that_the_gradient_noise_suggests_is_information(diagnosed, declared, words):
+    readings = {"gradient/noise_scale": [90.0, 32.0], "gradient/backward_passes": [4.0] * 3}
+    diagnosis = diagnosed(readings, Facts(hyperparameters=declared))
+    assert state_of(diagnosis, "batch size") == "info"
+    assert re.search(words, detail_of(diagnosis, "batch size"))
+    assert diagnosis.exit_code == 0
+
+
+def test_without_a_noise_scale_no_batch_size_is_suggested(diagnosed):
+    diagnosis = diagnosed({"gradient/backward_passes": [1.0] * 3}, Facts(hyperparameters={"batch_size": 64}))
+    assert "batch size" not in {check.name for check in diagnosis.checklist}

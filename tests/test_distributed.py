@@ -1,5 +1,6 @@
 """Several processes: the first one measures and records, and what it reads is true."""
 
+import contextlib
 import math
 import socket
 
@@ -137,3 +138,37 @@ def train_tasks(rank: int, port: int, folder: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["ddp", "static", "fsdp2"])
 def test_tasks_are_compared_only_where_that_is_safe(tmp_path, how):
     multiprocessing.spawn(train_tasks, (free_port(), str(tmp_path), how), nprocs=2)
+
+
+def accumulate(rank: int, port: int, folder: str, how: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = fully_shard(plain) if how == "sharded" else DistributedDataParallel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    for _ in range(4):
+        for number in range(3):
+            alone = how == "no_sync" and number < 2
+            with model.no_sync() if alone else contextlib.nullcontext():
+                loss = model(torch.ones(2, 4) * (rank + 1)).square().mean()
+                loss.backward()
+        monitor.clip_grad_norm_(10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    monitor.close()
+    if rank == 0:
+        assert monitor.history.series("gradient/backward_passes").last == 3
+        assert ("gradient/accumulation_growth" in monitor.history) == (how == "synced")
+        if how == "synced":
+            assert monitor.history.series("gradient/accumulation_growth").last == pytest.approx(3, rel=1e-5)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["synced", "no_sync", "sharded"])
+def test_micro_batches_are_compared_only_where_their_gradients_are_those_of_all_ranks(tmp_path, how):
+    multiprocessing.spawn(accumulate, (free_port(), str(tmp_path), how), nprocs=2)

@@ -10,6 +10,7 @@ SOURCE = Path(forewarn.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "ema": set(),
+    "bands": set(),
     "settings": set(),
     "portable_state": set(),
     "plan": {"settings"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "balance": {"types", "config", "probes"},
     "tasks": {"types", "config", "probes", "balance"},
     "store": {"types", "distributions"},
-    "views": {"types", "distributions", "gradient_tally", "store"},
+    "views": {"types", "bands", "distributions", "gradient_tally", "store"},
     "actions": {"types", "alerts"},
     "checklist": {"types", "config", "series", "history", "store", "rules"},
     "diagnosis": {"types", "config", "evaluation", "series", "history", "rules", "alerts", "store", "checklist"},
@@ -58,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "types", "settings", "thresholds", "plan", "convergence", "config", "evaluation",
+    "types", "settings", "thresholds", "plan", "convergence", "config", "evaluation", "bands",
     "distributions", "gradient_tally", "schedule", "series", "history", "remedies", "learning_remedies", "rules",
     "alerts", "store", "views", "actions", "checklist", "diagnosis", "commands", "cli", "__init__", "__main__",
 }  # fmt: skip

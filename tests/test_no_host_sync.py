@@ -28,7 +28,7 @@ class Counting(TorchDispatchMode):
         return sum(count for name, count in self.operations.items() if name in SYNCS)
 
 
-def train(num_layers: int, watch, *, every, clip: bool, steps: int) -> list[Counting]:
+def train(num_layers: int, watch, *, every, clip: bool, steps: int, passes: int = 1) -> list[Counting]:
     """Per step the operations of optimizer step, clipping and monitor, without those of an unwatched twin."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(num_layers)])
@@ -37,8 +37,9 @@ def train(num_layers: int, watch, *, every, clip: bool, steps: int) -> list[Coun
     counts = []
     for _ in range(steps):
         with Counting() as counting:
-            loss = model(torch.ones(2, 4)).square().mean()
-            loss.backward()
+            for _ in range(passes):
+                loss = model(torch.ones(2, 4)).square().mean()
+                loss.backward()
             if clip and monitor:
                 monitor.clip_grad_norm_(1.0)
             elif clip:
@@ -67,9 +68,10 @@ def test_an_unmeasured_step_adds_a_few_operations_and_no_sync_however_many_param
 @pytest.mark.skipif(not native.available(), reason=native.why_not())
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("clip", [True, False])
-def test_with_the_native_backend_nothing_is_computed_by_torch(watch, clip, measured):
-    bare = train(20, None, every=None, clip=clip, steps=4)[-1]
-    watched = train(20, watch, every=lambda step: measured, clip=clip, steps=4)[-1]
+@pytest.mark.parametrize("passes", [1, 3])
+def test_with_the_native_backend_nothing_is_computed_by_torch(watch, passes, clip, measured):
+    bare = train(20, None, every=None, clip=clip, steps=4, passes=passes)[-1]
+    watched = train(20, watch, every=lambda step: measured, clip=clip, steps=4, passes=passes)[-1]
     # The loss is taken out of its graph, and numpy is handed an alias of it and of the norm that clipping computed.
     assert watched.operations - bare.operations == Counter(detach=3 if clip else 2)
 

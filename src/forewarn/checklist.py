@@ -12,7 +12,7 @@ import numpy as np
 from forewarn.config import Config
 from forewarn.series import Floats, nanmedian
 from forewarn.store import Run
-from forewarn.types import Alert, Severity, in_words
+from forewarn.types import Alert, Facts, Severity, in_words
 
 FEWEST_READINGS = 20
 """Below so many readings a trend over the run says nothing."""
@@ -35,7 +35,8 @@ class Check:
     """One point of the checklist."""
 
     name: str
-    state: Literal["pass", "fail", "unknown"]
+    state: Literal["pass", "fail", "unknown", "info"]
+    """`info` is worth knowing and neither good nor bad."""
     detail: str
     """The number behind the state, or what is missing."""
 
@@ -50,6 +51,7 @@ def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check,
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
         _no_alerts(alerts),
+        *_batch_size(run),
     )
 
 
@@ -133,6 +135,28 @@ def _no_alerts(alerts: Sequence[Alert]) -> Check:
     counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
     detail = ", ".join(f"{level} {count}" for level, count in counts.items() if count) or "none fired"
     return _verdict("no alerts", all(alert.severity is Severity.INFO for alert in alerts), detail)
+
+
+def _batch_size(run: Run) -> tuple[Check, ...]:
+    """How large a batch the noise in the gradients asks for; nothing where the run has no noise scale."""
+    scale, passes = _values(run, "gradient/noise_scale"), _values(run, "gradient/backward_passes")
+    if not len(scale) or not len(passes):
+        return ()
+    each, unit = _examples_per_pass(run.facts, float(passes[-1])), "examples"
+    if each is None:
+        each, unit = 1.0, "micro-batches"
+    suggested, present = in_words(float(f"{scale[-1] * each:.2g}")), in_words(each * float(passes[-1]))
+    detail = f"gradient noise scale {suggested} {unit}: batches up to about that size are used efficiently"
+    return (Check("batch size", "info", f"{detail}; yours is {present}"),)
+
+
+def _examples_per_pass(facts: Facts, passes: float) -> float | None:
+    """From the declared size of a micro-batch, or from that of the batch of a whole step."""
+    for name, parts in (("micro_batch_size", 1.0), ("batch_size", passes)):
+        declared = facts.hyperparameters.get(name)
+        if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
+            return declared / parts
+    return None
 
 
 def _halves(values: Floats) -> tuple[float, float]:

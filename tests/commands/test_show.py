@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from forewarn.config import Config
 from forewarn.store import RunWriter
 from forewarn.types import Distribution
-from tests.commands.conftest import FACTS, LAYERS, Said, block
+from tests.commands.conftest import FACTS, LAYERS, Said, block, blocks_of, falling
 from tests.distributions.made import histogram
 
 Call = Callable[..., Said]
@@ -158,3 +159,32 @@ def test_an_empty_run_is_one_sentence(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("show", tmp_path / "run")
     assert said.code == 3
     assert "has recorded nothing yet" in said.err
+
+
+def declared_run(path: Path, total_steps: int) -> Path:
+    facts = dataclasses.replace(FACTS, hyperparameters={"total_steps": total_steps})
+    writer = RunWriter(path, facts=facts, config=Config().to_dict())
+    for step, loss in enumerate(falling(100)):
+        writer.append(step, blocks_of(step, loss))
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (5, "median 0.001; healthy early in a run 1e-3 to 1e-2"),
+        (50, "median 0.001; healthy in the middle of a run 1e-4 to 1e-3"),
+        (99, "median 0.001; healthy late in a run 1e-5 to 1e-4"),
+    ],
+)
+def test_the_update_ratio_stands_beside_its_healthy_band(forewarn: Call, tmp_path: Path, step: int, words: str) -> None:
+    run = declared_run(tmp_path / "run", 100)
+    assert f"update ratio: {words}\n" in forewarn("show", run, "--step", step).out
+    assert f"update ratio: {words}\n" in forewarn("show", run, "--step", step, "--metric", "update/").out
+    assert "healthy" not in forewarn("show", run, "--step", step, "--metric", "gradient/").out
+
+
+def test_where_nothing_tells_the_phase_of_a_run_every_band_is_shown(forewarn: Call, healthy: Path) -> None:
+    said = " ".join(forewarn("show", healthy).out.split())
+    assert "healthy early in a run 1e-3 to 1e-2, in the middle of a run 1e-4 to 1e-3, late in a run 1e-5" in said

@@ -27,6 +27,7 @@ COLUMNS = {
     "update/frozen_cause": "moves",
 }
 """What is shown of each layer unless --metric asks for something else."""
+MEDIAN_RATIO = "monitor/update_ratio_median"
 
 
 @click.command()
@@ -121,12 +122,15 @@ def _picture(
         names = _chosen(run, metric)
         at = _measured_step(run, names, step)
         rows = itertools.takewhile(lambda row: row[0] == at, run.steps(at))
-        blocks = [block for _, recorded in rows for block in recorded if not metric or metric.search(block.name)]
+        recorded = [block for _, of_step in rows for block in of_step]
+        blocks = [block for block in recorded if not metric or metric.search(block.name)]
+        with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
+        ratio = _update_ratio(run, at, recorded) if with_ratios else []
         last_step = run.last_step
     of = f" of {last_step}" if last_step != at else ""
     parts: list[RenderableType] = [Text.assemble((short(str(path)), "bold"), f"  step {at}{of}\n")]
     parts += _key_numbers([block for block in blocks if _is_of_the_run(block.name, block.scopes)])
-    return parts + _layers([block for block in blocks if block.name in names], scope)
+    return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope)]
 
 
 def _chosen(run: Run, wanted: re.Pattern[str] | None) -> list[str]:
@@ -177,6 +181,26 @@ def _key_numbers(blocks: Sequence[Block]) -> list[RenderableType]:
     ]
     cells = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in sorted(pairs)]
     return [Columns(cells, padding=(0, 3), column_first=True), Text()] if cells else []
+
+
+def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[RenderableType]:
+    """`update ratio: median 3e-4; healthy in the middle of a run 1e-4 to 1e-3`, if the step has one."""
+    import numpy as np
+    from rich.text import Text
+
+    from forewarn.bands import Rate, phase, update_ratio_words
+    from forewarn.types import in_words
+
+    median = next((float(block.values[0]) for block in blocks if block.name == MEDIAN_RATIO), float("nan"))
+    if not np.isfinite(median):
+        return []
+    groups = [run.series("train/lr", group) for group in run.scopes("train/lr")] if "train/lr" in run.names() else []
+    rates = [Rate.of(lr.values[lr.steps <= step]) for lr in groups]
+    highest = max(rates, key=lambda rate: np.nan_to_num(rate.peak), default=Rate())
+    total = run.facts.hyperparameters.get("total_steps")
+    now = phase(step, total if isinstance(total, int | float) else None, highest)
+    line = Text.assemble("update ratio: median ", (in_words(median), "bold"), f"; {update_ratio_words(now)}\n")
+    return [line]
 
 
 def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[RenderableType]:

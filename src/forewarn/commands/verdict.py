@@ -24,7 +24,7 @@ from forewarn.views.wording import STYLES, AlertGroup, counted, grouped, literal
 MOST_REMEDIES = 5
 MOST_EPOCHS = 5
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
-_MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("–", "dim")}
+_MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("–", "dim"), "info": ("·", "cyan")}
 
 
 def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:

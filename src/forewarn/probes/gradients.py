@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.probes.accumulation import Accumulation
 from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
@@ -83,6 +84,7 @@ class GradientProbe(Probe):
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
         """Per optimizer: what was left in its gradients when the backward passes of this step began."""
+        self._accumulation = Accumulation(roster.num_optimizers)
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
@@ -100,12 +102,17 @@ class GradientProbe(Probe):
             self._roster.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
+        if self._clip is not None:
+            self._accumulation.drop()  # what was clipped between two passes has not grown by itself
         self._clip_norm = _unscaled(whole, self._loss_scale())
         self._clip = float(max_norm)
         return norm
 
+    def forward_begins(self) -> None:
+        self._accumulation.forward_begins()
+
     def backward_begins(self, measured: bool) -> None:
-        self._seen_before = [] if self._clipped_last_step else self._identities()
+        self._seen_before = [] if self._clipped_last_step and not measured else self._identities()
         if measured:
             for at in range(self._roster.num_optimizers):
                 left = [
@@ -117,16 +124,36 @@ class GradientProbe(Probe):
                 self._residual.setdefault(at, []).append(norm_of_all(norms(left)))
 
     def backward_ended(self, measured: bool) -> None:
-        if self._clipped_last_step or self._identities() == self._seen_before:
-            return  # either known from clipping, or a pass that filled no gradient, such as torch.autograd.grad
+        if self._clipped_last_step and not measured:
+            return  # the norm will be known from clipping
+        if self._identities() == self._seen_before:
+            return  # a pass that filled no gradient, such as torch.autograd.grad
+        is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1)
+        if self._clipped_last_step and not (is_first and self._accumulation.expected):
+            return
+        live = self._roster.live()
         gradients = {
-            key: gradient
-            for key, each in self._roster.live().items()
-            if (gradient := each.grad) is not None and gradient.numel()
+            key: gradient for key, each in live.items() if (gradient := each.grad) is not None and gradient.numel()
         }
-        self._latest = dict(zip(gradients, norms(list(gradients.values())), strict=True))
+        found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         scale = self._loss_scale()
-        self._latest_scale = None if scale is None else scale.detach().clone()
+        scale = None if scale is None else scale.detach().clone()
+        if is_first and self._comparable(live[key] for key in gradients):
+            self._accumulation.keep(list(found.values()), scale)
+        if not self._clipped_last_step:
+            self._latest, self._latest_scale = found, scale
+
+    def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether the gradients of these parameters are of this step's passes alone, and of all ranks.
+
+        What is frozen or in no optimizer may hold an old gradient; under DDP's `no_sync` each rank has its own, and of
+        what is sharded a part.
+        """
+        held = {id(each) for at in range(self._roster.num_optimizers) for each in self._held(at)}
+        synced = getattr(self._roster.called, "require_backward_grad_sync", True)
+        return synced and all(
+            each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters
+        )
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
@@ -152,10 +179,12 @@ class GradientProbe(Probe):
         if scaler is not None:
             self._scaler = scaler
             self._stepping.watch_scaler(scaler)
+            self._accumulation.drop()  # it was taken for the norm of gradients that are not scaled
             self._latest_scale = scaler._scale.detach().clone()
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
+        self._accumulation.used(at)
         if not self._latest:
             return
         own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
@@ -179,9 +208,11 @@ class GradientProbe(Probe):
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         found, self._measured = list(self._measured.values()), {}
         residual, self._residual = list(self._residual.values()), {}
+        passes = self._accumulation.collect()
         names = self._roster.names
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
-        tensors += [_number(left) for passes in residual for left in passes]
+        tensors += [_number(left) for of_one in residual for left in of_one]
+        tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
         for each in found:
             tensors += each.visit.tensors
             tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
@@ -189,9 +220,10 @@ class GradientProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
+            left = np.array([[float(waiting.pop(0)) for _ in of_one] for of_one in residual])
             if residual:
-                least = [np.min([waiting.pop(0) for _ in passes]) for passes in residual]
-                yield Reading("gradient/residual_norm", ONE, np.max(least))
+                yield Reading("gradient/residual_norm", ONE, left.min(axis=1).max())
+            first = math.nan if passes.first is None else float(waiting.pop(0))
             statistics = self._statistics(found, waiting, len(names)) if found else None
             if self._stepping.skipped:
                 yield from self._unavailable(Reason.STEP_SKIPPED, measured)
@@ -206,6 +238,7 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 yield from self._share_of_start(before, measured)
+                yield from self._accumulation.readings(passes, left.max(axis=0, initial=0), first, before)
                 yield from self._unavailable(Reason.AVAILABLE, measured)
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)
@@ -258,10 +291,12 @@ class GradientProbe(Probe):
             yield Reading("gradient/share_of_start", ONE, norm / level)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": list(self._start)}
+        return {"start": list(self._start), "accumulation": self._accumulation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = [float(each) for each in state["start"]]
+        if "accumulation" in state:
+            self._accumulation.load_state_dict(state["accumulation"])
 
     def _unavailable(self, reason: Reason, measured: bool) -> Iterator[Reading]:
         """Said on measured steps, and taken back once when the reading is there again."""

@@ -95,7 +95,7 @@ class TokenBatches:
         if len(tokens) <= context:
             raise ValueError(f"{len(tokens)} tokens are too few for a context of {context}: at least {context + 1}")
         self._tokens = tokens
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._window = torch.arange(context + 1)
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -104,7 +104,7 @@ class TokenBatches:
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         num_places = len(self._tokens) - len(self._window) + 1
-        starts = torch.randint(num_places, (self._batch_size, 1), generator=self._generator)
+        starts = torch.randint(num_places, (self.batch_size, 1), generator=self._generator)
         windows = self._tokens[starts + self._window].long()
         return windows[:, :-1], windows[:, 1:]
 

@@ -336,6 +336,8 @@ class Trainer:
             "amp": self.config.amp,
         }
         known |= {} if total is None else {"total_steps": total}
+        size = getattr(data, "batch_size", None)
+        known |= {} if size is None else {"micro_batch_size": size}
         return {**known, **self.config.hyperparameters}
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.bands import Rate, phase, update_ratio_words
 from forewarn.types import Action, Alert, Block, State, in_words
 from forewarn.views.bars import ASCII_BARS, BARS, cell
 from forewarn.views.console import News, plain_console, print_lines
@@ -46,6 +47,7 @@ class LiveView:
         self._latest: dict[str, float] = {}
         self._firing: dict[tuple[str, str], Alert] = {}
         self._losses = Trace()
+        self._rate = Rate()
         self._pace = _Pace()
         self._step = 0
         self._drawn_at = -math.inf
@@ -56,6 +58,8 @@ class LiveView:
         for block in blocks:
             if block.name in _SHOWN and len(block.values):
                 self._latest[block.name] = float(block.values.max())
+            if block.name == "train/lr" and len(block.values):
+                self._rate = self._rate.then(self._latest["train/lr"])
             if block.name == "train/loss":
                 self._losses.append(float(block.values[0]))
         for alert in changed:
@@ -104,7 +108,13 @@ class LiveView:
         chart = self._losses.chart(width, CHART_ROWS, ASCII_BARS if options.ascii_only else BARS)
         worst = max((alert.severity for alert in self._firing.values()), default=None)
         alerts = Text(self._alerts(), style="green" if worst is None else STYLES[worst])
-        return Group(self._progress(width), numbers, Text(chart, style="cyan"), alerts)
+        return Group(self._progress(width), numbers, *self._band(), Text(chart, style="cyan"), alerts)
+
+    def _band(self) -> list[Text]:
+        """What update ratio is healthy now, where the phase of the run is known."""
+        now = phase(self._step, self._total_steps, self._rate)
+        known = now is not None and "monitor/update_ratio_median" in self._latest
+        return [Text(f"update ratio {update_ratio_words(now)}", style="dim")] if known else []
 
     def _progress(self, width: int) -> RenderableType:
         pace = self._pace.steps_per_second
