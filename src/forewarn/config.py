@@ -289,7 +289,7 @@ class LogitGrowth(Settings):
     """A107."""
 
     limit: float = between(100.0, 0.0)
-    """Magnitude at which to warn: bfloat16 tells logits of this size apart in steps of 0.5, which is a factor of 1.6."""
+    """Magnitude at which to warn: bfloat16 tells logits of this size apart in steps of 0.5 only, a factor of 1.6."""
     growing_limit: float = between(50.0, 0.0)
     """Magnitude at which to warn of what is still growing."""
     growth: float = between(1.5, 1.0)
