@@ -38,12 +38,15 @@ class ActivationProbe(Probe):
         self._known: dict[str, Layer] = {}
         self._units: dict[str, DeadUnits | SaturatedUnits] = {}
         """By scope, for layers whose units are followed."""
+        self._hidden = False
+        """Whether part of the model is compiled."""
         self._updated = False
         self._reason = Reason.AVAILABLE
         """What was said last about readings that are missing."""
 
     def inside(self) -> Sequence[Place]:
         self._layers.channels_first = None
+        self._hidden = any(map(is_compiled, self._roster.called.modules()))
         return [
             Place(layer.module, left=layer.left)
             for name, module in hookable_modules(self._roster.called).items()
@@ -127,7 +130,9 @@ class ActivationProbe(Probe):
     def _news(self, seen: bool, updated: bool) -> Reason | None:
         """What is to be said about readings that are missing: once, and once when they are there again."""
         watched, said = self._roster.called, self._reason
-        if any(is_compiled(module) for module in watched.modules()):
+        if not seen:  # a root that is compiled in place passes no hook
+            self._hidden = any(map(is_compiled, watched.modules()))
+        if self._hidden:
             self._reason = Reason.COMPILED
         elif seen:
             self._reason = Reason.AVAILABLE

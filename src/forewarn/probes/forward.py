@@ -30,10 +30,12 @@ class ForwardPass:
         self._loop = loop
         self._probes = list(loop.probes)
         self._handles: list[Any] = []
+        _walked.clear()  # the model may have changed since
         for probe in self._probes:
             loop.guard(probe, probe.forward_begins)
             for place in loop.guard(probe, probe.inside) or ():
                 self._put(probe, place)
+        _walked.clear()
 
     def end(self, output: Any) -> None:
         """Take every hook off; `output` is None if the forward pass raised."""
@@ -70,32 +72,44 @@ class ForwardPass:
         return reached
 
 
+_walked: dict[int, dict[str, nn.Module]] = {}
+"""What was found by walking a model, while the hooks of one pass are put on: several probes ask."""
+
+
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of the user's own model on which a hook fires, by their clean names; the root's name is empty.
 
-    What lies inside compiled code is left out: hooks there never fire, and say nothing about it.
+    What lies inside compiled code is left out: hooks there never fire, and say nothing about it. Asked for within
+    `Probe.inside`, the model is walked once for all probes.
     """
+    found = _walked.get(id(model))
+    if found is None:
+        found = _walked[id(model)] = dict(_hookable(model))
+    return found
+
+
+def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     own = unwrapped(model)
-    found: dict[str, nn.Module] = {}
     hidden: list[str] = []
     start: str | None = None
     for path, module in model.named_modules():
         if any(path.startswith(prefix) for prefix in hidden):
             continue
-        if is_compiled(module):
+        compiled = is_compiled(module)
+        if compiled:
             hidden.append(f"{path}." if path else "")
         if module is own:
             start = path
-        if start is not None and (not is_compiled(module) or hasattr(module, "_orig_mod")):
+        if start is not None and (not compiled or hasattr(module, "_orig_mod")):
             name = path[len(start) :].removeprefix(".")
-            found[clean_name(f"{name}.").removesuffix(".")] = module
-    return found
+            yield clean_name(f"{name}.").removesuffix("."), module
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module runs without its children being called as modules."""
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules  # a miss of hasattr is slow here
 
 
 def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
@@ -28,6 +29,8 @@ class BatchNormProbe(Probe):
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self._known: tuple[int, dict[str, _NormBase]] | None = None
+        """Every batch norm, and of which version of the model: to look for them takes a walk over all modules."""
         self._modes: dict[str, BatchNormState] = {}
         self._norms: dict[str, _NormBase] = {}
         self._before: dict[str, Array] = {}
@@ -36,11 +39,11 @@ class BatchNormProbe(Probe):
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
             return
-        for path, module in self._roster.model.named_modules():
-            if isinstance(module, _NormBase) and module.running_mean is not None:
-                name = clean_name(f"{path}.").removesuffix(".") or type(module).__name__
-                self._norms[name] = module
-                self._modes[name] = _mode(module)
+        if self._known is None or self._known[0] != self._roster.version:
+            self._known = self._roster.version, dict(_batch_norms(self._roster.model))
+        for name, norm in self._known[1].items():
+            self._norms[name] = norm
+            self._modes[name] = _mode(norm)
 
     def collect(self, measured: bool) -> Pending | None:
         norms, self._norms = self._norms, {}
@@ -68,6 +71,12 @@ class BatchNormProbe(Probe):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         rows = (np.array(row, np.float64) for row in state["before"])
         self._before = dict(zip(state["scopes"], rows, strict=True))
+
+
+def _batch_norms(model: nn.Module) -> Iterator[tuple[str, _NormBase]]:
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            yield clean_name(f"{path}.").removesuffix(".") or type(module).__name__, module
 
 
 def _mode(norm: _NormBase) -> BatchNormState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,37 +29,32 @@ class RepresentationProbe(Probe):
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._head = ""
-        self._last = ""
+        self._head: str | None = None
+        self._last: str | None = None
         self._sample: list[Tensor] = []
         self._num_rows = 0
 
     def inside(self) -> Sequence[Place]:
-        self._last = ""
-        places = []
-        for name, module in hookable_modules(self._roster.called).items():
-            if _is_linear(name, module):
-                scope = name or type(module).__name__
-                places.append(Place(module, self._entered(scope) if scope == self._head else None, self._left(scope)))
-        return places
+        self._last = None
+        modules = hookable_modules(self._roster.called)
+        if self._head in modules:
+            return [Place(modules[self._head], self._entered, self._left(self._head))]
+        return [Place(module, None, self._left(name)) for name, module in modules.items() if _is_linear(name, module)]
 
     def forward_ended(self, output: Any) -> None:
-        if output is not None and self._last:
-            self._head = self._last
+        if output is not None:
+            self._head = self._last  # a head that was not called is looked for anew
 
-    def _left(self, scope: str) -> Any:
+    def _left(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any], Any], None]:
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self._last = scope
+            self._last = name
 
         return left
 
-    def _entered(self, scope: str) -> Any:
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
-            if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
-                self._take(given)
-
-        return entered
+    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
+        if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
+            self._take(given)
 
     def _take(self, given: Tensor) -> None:
         """Keep a copy of a few rows, evenly over the first calls of the step: the tensor itself may change or go."""
@@ -75,7 +70,7 @@ class RepresentationProbe(Probe):
         sample, self._sample, self._num_rows = self._sample, [], 0
         if not sample or sum(map(len, sample)) < 2:
             return None
-        scope = (self._head,)
+        scope = (self._head or type(self._roster.model).__name__,)
         cosine, rank = similarity(torch.cat(sample))
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
@@ -88,7 +83,7 @@ class RepresentationProbe(Probe):
         return {"head": self._head}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._head = str(state["head"])
+        self._head = state["head"]
 
 
 def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -175,7 +175,7 @@ def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
 
 @rule(
     "A104", "representation-collapse", reads=("activation/row_cosine", "activation/effective_rank"), per_scope=True,
-    hold=3, keep=200, explains=("G103", "U103", "L103"),
+    hold=3, keep=200, explains=("G103", "U103"),
     remedies=(
         advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
         advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "

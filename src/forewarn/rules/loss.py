@@ -92,7 +92,7 @@ def loss_spike(loss: Series, config: LossSpike) -> Finding | None:
 
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
-    explains=("L101", "L102", "G102", "G104", "A108"),
+    explains=("L101", "L102", "G102", "G104", "A104", "A108"),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
 def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts) -> Finding | None:
