@@ -19,8 +19,9 @@ def described(monitor: forewarn.Monitor) -> list[str]:
     return [f"{a.code} {a.name} {a.scope} {a.severity} since {a.since} {dict(a.finding.evidence)}" for a in ranked]
 
 
-def warnings_of(monitor: forewarn.Monitor, codes: Collection[str] = tuple(EVERY_FAULT)) -> list[str]:
-    loud = [alert for alert in monitor.alerts if alert.severity >= Severity.WARNING and alert.code in codes]
+def warnings_of(monitor: forewarn.Monitor, codes: Collection[str] | None = None) -> list[str]:
+    asked = [alert for alert in monitor.alerts if codes is None or alert.code in codes]
+    loud = [alert for alert in asked if alert.severity >= Severity.WARNING]
     return [f"{a.code} {a.scope} {a.finding}" for a in loud]
 
 
