@@ -177,7 +177,7 @@ def _probes(
         GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
         WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
         MetricsProbe(roster, stepping, metrics), TaskProbe(roster, scaler),
-        EvaluationProbe(loss, change=plateau.change, window=plateau.window), LogitsProbe(roster.called),
+        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     if config.activations:
         everything.append(ActivationProbe(
@@ -185,7 +185,7 @@ def _probes(
             window=thresholds.dead_units.window, least_positions=thresholds.dead_units.positions,
             saturated_from=thresholds.saturated_units.level,
         ))  # fmt: skip
-        everything += [RepresentationProbe(roster), BatchNormProbe(roster)]
+        everything += [RepresentationProbe(roster), BatchNormProbe(roster), LogitsProbe(roster.called)]
     if config.attention:
         everything.append(AttentionProbe(roster.called, stopwatch))
     if config.router:

@@ -53,7 +53,7 @@ class Config(Settings):
     escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
     activations: bool = True
-    """Whether the outputs of layers are measured: their statistics, dead and saturated units, the last hidden state."""
+    """Whether the outputs of layers are measured: statistics, dead and saturated units, last hidden state, logits."""
     modules: str = pattern()
     """A regular expression found in the names of further modules whose outputs are measured, dead units included."""
     activation_rows: int = between(256, 8)
