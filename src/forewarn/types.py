@@ -343,7 +343,7 @@ def alert_from_json(plain: Mapping[str, Any]) -> Alert:
 def in_words(value: float | str | None) -> str:
     """A number for a person: four significant digits at most, exponents without padding."""
     if value is None:
-        return "not set"
+        return "unset"
     if isinstance(value, str):
         return value
     if math.isfinite(value) and value == int(value) and abs(value) < 1e6:

@@ -72,15 +72,16 @@ def test_modules_are_seen_on_measured_steps_only(tmp_path):
     monitor.close()
 
 
-def test_a_place_on_the_root_itself_is_passed_over(tmp_path):
-    model = net()
+def test_a_model_that_is_a_single_layer_is_looked_at_as_well(tmp_path):
+    model = nn.Linear(3, 2)
     monitor, onlooker = watched(model, tmp_path / "run", every=1)
     onlooker.inside = lambda: [onlooker._place("root", model)]
-    model(torch.ones(2, 3)).sum().backward()
+    model(input=torch.ones(2, 3)).sum().backward()
     monitor.step(1.0)
-    assert onlooker.entered == onlooker.left == []
+    assert onlooker.entered == onlooker.left == ["root"]
     assert [type(output) for output in onlooker.outputs] == [torch.Tensor]
-    assert not [alert for alert in monitor.alerts if alert.name == "probe-failed"]
+    assert monitor._loop.failures == {}
+    assert len(monitor.history.series("activation/mean", "Linear")) == 1
     monitor.close()
 
 

@@ -122,7 +122,7 @@ def test_it_compares_on_every_nth_step_and_records_losses_on_each(two, watch):
     for _ in range(25):
         step(model, optimizer, monitor)
     assert monitor.history.panel("task/ratio").steps.tolist() == [0, 10, 20]
-    assert len(monitor.history.panel("task/loss")) == 25
+    assert monitor.history.panel("task/loss").steps.tolist() == list(range(17, 25))  # what no rule reads is short
 
 
 def test_batches_of_an_accumulation_are_averaged_and_compared_once(two, watch):

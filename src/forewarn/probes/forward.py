@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 class ForwardPass:
     """One forward pass under observation: every hook that probes asked for is on until `end`.
 
-    Of the root itself probes see `forward_begins` and `forward_ended`: by then it is too late for a hook on it.
-
     A hook costs 1.5 µs a call even when it does nothing, so they are put on for the passes that are measured and taken
     off at their end. The recomputation of activation checkpointing comes within the backward pass, after that end.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._loop = loop
         self._probes = list(loop.probes)
+        self._root = root
+        self._given = (args, kwargs)
         self._handles: list[Any] = []
+        self._leaving_root: list[Callable[..., None]] = []
+        """What is to see the output of the root: its own hooks are under way, and take no more of them."""
+        self._is_open = True
         _walked.clear()  # the model may have changed since
         for probe in self._probes:
             loop.guard(probe, probe.forward_begins)
@@ -41,22 +44,31 @@ class ForwardPass:
         """Take every hook off; `output` is None if the forward pass raised."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        if output is not None:
+            for seen in self._leaving_root:
+                seen(self._root, *self._given, output)
+        self._is_open = False
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
+        self._given, self._leaving_root = ((), {}), []  # hooks that tensors keep must not hold what the model was given
 
     def _put(self, probe: Probe, place: Place) -> None:
-        if place.entered is not None:
-            hook = Hook(self._passing_on(probe, place.entered))
-            self._handles.append(place.module.register_forward_pre_hook(hook, with_kwargs=True))
-        if place.left is not None:
-            hook = Hook(self._passing_on(probe, place.left))
-            self._handles.append(place.module.register_forward_hook(hook, with_kwargs=True))
+        entered = None if place.entered is None else self._passing_on(probe, place.entered)
+        left = None if place.left is None else self._passing_on(probe, place.left)
+        if place.module is self._root:
+            if entered is not None:
+                entered(self._root, *self._given)
+            self._leaving_root += [] if left is None else [left]
+            return
+        if entered is not None:
+            self._handles.append(place.module.register_forward_pre_hook(Hook(entered), with_kwargs=True))
+        if left is not None:
+            self._handles.append(place.module.register_forward_hook(Hook(left), with_kwargs=True))
 
     def _passing_on(self, probe: Probe, target: Callable[..., Iterable[Followed] | None]) -> Callable[..., None]:
         def seen(module: nn.Module, *what: Any) -> None:
             recomputed = torch._C._current_graph_task_id() != -1
-            if self._handles and not recomputed and probe in self._loop.probes:
+            if self._is_open and not recomputed and probe in self._loop.probes:
                 with self._loop.stopwatch, unseen():
                     for each in self._loop.guard(probe, target, *what) or ():
                         each.tensor.register_hook(Hook(self._guarded(probe, each.reached)))

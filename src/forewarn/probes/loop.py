@@ -39,7 +39,7 @@ class Loop:
         self._graph_task = -1
         self._forward: ForwardPass | None = None
         self._handles = [
-            model.register_forward_pre_hook(Hook(self._forward_begins, traced=True)),
+            model.register_forward_pre_hook(Hook(self._forward_begins, traced=True), with_kwargs=True),
             model.register_forward_hook(Hook(self._forward_ended, traced=True), always_call=True),
         ]
         for at, optimizer in enumerate(optimizers):
@@ -94,11 +94,11 @@ class Loop:
 
         return stepped
 
-    def _forward_begins(self, module: nn.Module, args: Any) -> None:
+    def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.stopwatch:
             self._end_forward(None)
             if self.measured and module.training and torch.is_grad_enabled():
-                self._forward = ForwardPass(self)
+                self._forward = ForwardPass(self, module, args, kwargs)
 
     def _end_forward(self, output: Any) -> None:
         """Take the hooks of a pass off; one that was interrupted from the keyboard is still on when the next comes."""

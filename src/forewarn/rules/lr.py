@@ -40,7 +40,9 @@ def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
         return
     now, meant = lr.last.astype(np.float64), plan.last.astype(np.float64)
     allowed = config.tolerance * meant + config.negligible * np.fmax.reduce(plan.values, axis=0, initial=0.0)
-    for at in np.flatnonzero(np.abs(now - meant) > allowed):
+    with np.errstate(invalid="ignore"):
+        missed = np.abs(now - meant) > allowed
+    for at in np.flatnonzero(missed):
         yield found(Severity.WARNING, now[at], meant[at], lr.scopes[at])
 
 
@@ -63,7 +65,7 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, config: LrJumpOnResume) -> Find
     fires: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1e-3
     quiet: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1.01e-4
     """
-    if resumed.at != lr.at or len(lr) < 2:
+    if resumed.at != lr.at or "" not in resumed.scopes or len(lr) < 2:
         return None
     before, now = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
