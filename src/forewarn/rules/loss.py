@@ -57,11 +57,11 @@ def non_finite_loss(loss: Series) -> Finding | None:
 
 
 @rule(
-    "L102", "loss-spike", reads=("train/loss",), keep=50,
+    "L102", "loss-spike", reads=("train/loss", "train/loss_level"), keep=50,
     explains=("L101", "G102", "G104"),
     remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
 )  # fmt: skip
-def loss_spike(loss: Series, config: LossSpike) -> Finding | None:
+def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
     """Training loss far above its own recent level.
 
     ## Why is this bad?
@@ -79,7 +79,8 @@ def loss_spike(loss: Series, config: LossSpike) -> Finding | None:
     if not seen.outlier[0]:
         return None
     ratio, lasting = float(seen.ratio[0]), int(seen.lasting[0])
-    if seen.value[0] < config.negligible_share * loss.finite()[:-1].max():
+    highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
+    if seen.value[0] < config.negligible_share * highest:
         severity = Severity.INFO
     elif ratio > config.critical_factor or lasting > config.lost_steps:
         severity = Severity.CRITICAL

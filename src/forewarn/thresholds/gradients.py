@@ -38,6 +38,8 @@ class GradientSpike(Spike):
     """Steps in a row after which a spike is a warning; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Times the recent level at which a single step is a warning."""
+    learning: float = between(0.1, 0.0, 1.0)
+    """Share by which the loss must just have fallen for larger gradients to be those of a model that starts to learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

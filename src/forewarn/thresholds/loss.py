@@ -20,8 +20,8 @@ class LossSpike(Spike):
     """Steps in a row after which a spike of any height is a warning."""
     lost_steps: int = between(20, 1)
     """Steps in a row after which the loss counts as not coming back: critical."""
-    negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss in memory below which a spike is information: a solved task jumps by large factors."""
+    negligible_share: float = between(0.2, 0.0, 1.0)
+    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
