@@ -198,24 +198,40 @@ def branches_of_unequal_scale(run: Path) -> forewarn.Monitor:
 def loss_averaged_twice_on_the_way(run: Path) -> forewarn.Monitor:
     it = Breakable(run)
     it.optimizer = torch.optim.SGD(it.model.parameters(), lr=1e-3)
-    it.change_loss = lambda step, loss: loss / 32 if step >= 60 else loss
+    it.change_loss = lambda step, loss: loss / 200 if step >= 60 else loss
     return it.train(120)
 
 
-def weights_that_keep_growing(run: Path, until: int = 149) -> forewarn.Monitor:
-    it = Breakable(run, MLP([16, *[64] * 8, 5]))
-    with torch.no_grad():
-        for each in it.linears():
-            each.weight *= 2.4
+class _Amplified(torch.autograd.Function):
+    """Passes values on as they are, and gradients multiplied."""
 
-    def grow(step: int) -> None:
-        if step >= 60:
-            for each in it.linears():
-                each.weight.data *= 1.005
+    @staticmethod
+    def forward(context: Any, values: Tensor, factor: float) -> Tensor:
+        context.factor = factor
+        return values.view_as(values)
 
-    it.after_update = grow
-    it.change_loss = lambda step, loss: loss * 0.1
-    return it.train(until)
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * context.factor, None
+
+
+class _Amplifier(_Residual):
+    factor = 1.0
+
+    def forward(self, features: Tensor) -> Tensor:
+        return _Amplified.apply(super().forward(features), self.factor)
+
+
+def blocks_that_amplify_more_and_more(run: Path) -> forewarn.Monitor:
+    blocks = nn.Sequential(*(_Amplifier(0.1) for _ in range(8)))
+    it = Breakable(run, nn.Sequential(blocks, nn.Linear(16, 5)))
+
+    def amplify(step: int) -> None:
+        for block in blocks:
+            block.factor = 1.0 + 0.004 * max(0, step - 60)
+
+    it.before_step = amplify
+    return it.train(187)
 
 
 def weights_far_too_large(run: Path) -> forewarn.Monitor:
@@ -593,7 +609,7 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "G107": loss_averaged_twice_on_the_way,
     "G108": detached_layer,
     "G109": forgotten_zero_grad,
-    "G110": weights_that_keep_growing,
+    "G110": blocks_that_amplify_more_and_more,
     "G111": weights_far_too_large,
     "U101": frozen_on_the_way,
     "U102": lr_far_too_high,

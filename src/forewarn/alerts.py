@@ -198,20 +198,18 @@ def _chains(
     warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.place, episode.code))
+
+    def explains(cause: _Episode, symptom: _Episode) -> bool:
+        return symptom.code in explained(cause.code) and not cause.severity is Severity.INFO < symptom.severity
+
     causes: dict[_Episode, _Episode | None] = {}
     for symptom in in_order:
-        able = [
-            cause
-            for cause in in_order
-            if symptom.code in explained(cause.code)
-            and cause.began <= symptom.since <= cause.until
-            and not cause.severity is Severity.INFO < symptom.severity
-        ]
+        able = [cause for cause in in_order if explains(cause, symptom) and cause.began <= symptom.since <= cause.until]
         earlier = (each for each in able if each.began < symptom.since or each.place <= symptom.place)
         causes[symptom] = next(earlier, None)
     roots = {episode for episode, cause in causes.items() if cause is None}
     for symptom in roots:
-        outside = (each for each in in_order if each in roots and symptom.code in explained(each.code))
+        outside = (each for each in in_order if each in roots and explains(each, symptom))
         causes[symptom] = next((each for each in outside if each.began == symptom.since), None)
 
     def trace(episode: _Episode, below: int = 0) -> tuple[_Episode, int]:

@@ -52,6 +52,6 @@ def test_the_natural_variation_between_batches_is_no_drift():
 
 @pytest.mark.parametrize(("loss", "severity"), [([2.0] * 50, Severity.WARNING), (np.linspace(2, 1, 50), Severity.INFO)])
 def test_a_gradient_that_falls_with_the_loss_is_information(loss, severity):
-    finding = gradient_decay(Series.of([0.05]), Series.of(loss), GradientDecay())
+    finding = gradient_decay(Series.of([0.005]), Series.of(loss), GradientDecay())
     assert finding is not None
     assert finding.severity is severity

@@ -127,7 +127,8 @@ class GainProbe(Probe):
         self._means.append(mean)
         yield Reading("gain/mean", ONE, mean)
         yield Reading("gain/mean_ma", ONE, float(np.mean(self._means)))
-        yield Reading("gain/amplification", ONE, float(np.prod(known)))
+        with np.errstate(over="ignore", divide="ignore"):
+            yield Reading("gain/amplification", ONE, float(np.exp(np.log(known).sum())))
         if len(self._means) > 1 and self._means[0] > 0:
             yield Reading("gain/drift", ONE, mean / self._means[0] - 1)
 

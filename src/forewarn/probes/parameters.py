@@ -20,6 +20,10 @@ _parameters_of, _modules_of, _values = attrgetter("_parameters"), attrgetter("_m
 _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
+_LONGEST_STACK = 128
+"""Layers of a plain stack up to which each counts as a block: looking at more of them costs more than it tells."""
+
+
 def clean_name(name: str) -> str:
     """A parameter's or module's name without what torch.compile, FSDP and checkpoint wrappers put into it."""
     return _WRAPPERS.sub("", name)
@@ -181,6 +185,8 @@ def _alike_and_grown(children: list[nn.Module]) -> bool:
 
 
 def _plain_stack(children: list[nn.Module]) -> bool:
-    """Whether these are layers one after the other, at least two of a class that has parameters."""
+    """Whether these are layers one after the other, at least two of a class that has parameters, and not too many."""
+    if len(children) > _LONGEST_STACK:
+        return False
     classes = [type(child) for child in children if any(True for _ in child.parameters())]
     return len(classes) > len(set(classes)) and not any(any(child.children()) for child in children)

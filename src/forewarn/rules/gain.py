@@ -91,11 +91,12 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     """Global gradient norm that has fallen to a small part of what the run began with.
 
     ## Why is this bad?
-    In a run that learns it is natural: what is left to correct becomes less, and this is information only. With a loss
-    that does not fall it means that the way of the gradient into the model is closing, as units die or saturate.
+    In a run that learns, or has come to what it can reach, it is natural: what is left to correct becomes less, and
+    this is information only. A hundredth, with a loss that does not fall, means that the way of the gradient into the
+    model is closing, as units die or saturate.
 
     ## Example
-    fires: gradient/share_of_start 0.05x3 | train/loss 2.0x50
+    fires: gradient/share_of_start 0.005x3 | train/loss 2.0x50
     quiet: gradient/share_of_start 0.5x3 | train/loss 2.0x50
     """
     if not share.last < config.share:
@@ -104,8 +105,9 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     part = max(1, len(seen) // 10)
     before, now = (float(np.median(each)) if len(each) else np.nan for each in (seen[:part], seen[-part:]))
     learns = now < before - config.learning * abs(before)
+    severe = share.last < config.warning_share and not learns
     return found(
-        Severity.INFO if learns else Severity.WARNING, share.last, config.share, "", loss_before=before, loss=now
+        Severity.WARNING if severe else Severity.INFO, share.last, config.share, "", loss_before=before, loss=now
     )
 
 

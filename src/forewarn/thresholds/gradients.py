@@ -39,7 +39,7 @@ class GradientSpike(Spike):
     warning_factor: float = between(10.0, 1.0)
     """Times the recent level at which a single step is a warning."""
     learning: float = between(0.1, 0.0, 1.0)
-    """Share by which the loss must just have fallen for larger gradients to be those of a model that starts to learn."""
+    """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,9 @@ class GradientDecay(Settings):
     """G107."""
 
     share: float = between(0.1, 0.0, 1.0)
-    """Share of its starting level below which the global gradient norm has decayed."""
+    """Share of its starting level below which the global gradient norm has decayed: information."""
+    warning_share: float = between(0.01, 0.0, 1.0)
+    """The share at which to warn, if the loss does not fall."""
     learning: float = between(0.05, 0.0, 1.0)
     """Share by which the loss must have fallen within memory for the decay to be that of a run that learns."""
 
