@@ -228,10 +228,10 @@ def blocks_that_amplify_more_and_more(run: Path) -> forewarn.Monitor:
 
     def amplify(step: int) -> None:
         for block in blocks:
-            block.factor = 1.0 + 0.004 * max(0, step - 60)
+            block.factor = 1.0 + 0.0045 * max(0, step - 60)
 
     it.before_step = amplify
-    return it.train(187)
+    return it.train(192)
 
 
 def weights_far_too_large(run: Path) -> forewarn.Monitor:

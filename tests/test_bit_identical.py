@@ -178,3 +178,36 @@ def test_closing_takes_every_hook_back(small, watch):
     assert not model._forward_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
+
+
+class _DropConnect(nn.Module):
+    def forward(self, weight):
+        return torch.nn.functional.dropout(weight, 0.2, self.training)
+
+
+@pytest.mark.parametrize("how", ["spectral", "random"])
+def test_weights_that_are_computed_are_not_asked_for(how, watch):
+    """To ask for one runs a power iteration, or draws random numbers."""
+
+    def train(watch):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 3))
+        for layer in (model[0], model[2]):
+            if how == "spectral":
+                torch.nn.utils.parametrizations.spectral_norm(layer)
+            else:
+                torch.nn.utils.parametrize.register_parametrization(layer, "weight", _DropConnect())
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        monitor = watch(model, optimizer, every=1) if watch else None
+        for _ in range(15):
+            loss = model(torch.randn(4, 6)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor:
+                monitor.step(loss)
+        return torch.cat([each.detach().flatten() for each in model.parameters()]), torch.get_rng_state()
+
+    bare, watched = train(None), train(watch)
+    assert torch.equal(bare[0], watched[0])
+    assert torch.equal(bare[1], watched[1])

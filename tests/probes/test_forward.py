@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,38 @@ def test_modules_inside_compiled_code_are_left_out():
 
 def test_wrappers_do_not_show_in_names():
     assert list(hookable_modules(nn.DataParallel(net()))) == ["", "0", "1", "2"]
+
+
+def test_passes_inside_a_transform_are_not_looked_at(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, row):
+        return torch.func.functional_call(model, parameters, (row[None],)).square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.ones(5, 3))
+    with pytest.warns(DeprecationWarning):
+        torch.jit.trace(model, torch.ones(2, 3))
+    assert onlooker.entered == []
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert onlooker.entered == ["0", "1", "2"]
+    assert monitor._loop.failures == {}
+    monitor.close()
+
+
+def test_nothing_of_a_step_stays_alive(tmp_path):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept = []
+    with forewarn.watch(model, optimizer, tmp_path / "run", views=[]) as monitor:
+        for _ in range(6):
+            output = model(torch.ones(2, 3))
+            kept.append(weakref.ref(output))
+            loss = output.sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert [at for at, each in enumerate(kept) if each() is not None] == [5]

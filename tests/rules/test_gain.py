@@ -20,7 +20,7 @@ NONE = one()
 @pytest.mark.parametrize(("depth", "fires"), [(6, False), (24, True)])
 def test_a_gain_of_1_3_is_allowed_to_6_blocks_and_not_to_24(depth, fires):
     known = Facts(blocks=tuple(f"blocks.{at}" for at in range(depth)))
-    finding = gain_too_high(one(1.3), one(1.3**depth), NONE, NONE, GainTooHigh(), known)
+    finding = gain_too_high(one(1.3), one(1.3**depth), NONE, NONE, NONE, GainTooHigh(), known)
     assert (finding is not None) == fires
     if finding is not None:
         assert finding.value == pytest.approx(1.3, rel=1e-5)
@@ -30,12 +30,12 @@ def test_a_gain_of_1_3_is_allowed_to_6_blocks_and_not_to_24(depth, fires):
 def test_a_bound_of_ones_own_replaces_the_one_derived_from_the_depth():
     known = Facts(blocks=("b.0", "b.1"))
     bound = GainTooHigh(mean_gain_absolute_threshold=1.2)
-    assert gain_too_high(one(1.3), one(1.69), NONE, NONE, bound, known) is not None
-    assert gain_too_high(one(1.1), one(1.21), NONE, NONE, bound, known) is None
+    assert gain_too_high(one(1.3), one(1.69), NONE, NONE, NONE, bound, known) is not None
+    assert gain_too_high(one(1.1), one(1.21), NONE, NONE, NONE, bound, known) is None
 
 
 def test_the_learning_rate_and_the_clip_value_stand_beside_the_finding():
-    finding = gain_drift(one(0.2), one(1.4), one(25.0), one(3e-4), one(1.0), GainDrift())
+    finding = gain_drift(one(0.2), one(1.4), one(25.0), NONE, one(3e-4), one(1.0), GainDrift())
     assert finding is not None
     assert finding.severity is Severity.WARNING
     assert finding.evidence["lr"] == pytest.approx(3e-4)

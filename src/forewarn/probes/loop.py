@@ -97,7 +97,7 @@ class Loop:
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.stopwatch:
             self._end_forward(None)
-            if self.measured and module.training and torch.is_grad_enabled():
+            if self.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
                 self._forward = ForwardPass(self, module, args, kwargs)
 
     def _end_forward(self, output: Any) -> None:
@@ -109,7 +109,7 @@ class Loop:
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
         with self.stopwatch:
             self._end_forward(output)
-        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures:
+        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
@@ -137,6 +137,11 @@ class Loop:
             torch.autograd.Variable._execution_engine.queue_callback(callback)
         except Exception as error:  # compiled autograd takes none
             self.report("watch on the backward pass", "backward", error)
+
+
+def _is_transformed() -> bool:
+    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors are no values then."""
+    return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _collected(probe: Probe, measured: bool) -> Pending | None:

@@ -107,6 +107,14 @@ def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _is_linear(name: str, module: nn.Module) -> bool:
     """A leaf that multiplies by a matrix, and does not look rows up in it."""
-    weight = getattr(module, "weight", None)
     lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    return isinstance(weight, Tensor) and weight.dim() == 2 and not lookup and is_leaf(name, module)
+    weight = None if lookup else _stored_weight(module)
+    return weight is not None and weight.dim() == 2 and is_leaf(name, module)
+
+
+def _stored_weight(module: nn.Module) -> Tensor | None:
+    """The weight as it is stored. One that is computed is not asked for: that may draw random numbers or keep score."""
+    parametrized = module._modules.get("parametrizations")
+    computed = parametrized._modules.get("weight") if parametrized is not None else None
+    weight = module._parameters.get("weight") if computed is None else getattr(computed, "original", None)
+    return weight if isinstance(weight, Tensor) else None

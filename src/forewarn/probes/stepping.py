@@ -19,6 +19,11 @@ _RESTING_STEPS = 100
 """For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
 
 
+_SCALER_CODE = {
+    inspect.unwrap(method).__code__ for method in (torch.amp.GradScaler.step, torch.amp.GradScaler._maybe_opt_step)
+}
+
+
 class SteppingProbe(Probe):
     """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
 
@@ -105,6 +110,8 @@ def calling_scaler() -> Any:
         frame = frame.f_back if frame is not None else None
         if frame is None:
             return None
+        if frame.f_code not in _SCALER_CODE:  # to look at the locals of other frames would keep what they hold alive
+            continue
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, torch.amp.GradScaler) and isinstance(getattr(candidate, "_scale", None), Tensor):
             return candidate

@@ -174,8 +174,9 @@ def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
 
 
 @rule(
-    "A104", "representation-collapse", reads=("activation/row_cosine", "activation/effective_rank"), per_scope=True,
-    hold=3, keep=200, explains=("G103", "U103"),
+    "A104", "representation-collapse",
+    reads=("activation/row_cosine", "activation/effective_rank", "train/loss"), per_scope=True, hold=3,
+    keep=200, explains=("G103", "U103"),
     remedies=(
         advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
         advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "
@@ -186,7 +187,7 @@ def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
     ),
 )  # fmt: skip
 def representation_collapse(
-    cosine: Panel, rank: Panel, config: RepresentationCollapse, facts: Facts
+    cosine: Panel, rank: Panel, loss: Panel, config: RepresentationCollapse, facts: Facts
 ) -> Iterator[Finding]:
     """Last hidden states that are all alike, or differ along one line only.
 
@@ -194,7 +195,8 @@ def representation_collapse(
     The last layer can only tell apart what reaches it. Where the rows of its input all point the same way, the model
     gives everyone the same answer, however low its loss looks; where they lie on one line it can order its inputs and
     no more. Rows after a ReLU have a positive cosine by nature, of 0.5 to 0.98, and a model for two classes needs one
-    line only: neither counts.
+    line only: neither counts. A language model learns the frequencies of words first, and these lie on a line: while
+    the loss falls, one line is information.
 
     ## Example
     fires: activation/row_cosine{head} 0.6x10 0.9999x3
@@ -213,7 +215,15 @@ def representation_collapse(
         elif newest <= config.rank and _num_outputs(scope, facts) >= config.outputs:
             known = column[np.isfinite(column)]
             if known.max(initial=0.0) >= config.earlier_rank:
-                yield found(Severity.WARNING, newest, config.rank, scope, row_cosine=value, earlier_rank=known.max())
+                severity = Severity.INFO if _falls(Series(loss), config.learning) else Severity.WARNING
+                yield found(severity, newest, config.rank, scope, row_cosine=value, earlier_rank=known.max())
+
+
+def _falls(loss: Series, share: float) -> bool:
+    """Whether the loss is lower by this share than the oldest tenth in memory."""
+    seen = loss.finite()
+    part = max(1, len(seen) // 10)
+    return bool(len(seen) and np.median(seen[-part:]) < np.median(seen[:part]) - share * abs(np.median(seen[:part])))
 
 
 def _num_outputs(scope: str, facts: Facts) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.rules.registry import found, rule
+from forewarn.rules.tensors import hold_matrices
 from forewarn.series import Panel, Series
 from forewarn.thresholds.gradients import (
     GainDrift,
@@ -55,18 +56,20 @@ def gradient_fades_with_depth(norms: Panel, config: GradientFadesWithDepth) -> F
         advise("inspect_layer", "look at the scale of this block's weights and of its input", scope_is="block"),
     ),
 )  # fmt: skip
-def gradient_imbalance(norms: Panel, config: GradientImbalance) -> Finding | None:
+def gradient_imbalance(norms: Panel, config: GradientImbalance, facts: Facts) -> Finding | None:
     """Gradients of some blocks that are hundreds of times those of others.
 
     ## Why is this bad?
     One learning rate serves all blocks. Where it suits the block with the largest gradient the others stand still, and
-    clipping by the global norm leaves them nothing at all. Blocks without any gradient are not counted.
+    clipping by the global norm leaves them nothing at all. Blocks without any gradient are not counted, nor are those
+    that hold no matrix, such as a normalisation layer in a plain stack.
 
     ## Example
     fires: gradient/block_norm{first} 0.001x10 | gradient/block_norm{last} 0.5x10
     quiet: gradient/block_norm{first} 0.01x10 | gradient/block_norm{last} 0.5x10
     """
-    now = np.where(np.isfinite(norms.last) & (norms.last > 0), norms.last, np.nan).astype(np.float64)
+    counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, facts)
+    now = np.where(counted, norms.last, np.nan).astype(np.float64)
     if len(norms) < config.minimum or np.isfinite(now).sum() < 2:
         return None
     low, high = int(np.nanargmin(now)), int(np.nanargmax(now))
@@ -104,7 +107,7 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     seen = loss.finite()
     part = max(1, len(seen) // 10)
     before, now = (float(np.median(each)) if len(each) else np.nan for each in (seen[:part], seen[-part:]))
-    learns = now < before - config.learning * abs(before)
+    learns = now < before - config.learning * abs(before) or abs(now) < (1 - config.learning) * abs(before)
     severe = share.last < config.warning_share and not learns
     return found(
         Severity.WARNING if severe else Severity.INFO, share.last, config.share, "", loss_before=before, loss=now
@@ -113,7 +116,8 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
 
 @rule(
     "G110", "gain-drift",
-    reads=("gain/drift", "gain/mean", "gain/amplification", "train/lr", "train/clip"), per_scope=True, hold=3, keep=100,
+    reads=("gain/drift", "gain/mean", "gain/amplification", "gradient/global_norm", "train/lr", "train/clip"),
+    per_scope=True, hold=3, keep=100,
     explains=("G102", "G104"),
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
@@ -122,7 +126,7 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     ),
 )  # fmt: skip
 def gain_drift(
-    drift: Panel, mean: Panel, amplification: Panel, lr: Panel, clip: Panel, config: GainDrift
+    drift: Panel, mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainDrift
 ) -> Finding | None:
     """Mean gain of the blocks that keeps rising.
 
@@ -141,14 +145,15 @@ def gain_drift(
     if not (rise > config.mean_gain_drift_threshold and product > config.amplification):
         return None
     return found(
-        Severity.WARNING, rise, config.mean_gain_drift_threshold, "",
+        _severity(norm, config.norm_growth), rise, config.mean_gain_drift_threshold, "",
         mean_gain=Series(mean).last, amplification=product, **_settings(lr, clip),
     )  # fmt: skip
 
 
 @rule(
     "G111", "gain-too-high",
-    reads=("gain/mean", "gain/amplification", "train/lr", "train/clip"), per_scope=True, hold=3, keep=100,
+    reads=("gain/mean", "gain/amplification", "gradient/global_norm", "train/lr", "train/clip"),
+    per_scope=True, hold=3, keep=100,
     explains=("G102", "G104", "G110", "L102", "L103", "U102"),
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
@@ -158,7 +163,7 @@ def gain_drift(
     ),
 )  # fmt: skip
 def gain_too_high(
-    mean: Panel, amplification: Panel, lr: Panel, clip: Panel, config: GainTooHigh, facts: Facts
+    mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainTooHigh, facts: Facts
 ) -> Finding | None:
     """Blocks that amplify the gradient so much that over the depth it explodes.
 
@@ -166,7 +171,8 @@ def gain_too_high(
     Gradients flow from the last block to the first, and each block multiplies them by its gain. What one block may
     have follows from what all together may have: with 30 times end to end, 6 blocks may have a gain of 1.76 each, 24
     blocks only 1.15. Above it the first blocks take steps that are many times those of the last, and a batch that is
-    a little unusual becomes a spike.
+    a little unusual becomes a spike. Where the gradient norm has neither grown nor is large, this is information: the
+    first block of a small model may amplify by nature.
 
     ## Example
     fires: gain/mean 1.3x3 | gain/amplification 540x3
@@ -181,8 +187,9 @@ def gain_too_high(
     if not value > bound:
         return None
     return found(
-        Severity.WARNING, value, bound, "", mean_gain=now, amplification=product, depth=depth, **_settings(lr, clip)
-    )
+        _severity(norm, config.norm_growth), value, bound, "",
+        mean_gain=now, amplification=product, depth=depth, **_settings(lr, clip),
+    )  # fmt: skip
 
 
 def _ends(norms: Panel) -> tuple[str, float, float]:
@@ -191,6 +198,16 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
     if len(known) < 2:
         return "", np.nan, np.nan
     return norms.scopes[known[0]], float(norms.last[known[0]]), float(norms.last[known[-1]])
+
+
+def _severity(norm: Panel, growth: float) -> Severity:
+    """A warning where the gradient norm has grown too, or is large; amplification that it does not show is harmless."""
+    norms = Series(norm).finite()
+    if not len(norms):
+        return Severity.WARNING
+    part = max(1, len(norms) // 4)
+    grown = np.median(norms[-part:]) > growth * np.median(norms[:part])
+    return Severity.WARNING if grown or np.median(norms[-part:]) > growth else Severity.INFO
 
 
 def _settings(lr: Panel, clip: Panel) -> dict[str, float]:

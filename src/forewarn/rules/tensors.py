@@ -27,6 +27,11 @@ def matrices(where: Bools, scopes: tuple[str, ...], facts: Facts) -> Iterator[in
     return (int(at) for at in np.flatnonzero(where & is_matrix(scopes, facts))) if where.any() else iter(())
 
 
+def hold_matrices(blocks: tuple[str, ...], facts: Facts) -> Bools:
+    """Which blocks have a parameter of two dimensions or more; those of which nothing is known do."""
+    return _hold_matrices(_Same(facts), blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class Kinds:
     """Matrices of the same kind side by side."""
@@ -59,6 +64,15 @@ class _Same:
 def _is_matrix(same: _Same, scopes: tuple[str, ...]) -> Bools:
     shapes = (known.shape if (known := same.facts.parameters.get(scope)) else None for scope in scopes)
     return np.array([shape is None or len(shape) >= 2 for shape in shapes], np.bool_)
+
+
+@lru_cache(maxsize=8)
+def _hold_matrices(same: _Same, blocks: tuple[str, ...]) -> Bools:
+    dimensions: dict[str, int] = {}
+    for name, known in same.facts.parameters.items():
+        for block in (each for each in blocks if name.startswith(f"{each}.")):
+            dimensions[block] = max(dimensions.get(block, 0), len(known.shape))
+    return np.array([dimensions.get(block, 2) > 1 for block in blocks], np.bool_)
 
 
 @lru_cache(maxsize=8)

@@ -63,6 +63,8 @@ class RepresentationCollapse(Settings):
     """Effective rank that there must have been before: what never had more did not collapse."""
     minimum: int = between(10, 1)
     """Checks that must have been seen before anything is judged."""
+    learning: float = between(0.1, 0.0, 1.0)
+    """Share by which the loss must have fallen within memory for rows on one line to be information."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,8 @@ class GainDrift(Settings):
     """Share above the oldest check of the window at which the mean gain has drifted."""
     amplification: float = between(20.0, 1.0)
     """Times that gradients must grow over the whole depth for a drift to matter: a young model drifts as it learns."""
+    norm_growth: float = between(3.0, 1.0)
+    """Times the oldest quarter of the gradient norms in memory, or the norm itself, above which this is a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +94,5 @@ class GainTooHigh(Settings):
     """Times that a gradient may grow from last to first block; the gain allowed to n blocks is its n-th root."""
     mean_gain_absolute_threshold: float | None = None
     """The allowed mean gain per block, instead of the one that follows from `amplification` and the depth."""
+    norm_growth: float = between(3.0, 1.0)
+    """Times the oldest quarter of the gradient norms in memory, or the norm itself, above which this is a warning."""

@@ -1,5 +1,6 @@
 """Metrics of one's own: keys, regular expressions, aggregation, built-in names, and failures."""
 
+import copy
 import logging
 from dataclasses import dataclass
 
@@ -308,3 +309,18 @@ def test_what_checkpointing_computes_again_is_not_counted_twice():
     model(torch.ones(2, 4)).backward()
     monitor.end_step()
     assert len(calls) == 1
+
+
+def test_a_built_in_difference_that_fails_is_named_and_switched_off(caplog):
+    model = nn.Linear(4, 2)
+    monitor = ModuleMonitor(lambda step: True)
+    monitor.set_module(model)
+    monitor.set_reference_module(copy.deepcopy(model))
+    monitor.add_activation_difference_metric("norm")
+    monitor.begin_step(0)
+    monitor.reference_module(torch.randn(2, 4))
+    model(torch.randn(5, 4))
+    monitor.end_step()
+    assert "norm" in caplog.text
+    assert "switched off" in caplog.text
+    monitor.close()

@@ -35,9 +35,13 @@ class Evaluation:
         if asked == NOTHING:
             return
         if asked.built_in:
-            log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
-            for key, aggregate in asked.aggregates:
-                log.aggregate_rows(key, aggregate)
+            try:
+                log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
+                for key, aggregate in asked.aggregates:
+                    log.aggregate_rows(key, aggregate)
+            except Exception as error:
+                for metric in self.metrics.built_in(kind, name):
+                    self._give_up(metric, name, error)
         if not asked.functions:
             return
         with torch.no_grad():

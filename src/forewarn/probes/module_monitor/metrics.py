@@ -142,6 +142,10 @@ class Metrics:
         """Whether there are metrics of these kinds."""
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
+    def built_in(self, kind: str, name: str) -> list[Metric]:
+        """The metrics of one kind that the statistics engine answers for the module or parameter of this name."""
+        return [each for each in self._matching(kind, name) if each.built_in]
+
     def asked(self, kind: str, name: str, prefix: str = "") -> Asked:
         """What the metrics of one kind ask of the module or parameter of this name, in the order of adding.
 
@@ -152,12 +156,12 @@ class Metrics:
             known = self._asked[kind, name, prefix] = self._found(kind, name, prefix or kind)
         return known
 
+    def _matching(self, kind: str, name: str) -> list[Metric]:
+        on = (each for place, each in self._all.items() if place not in self._off)
+        return [each for each in on if each.kind == kind and re.match(each.regex, name)]
+
     def _found(self, kind: str, name: str, prefix: str) -> Asked:
-        matching = [
-            (self._separator.join((prefix, name, each.name)), each)
-            for place, each in self._all.items()
-            if each.kind == kind and place not in self._off and re.match(each.regex, name)
-        ]
+        matching = [(self._separator.join((prefix, name, each.name)), each) for each in self._matching(kind, name)]
         return Asked(
             tuple((key, each.built_in) for key, each in matching if each.built_in),
             tuple((key, each) for key, each in matching if not each.built_in),
