@@ -145,7 +145,7 @@ def gain_drift(
     if not (rise > config.mean_gain_drift_threshold and product > config.amplification):
         return None
     return found(
-        _severity(norm, config.norm_growth), rise, config.mean_gain_drift_threshold, "",
+        _severity(norm, config.norm_growth, config.norm), rise, config.mean_gain_drift_threshold, "",
         mean_gain=Series(mean).last, amplification=product, **_settings(lr, clip),
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def gain_too_high(
     if not value > bound:
         return None
     return found(
-        _severity(norm, config.norm_growth), value, bound, "",
+        _severity(norm, config.norm_growth, config.norm), value, bound, "",
         mean_gain=now, amplification=product, depth=depth, **_settings(lr, clip),
     )  # fmt: skip
 
@@ -200,14 +200,14 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
     return norms.scopes[known[0]], float(norms.last[known[0]]), float(norms.last[known[-1]])
 
 
-def _severity(norm: Panel, growth: float) -> Severity:
+def _severity(norm: Panel, growth: float, large: float) -> Severity:
     """A warning where the gradient norm has grown too, or is large; amplification that it does not show is harmless."""
     norms = Series(norm).finite()
     if not len(norms):
         return Severity.WARNING
     part = max(1, len(norms) // 4)
-    grown = np.median(norms[-part:]) > growth * np.median(norms[:part])
-    return Severity.WARNING if grown or np.median(norms[-part:]) > growth else Severity.INFO
+    before, now = np.median(norms[:part]), np.median(norms[-part:])
+    return Severity.WARNING if now > large or now > growth * before else Severity.INFO
 
 
 def _settings(lr: Panel, clip: Panel) -> dict[str, float]:

@@ -83,7 +83,9 @@ class GainDrift(Settings):
     amplification: float = between(20.0, 1.0)
     """Times that gradients must grow over the whole depth for a drift to matter: a young model drifts as it learns."""
     norm_growth: float = between(3.0, 1.0)
-    """Times the oldest quarter of the gradient norms in memory, or the norm itself, above which this is a warning."""
+    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    norm: float = between(30.0, 0.0)
+    """Gradient norm above which it is one in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,4 +97,6 @@ class GainTooHigh(Settings):
     mean_gain_absolute_threshold: float | None = None
     """The allowed mean gain per block, instead of the one that follows from `amplification` and the depth."""
     norm_growth: float = between(3.0, 1.0)
-    """Times the oldest quarter of the gradient norms in memory, or the norm itself, above which this is a warning."""
+    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    norm: float = between(30.0, 0.0)
+    """Gradient norm above which it is one in any case."""
