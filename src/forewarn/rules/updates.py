@@ -189,7 +189,8 @@ def update_ratio_low(
 
 
 @rule(
-    "U104", "update-ratio-jump", reads=("monitor/update_ratio_median", "train/lr", "update/ratio"),
+    "U104", "update-ratio-jump",
+    reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
@@ -204,7 +205,9 @@ def update_ratio_low(
                "if nobody meant this jump"),
     ),
 )  # fmt: skip
-def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRatioJump, facts: Facts) -> Finding | None:
+def update_ratio_jump(
+    median: Panel, lr: Panel, plan: Panel, ratios: Panel, config: UpdateRatioJump, facts: Facts
+) -> Finding | None:
     """Weights that suddenly move several times as far per step as they did.
 
     ## Why is this bad?
@@ -214,34 +217,40 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
     state.
 
     Compared is the median over all tensors with its own level at the last checks, each raised by what the learning rate
-    has risen since by plan. So a warm-up, a slow schedule, and a restart that returns to the earlier peak are quiet.
+    has risen since by plan. So a warm-up, a slow schedule, the next of several cycles, a restart that returns to the
+    earlier peak of its group, and whatever a declared plan says are quiet. So is a jump whose updates were measured at
+    once, and are no larger than usual.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
     fires: 0.001x12 _ _ | train/lr{0} 1e-3x13 3e-2
     quiet: 0.001+0.001x30 | train/lr{0} 1e-4+1e-4x30
     quiet: 0.001x12 0.002
+    quiet: 0.001x13 | train/lr{0} 1e-3x12 3e-2
+    quiet: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2 | train/lr_plan{0} 1e-3x12 3e-2
     """
     typical = Series(median)
     if len(typical) < config.minimum:
         return None
     now = max(typical.at, lr.at)
     measured = typical.at == now and np.isfinite(typical.last)
-    jump = newest_jump(lr, config.factor, config.restart_tolerance, facts) if lr.at == now else None
+    jump = newest_jump(lr, plan, config, facts) if lr.at == now else None
     if not measured and jump is None:
         return None
     recent = typical.values[-config.window - 1 :]
     # The level is at least the least of the earlier values, for the growth by plan only raises them.
     if jump is None and not typical.last > config.factor * np.fmin.reduce(recent[:-1]):
         return None
-    level = _level(typical, lr, config, facts) if measured else typical.median(config.window)
+    # What the rate just before led to is what a jump of it changes; older checks may be of another phase.
+    window = config.window if jump is None else config.lasting_checks
+    level = _level(typical, lr, plan, window, config, facts) if measured else typical.median(config.window)
     leap = 1.0 if jump is None else jump.after / jump.before
     value = typical.last if measured else level * leap
     bound = config.factor * level
-    if not bound > 0 or (jump is None and not value > bound):
+    if not bound > 0 or (measured and not value > bound):
         return None
     if jump is None:
-        jump = last_jump(lr, int(typical.steps[-len(recent)]), config.factor, config.restart_tolerance, facts)
+        jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), config, facts)
     lasting = _trailing(recent > bound)
     severe = jump is not None or value >= config.warning_factor * level or lasting >= config.lasting_checks
     evidence: dict[str, float | str] = {}
@@ -254,12 +263,12 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
     return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
 
-def _level(typical: Series, lr: Panel, config: UpdateRatioJump, facts: Facts) -> float:
+def _level(typical: Series, lr: Panel, plan: Panel, window: int, config: UpdateRatioJump, facts: Facts) -> float:
     """The update ratio that the earlier checks lead one to expect now."""
-    values = typical.values[-config.window - 1 : -1].astype(np.float64)
+    values = typical.values[-window - 1 : -1].astype(np.float64)
     if len(lr) > 1:
-        steps = typical.steps[-config.window - 1 : -1]
-        values = values * planned_growth(lr, steps, config.factor, config.restart_tolerance, facts)
+        steps = typical.steps[-window - 1 : -1]
+        values = values * planned_growth(lr, plan, steps, config, facts)
     return float(nanmedian(values[:, None])[0])
 
 
