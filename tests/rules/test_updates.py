@@ -226,6 +226,27 @@ def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
         assert alert.severity is (Severity.INFO if cause is FrozenCause.STEP_SKIPPED else Severity.WARNING)
 
 
+@pytest.mark.parametrize(("left", "severity"), [(1e-14, Severity.INFO), (0.0, Severity.INFO), (0.1, Severity.WARNING)])
+@pytest.mark.parametrize("cause", [FrozenCause.ROUNDED_AWAY, FrozenCause.ZERO_GRADIENT, FrozenCause.MOVING])
+def test_on_a_solved_task_weights_that_stand_still_are_information(left, severity, cause):
+    run = Run("U101", "U103", facts=KNOWN)
+    ratio = 1e-9 if cause is FrozenCause.MOVING else 0.0
+    for step in range(30):
+        readings = {"train/loss": 2.0 if step < 20 else left, "train/lr": {"0": 1e-3}}
+        if step >= 20:
+            readings |= {"update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": ratio}}
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert (alert.code, alert.severity) == ("U103" if ratio else "U101", severity)
+
+
+def test_the_levels_remember_how_high_the_loss_was_and_other_causes_stay_warnings():
+    for cause, severity in ((FrozenCause.ROUNDED_AWAY, Severity.INFO), (FrozenCause.NO_GRADIENT, Severity.WARNING)):
+        run = Run("U101")
+        run.feed({"train/loss": 1e-14, "train/loss_level": 2.0, "update/frozen_cause": {"a.weight": cause}})
+        assert run.ledger.alerts[0].severity is severity
+
+
 def test_what_moves_or_is_frozen_on_purpose_is_not_reported():
     run = Run("U101", "U106")
     for _ in range(10):

@@ -109,8 +109,10 @@ def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Boo
     peak = np.maximum(highest, declared_peaks(lr, facts))
     restarts = (after >= (1 - tolerance) * peak) & (after <= (1 + tolerance) * peak)
     gradual = (after < config.factor * before) & (before < config.factor * after)
-    strides = np.fmax.accumulate(np.where(gradual, np.abs(after - before), 0.0), axis=0)
-    cycles = (after <= highest) & (after - before <= (1 + tolerance) * strides)
+    with np.errstate(invalid="ignore"):
+        change = after - before
+    strides = np.fmax.accumulate(np.where(gradual, np.abs(change), 0.0), axis=0)
+    cycles = (after <= highest) & (change <= (1 + tolerance) * strides)
     jumps: Bools = rises & ~restarts & ~cycles & ~_declared(lr, plan, tolerance)[1:]
     return jumps
 
@@ -121,7 +123,8 @@ def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
         return np.zeros(lr.values.shape, np.bool_)
     at = np.minimum(np.searchsorted(plan.steps, lr.steps), len(plan) - 1)
     highest = np.fmax.reduce(plan.values, axis=0)
-    near: Bools = np.abs(lr.values - plan.values[at]) <= tolerance * highest
+    with np.errstate(invalid="ignore"):
+        near: Bools = np.abs(lr.values - plan.values[at]) <= tolerance * highest
     near[plan.steps[at] != lr.steps] = False
     return near
 
