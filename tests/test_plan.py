@@ -53,6 +53,18 @@ def test_a_scheduler_that_follows_the_loss_has_no_plan():
         plan_of("cosine", 10)
 
 
+def two_groups() -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(3))], "lr": lr} for lr in (0.1, 0.2)])
+
+
+def test_groups_that_follow_different_schedules_have_no_one_plan():
+    warm_up, constant = lambda step: min(1.0, (step + 1) / 20), lambda step: 1.0
+    with pytest.raises(ValueError, match=r"group 1 does not follow the same schedule as group 0"):
+        plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, constant]), STEPS)
+    plan = plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, warm_up]), STEPS)
+    assert plan.share(9) == pytest.approx(0.5, abs=0.002)
+
+
 def test_declared_shapes():
     plan = Plan(total=100, warmup=10, floor=0.1)
     assert plan.share(0) == pytest.approx(0.1)
@@ -98,3 +110,27 @@ def test_the_plan_is_recorded_beside_the_rate(tmp_path):
         ("lr-off-plan", "0"),
         ("lr-off-plan", "1"),
     ]
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_cycles_and_restarts_of_several_groups_are_no_jump(tmp_path, every):
+    schedulers = {
+        "cycles": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=20, cycle_momentum=False),
+        "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 40),
+    }
+    for name, scheduled in schedulers.items():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-2}]
+        stepped = torch.optim.SGD(groups, lr=1e-3, momentum=0.9)
+        scheduler = scheduled(stepped)
+        with forewarn.watch(model, stepped, tmp_path / name, every=every, views=[]) as monitor:
+            for _ in range(130):
+                x = torch.randn(32, 8)
+                loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+                loss.backward()
+                stepped.step()
+                stepped.zero_grad()
+                scheduler.step()
+                monitor.step(loss)
+        assert [alert for alert in monitor.alerts if alert.code == "U104"] == [], name

@@ -65,7 +65,8 @@ class Plan(Settings):
 def plan_of(scheduler: Any, total: int) -> Plan:
     """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
 
-    A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone.
+    A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone. Groups that
+    follow different schedules, as shares of their peaks, have no one plan: a ValueError.
     """
     if total < 1:
         raise ValueError(f"total must be at least 1, not {total}")
@@ -78,18 +79,36 @@ def plan_of(scheduler: Any, total: int) -> Plan:
     twin = copy.deepcopy(scheduler, {id(optimizer): ahead})
     first = getattr(scheduler, "_schedulers", [scheduler])[0]  # a chain counts by its first link
     begun = int(getattr(scheduler, "last_epoch", first.last_epoch))
-    named = [float(ahead.param_groups[0][name]) for name in PEAKS if name in ahead.param_groups[0]]
-    peak = max(named) if named else float(ahead.param_groups[0]["lr"])
     if begun >= total:
         raise ValueError(f"the scheduler has made {begun} steps already, which leaves nothing of {total}")
-    shares = np.empty(total - begun)
+    peaks = [_peak(group) for group in ahead.param_groups]
+    courses = np.empty((total - begun, len(peaks)))
     for step in range(total - begun):
-        group = ahead.param_groups[0]
-        shares[step] = float(group["lr"]) / peak
+        courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
         if step + 1 < total - begun:
             twin.step()
+    shares = _common(courses)
     kept = _kept(shares)
     return Plan(total=total, shape="knots", knots=" ".join(f"{begun + at}:{shares[at]:.6g}" for at in kept))
+
+
+def _peak(group: dict[str, Any]) -> float:
+    """How high the lr of a group goes: what its scheduler has noted, else what it is now; 1 for a group that is off."""
+    named = [float(group[name]) for name in PEAKS if name in group]
+    return (max(named) if named else float(group["lr"])) or 1.0
+
+
+def _common(courses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The shares of the peak over the steps [steps × groups] that all groups follow, but for groups that are off."""
+    on = np.flatnonzero(courses.any(axis=0))
+    shares: NDArray[np.float64] = courses[:, on[0] if len(on) else 0]
+    apart = np.abs(courses[:, on] - shares[:, None]).max(axis=0)
+    for group in on[apart > _TOLERANCE * np.abs(shares).max()]:
+        raise ValueError(
+            f"a plan is one share of the peak for all parameter groups, but group {group} does not follow the same "
+            f"schedule as group {on[0]}: leave the plan out, or declare forewarn.Plan if all are meant to share one"
+        )
+    return shares
 
 
 class _Ahead:

@@ -106,6 +106,17 @@ def test_loss_what_is_left_of_it_and_the_relative_rate(two, watch):
         assert last(monitor, "task/rate", name) == pytest.approx(left[name] / np.mean(list(left.values())), rel=1e-5)
 
 
+def test_a_loss_of_zero_is_no_beginning_and_one_that_was_never_more_has_nothing_left(two, watch):
+    model, optimizer = two
+    monitor = watch(model, optimizer)
+    for share in (0.0, 1.0, 0.5):
+        what, where = losses_of(model).values()
+        monitor.tasks({"what": share * what, "where": 0.0 * where}, every=1).backward()
+        monitor.step()
+        assert last(monitor, "task/remaining", "what") == pytest.approx(share)
+        assert last(monitor, "task/remaining", "where") == 0.0
+
+
 def test_three_tasks_have_three_pairs(two, watch):
     model, optimizer = two
     monitor = watch(model, optimizer)

@@ -72,6 +72,21 @@ def test_a_single_wild_batch_and_too_few_readings_are_nothing():
     assert run_of(60.0, readings=10).ledger.alerts == (), "nine readings and one check"
 
 
+@pytest.mark.parametrize("without", [math.inf, 0.0, math.nan])
+@pytest.mark.parametrize("every", [2, 7])
+def test_batches_without_labels_are_left_out_while_others_have_a_gradient(without, every):
+    for ratio, codes in ((1.0, set()), (60.0, {"T102"})):
+        run = Run("T101", "T102")
+        for reading in range(40):
+            run.feed({"task/ratio": {PAIR: without if reading % every == 0 else ratio}})
+        assert run.codes == codes
+
+
+def test_a_task_that_is_satisfied_is_not_starved():
+    assert run_of(math.inf, left=(0.7, 0.0)).ledger.alerts == ()
+    assert run_of(0.0, left=(0.0, 0.7)).ledger.alerts == ()
+
+
 def test_weights_on_their_way_are_left_in_peace_and_those_that_go_astray_are_not():
     for change, codes in ((1.2, set()), (1.0, {"T102"}), (0.8, {"T102"})):
         run, weight = Run("T101", "T102"), 0.001

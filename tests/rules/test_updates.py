@@ -54,6 +54,7 @@ plans = {
     "step decay": lambda step: 1e-3 * 0.1 ** (step // 500),
     "linear decay to zero": lambda step: 1e-3 * (1 - step / 1500),
     "warm restarts": lambda step: 1e-3 * 0.5 * (1 + math.cos(math.pi * (step % 250) / 250)),
+    "cycles": lambda step: 1e-5 + 1e-3 * (1 - abs((step % 40) / 20 - 1)),
     "one cycle": lambda step: 4e-5 + 1e-3 * math.sin(math.pi * step / 1500),
 }
 
@@ -96,6 +97,43 @@ def test_a_return_to_the_declared_peak_is_a_restart_and_a_jump_beyond_it_is_not(
     assert quiet.ledger.alerts == ()
     loud = train(lambda step: 4e-3 if step >= 1400 else decayed(step), known=declared, codes=("U104",))
     assert loud.ledger.alerts[0].since == 1400
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_restart_of_a_group_returns_to_the_peak_of_that_group(every):
+    restarts = plans["warm restarts"]
+    declared = Facts(parameters=KNOWN.parameters, groups=({"lr": 1e-3}, {"lr": 1e-2}))
+    for later, jumped in ((1.0, False), (4.0, True)):
+        run = Run("U104", facts=declared)
+        for step in range(600):
+            small = restarts(step) * (later if step >= 500 else 1)
+            readings = {"train/lr": {"0": small, "1": 10 * restarts(step)}}
+            if step < 10 or step % every == 0:
+                readings["monitor/update_ratio_median"] = 8 * small
+            run.feed(readings)
+        assert bool(run.ledger.alerts) is jumped
+
+
+def test_a_rise_within_a_decay_is_a_jump_though_the_rate_has_been_higher():
+    decay = plans["linear decay to zero"]
+    run = train(lambda step: decay(step) * (5 if step >= 1350 else 1), codes=("U104",), every=20)
+    assert run.ledger.alerts[0].since == 1350
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_jump_that_is_declared_is_quiet_and_one_off_the_plan_is_not(every):
+    for declared, jumped in ((3e-2, False), (1e-3, True)):
+        run = Run("U104")
+        for step in range(200):
+            late = step >= 105
+            readings = {
+                "train/lr": {"0": 3e-2 if late else 1e-3},
+                "train/lr_plan": {"0": declared if late else 1e-3},
+            }
+            if step < 10 or step % every == 0:
+                readings["monitor/update_ratio_median"] = 8 * readings["train/lr"]["0"]
+            run.feed(readings)
+        assert bool(run.ledger.alerts) is jumped
 
 
 def test_gradients_that_grow_make_a_jump_without_the_lr():
@@ -186,6 +224,27 @@ def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
         assert alert.finding.value == 0.0
         assert alert.remedies[0].action == action
         assert alert.severity is (Severity.INFO if cause is FrozenCause.STEP_SKIPPED else Severity.WARNING)
+
+
+@pytest.mark.parametrize(("left", "severity"), [(1e-14, Severity.INFO), (0.0, Severity.INFO), (0.1, Severity.WARNING)])
+@pytest.mark.parametrize("cause", [FrozenCause.ROUNDED_AWAY, FrozenCause.ZERO_GRADIENT, FrozenCause.MOVING])
+def test_on_a_solved_task_weights_that_stand_still_are_information(left, severity, cause):
+    run = Run("U101", "U103", facts=KNOWN)
+    ratio = 1e-9 if cause is FrozenCause.MOVING else 0.0
+    for step in range(30):
+        readings = {"train/loss": 2.0 if step < 20 else left, "train/lr": {"0": 1e-3}}
+        if step >= 20:
+            readings |= {"update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": ratio}}
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert (alert.code, alert.severity) == ("U103" if ratio else "U101", severity)
+
+
+def test_the_levels_remember_how_high_the_loss_was_and_other_causes_stay_warnings():
+    for cause, severity in ((FrozenCause.ROUNDED_AWAY, Severity.INFO), (FrozenCause.NO_GRADIENT, Severity.WARNING)):
+        run = Run("U101")
+        run.feed({"train/loss": 1e-14, "train/loss_level": 2.0, "update/frozen_cause": {"a.weight": cause}})
+        assert run.ledger.alerts[0].severity is severity
 
 
 def test_what_moves_or_is_frozen_on_purpose_is_not_reported():

@@ -44,7 +44,7 @@ class TaskProbe(Probe):
         self.reason = Reason.AVAILABLE
         """Why gradients can not be measured, if they can not."""
         self.first: dict[str, Tensor] = {}
-        """The first finite loss of each task."""
+        """The first loss of each task that is finite and not 0: a batch without labels is no beginning."""
         self._losses: dict[str, list[Tensor]] = {}
         self._weights: dict[str, Numbers] = {}
         self._products: tuple[tuple[str, ...], Tensor] | None = None
@@ -70,7 +70,10 @@ class TaskProbe(Probe):
             self._losses.setdefault(name, []).append(now)
             self._weights[name] = weight if isinstance(weight := weights[name], Tensor) else np.array(float(weight))
             known = self.first.get(name)
-            self.first[name] = now if known is None else (known := known.to(now)).where(known.isfinite(), now)
+            if known is not None:
+                known = known.to(now)
+                now = known.where(known.isfinite() & (known != 0), now)
+            self.first[name] = now
 
     def compare(self, losses: Mapping[str, Tensor], weights: Mapping[str, Tensor | float]) -> Tensor | None:
         """Measure the gradients of this batch; the norms of the weighted ones in the order of the losses, if known."""
@@ -106,7 +109,9 @@ class TaskProbe(Probe):
             yield Reading("task/weight", names, weight)
             if looked:
                 with np.errstate(all="ignore"):
-                    yield Reading("task/remaining", names, np.where(first > 0, now / first, np.nan))
+                    left = np.where(first > 0, now / first, np.nan)
+                    left[(first == 0) & (now == 0)] = 0.0  # nothing was ever to be learned
+                    yield Reading("task/remaining", names, left)
                     yield Reading("task/rate", names, relative_rates(now, np.where(first > 0, first, np.nan)))
                 yield from self._unavailable(reason)
             if products is not None:

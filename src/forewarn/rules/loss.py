@@ -120,6 +120,16 @@ def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts
     return None
 
 
+def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
+    """Whether the newest loss is below this share of the highest in memory: nothing is left to learn. False if unknown.
+
+    The levels reach much further back than the single losses do.
+    """
+    known = Series(loss)
+    highest = np.fmax.reduce(np.append(known.finite(), Series(levels).finite()), initial=0.0)
+    return bool(known.last < share * highest)
+
+
 def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, facts: Facts) -> Finding | None:
     """What is seen in windows of this many steps; cheap tests first, for most steps pass none."""
     values = loss.values

@@ -9,6 +9,7 @@ import numpy as np
 
 from forewarn.learning_remedies import declared
 from forewarn.remedies import advise, raise_lr, set_lr
+from forewarn.rules.learning_rate import declared_peaks
 from forewarn.rules.registry import found, rule
 from forewarn.series import Floats, Panel
 from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
@@ -169,8 +170,5 @@ def lr_never_decays(lr: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[
 
 def _peaks(lr: Panel, facts: Facts) -> Floats:
     """The highest rate of each group that was seen or named."""
-    peaks: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=0, initial=0.0)
-    if len(facts.groups) == len(peaks):
-        named = [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in facts.groups]
-        peaks = np.maximum(peaks, named)
-    return peaks
+    seen: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=0, initial=0.0)
+    return np.maximum(seen, declared_peaks(lr, facts))

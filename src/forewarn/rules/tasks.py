@@ -9,7 +9,7 @@ import numpy as np
 
 from forewarn.remedies import advise, shift_task_weight, snapshot
 from forewarn.rules.registry import found, rule
-from forewarn.series import Panel, Series
+from forewarn.series import Floats, Panel, Series
 from forewarn.thresholds.tasks import GradientConflict, TaskCollapse, TaskImbalance
 from forewarn.types import Finding, Severity
 
@@ -69,13 +69,16 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, config: TaskC
     falls all the same, which hides it. The usual cause is a loss on another scale (a sum beside a mean, pixels beside
     probabilities) or a weight that was set for another model.
 
-    The mean of ten measured steps is judged, on a log scale. A task with a small gradient and a fifth of its first loss
+    The mean of ten measured steps is judged, on a log scale; a batch without a gradient of one of them, such as one
+    without labels, is left out as long as others have one. A task with a small gradient and a fifth of its first loss
     left, or clearly less than the stronger one has, is not starved: it has learned. Where weights are being balanced,
     and on their way, nothing is said.
 
     ## Example
     fires: task/ratio{pointer/type} 40.0x12
     fires: task/ratio{pointer/type} 0.1x12
+    fires: task/ratio{pointer/type} infx12
+    quiet: task/ratio{pointer/type} 1.0x12 inf 1.0x12
     quiet: task/ratio{pointer/type} 4.0x20
     quiet: task/ratio{pointer/type} 40.0x12 | task/weight{pointer} 1.0x12 | task/weight{type} 1.0+0.1x12
     quiet: task/ratio{pointer/type} 40.0x12 | task/remaining{pointer} 0.05x12 | task/remaining{type} 0.1x12
@@ -149,11 +152,10 @@ def _apart(
     ratios: Panel, remaining: Panel, weights: Panel, config: TaskImbalance | TaskCollapse, bound: float
 ) -> Iterator[_Apart]:
     """The pairs whose mean ratio over a full window, on a log scale, is beyond a bound in either direction."""
-    recent = ratios.values[-config.window :].astype(np.float64)
-    if len(recent) < config.window:
+    if len(ratios) < config.window:
         return
-    with np.errstate(all="ignore"):  # a ratio of 0 or inf is a task without any gradient, and counts as one
-        logs = np.log(recent).mean(axis=0)
+    logs = np.array([_mean_log(column, config.window) for column in ratios.values.T.astype(np.float64)])
+    with np.errstate(over="ignore"):
         means, apart = np.exp(logs), np.exp(np.abs(logs))
     for at in np.flatnonzero(apart > bound):
         strong, weak = _strong_and_weak(ratios.scopes[at], bool(means[at] > 1))
@@ -161,6 +163,19 @@ def _apart(
         learned = left < config.solved or left < config.ahead * of_strong
         if not learned and not _risen(weights, weak, strong) > config.mending:
             yield _Apart(ratios.scopes[at], float(means[at]), float(apart[at]), strong, weak)
+
+
+def _mean_log(ratios: Floats, window: int) -> float:
+    """The mean logarithm of the newest ratios; NaN while there are too few.
+
+    A ratio of 0 or inf is a batch in which a task has no gradient. Where other batches have one, such as where labels
+    are sparse, only those are compared; a task without any over the whole window has none at all, and counts as such.
+    """
+    both = np.isfinite(ratios) & (ratios > 0)
+    if both[-window:].any():
+        return float(np.log(ratios[both][-window:]).mean()) if both.sum() >= window else np.nan
+    recent = ratios[-window:]
+    return np.inf if np.isposinf(recent).all() else -np.inf if (recent == 0).all() else np.nan
 
 
 def _risen(weights: Panel, weak: str, strong: str) -> float:

@@ -20,6 +20,7 @@ from forewarn.remedies import (
     warm_up,
 )
 from forewarn.rules.learning_rate import declared_peak, last_jump, newest_jump, planned_growth, rates
+from forewarn.rules.loss import is_solved
 from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.rules.tensors import is_matrix, matrices
 from forewarn.series import Floats, Panel, Series, nanmedian
@@ -33,10 +34,13 @@ from forewarn.thresholds.updates import (
 from forewarn.types import Facts, Finding, FrozenCause, Severity
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
+_WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
+"""What happens to every weight once the loss is all but zero."""
 
 
 @rule(
-    "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio"), per_scope=True, keep=100,
+    "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level"),
+    per_scope=True, keep=100,
     remedies=(
         for_cause(FrozenCause.NOT_IN_OPTIMIZER, add_to_optimizer()),
         for_cause(FrozenCause.REQUIRES_GRAD_OFF, advise(
@@ -63,14 +67,15 @@ _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCau
         advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
-def frozen_weight(causes: Panel, ratios: Panel, config: FrozenWeight) -> Iterator[Finding]:
+def frozen_weight(causes: Panel, ratios: Panel, loss: Panel, levels: Panel, config: FrozenWeight) -> Iterator[Finding]:
     """Trainable weight that does not move.
 
     ## Why is this bad?
     It stays at its initial value while the rest of the model trains around it. Nothing fails, the loss even falls, only
     less far. The evidence names the cause: not in an optimizer group, requires_grad off, no gradient, a gradient of
     exactly zero, a learning rate of 0, an optimizer that does not step, or an update that is rounded away in low
-    precision. What was frozen before the run began is meant to be, and is not reported.
+    precision. What was frozen before the run began is meant to be, and is not reported. Where the loss is all but zero,
+    a gradient that is zero or rounded away is information: nothing is left to learn.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -80,9 +85,11 @@ def frozen_weight(causes: Panel, ratios: Panel, config: FrozenWeight) -> Iterato
     if not len(frozen):
         return
     ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}
+    solved = is_solved(loss, levels, config.negligible_share)
     for at in frozen:
         cause, scope = FrozenCause(int(causes.last[at])), causes.scopes[at]
-        severity = Severity.INFO if cause is FrozenCause.STEP_SKIPPED else Severity.WARNING
+        harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
+        severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
         yield found(severity, ratio, config.ratio, scope, cause=cause.name.lower())
 
@@ -145,8 +152,9 @@ def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> 
 
 
 @rule(
-    "U103", "update-ratio-low", reads=("update/ratio", "update/frozen_cause", "train/lr"), per_scope=True, hold=3,
-    keep=200,
+    "U103", "update-ratio-low",
+    reads=("update/ratio", "update/frozen_cause", "train/lr", "train/loss", "train/loss_level"),
+    per_scope=True, hold=3, keep=200,
     remedies=(
         raise_lr(10.0),
         keep_in_float32(),
@@ -155,7 +163,7 @@ def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> 
     ),
 )  # fmt: skip
 def update_ratio_low(
-    ratios: Panel, causes: Panel, lr: Panel, config: UpdateRatioLow, facts: Facts
+    ratios: Panel, causes: Panel, lr: Panel, loss: Panel, levels: Panel, config: UpdateRatioLow, facts: Facts
 ) -> Iterator[Finding]:
     """Weight that moves by less than its own rounding error.
 
@@ -165,7 +173,8 @@ def update_ratio_low(
     large, or its gradient almost gone.
 
     Judged as if the learning rate were at its peak, and not while it rises, so neither a warm-up from 0 nor the end of
-    a decay is reported. Weights that do not move at all are `frozen-weight`.
+    a decay is reported. Weights that do not move at all are `frozen-weight`. Where the loss is all but zero it is
+    information: nothing is left to learn.
 
     ## Example
     fires: update/ratio{layer.weight} 1e-9x3 | train/lr{0} 1e-6x3
@@ -181,15 +190,15 @@ def update_ratio_low(
     peak = np.fmax.reduce(known, initial=declared_peak(facts))
     at_peak = ratios.last * (peak / known[-1] if len(known) and known[-1] > 0 else 1.0)
     frozen = set(np.array(causes.scopes, object)[causes.last > 0]) if causes.at == ratios.at else set()
+    severity = Severity.INFO if is_solved(loss, levels, config.negligible_share) else Severity.WARNING
     for at in matrices(low & (at_peak < config.tensor), ratios.scopes, facts):
         if ratios.scopes[at] not in frozen:
-            yield found(
-                Severity.WARNING, ratios.last[at], config.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at])
-            )
+            yield found(severity, ratios.last[at], config.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at]))
 
 
 @rule(
-    "U104", "update-ratio-jump", reads=("monitor/update_ratio_median", "train/lr", "update/ratio"),
+    "U104", "update-ratio-jump",
+    reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
@@ -204,7 +213,9 @@ def update_ratio_low(
                "if nobody meant this jump"),
     ),
 )  # fmt: skip
-def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRatioJump, facts: Facts) -> Finding | None:
+def update_ratio_jump(
+    median: Panel, lr: Panel, plan: Panel, ratios: Panel, config: UpdateRatioJump, facts: Facts
+) -> Finding | None:
     """Weights that suddenly move several times as far per step as they did.
 
     ## Why is this bad?
@@ -214,34 +225,40 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
     state.
 
     Compared is the median over all tensors with its own level at the last checks, each raised by what the learning rate
-    has risen since by plan. So a warm-up, a slow schedule, and a restart that returns to the earlier peak are quiet.
+    has risen since by plan. So a warm-up, a slow schedule, the next of several cycles, a restart that returns to the
+    earlier peak of its group, and whatever a declared plan says are quiet. So is a jump whose updates were measured at
+    once, and are no larger than usual.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
     fires: 0.001x12 _ _ | train/lr{0} 1e-3x13 3e-2
     quiet: 0.001+0.001x30 | train/lr{0} 1e-4+1e-4x30
     quiet: 0.001x12 0.002
+    quiet: 0.001x13 | train/lr{0} 1e-3x12 3e-2
+    quiet: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2 | train/lr_plan{0} 1e-3x12 3e-2
     """
     typical = Series(median)
     if len(typical) < config.minimum:
         return None
     now = max(typical.at, lr.at)
     measured = typical.at == now and np.isfinite(typical.last)
-    jump = newest_jump(lr, config.factor, config.restart_tolerance, facts) if lr.at == now else None
+    jump = newest_jump(lr, plan, config, facts) if lr.at == now else None
     if not measured and jump is None:
         return None
     recent = typical.values[-config.window - 1 :]
     # The level is at least the least of the earlier values, for the growth by plan only raises them.
     if jump is None and not typical.last > config.factor * np.fmin.reduce(recent[:-1]):
         return None
-    level = _level(typical, lr, config, facts) if measured else typical.median(config.window)
+    # What the rate just before led to is what a jump of it changes; older checks may be of another phase.
+    window = config.window if jump is None else config.lasting_checks
+    level = _level(typical, lr, plan, window, config, facts) if measured else typical.median(config.window)
     leap = 1.0 if jump is None else jump.after / jump.before
     value = typical.last if measured else level * leap
     bound = config.factor * level
-    if not bound > 0 or (jump is None and not value > bound):
+    if not bound > 0 or (measured and not value > bound):
         return None
     if jump is None:
-        jump = last_jump(lr, int(typical.steps[-len(recent)]), config.factor, config.restart_tolerance, facts)
+        jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), config, facts)
     lasting = _trailing(recent > bound)
     severe = jump is not None or value >= config.warning_factor * level or lasting >= config.lasting_checks
     evidence: dict[str, float | str] = {}
@@ -254,12 +271,12 @@ def update_ratio_jump(median: Panel, lr: Panel, ratios: Panel, config: UpdateRat
     return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
 
-def _level(typical: Series, lr: Panel, config: UpdateRatioJump, facts: Facts) -> float:
+def _level(typical: Series, lr: Panel, plan: Panel, window: int, config: UpdateRatioJump, facts: Facts) -> float:
     """The update ratio that the earlier checks lead one to expect now."""
-    values = typical.values[-config.window - 1 : -1].astype(np.float64)
+    values = typical.values[-window - 1 : -1].astype(np.float64)
     if len(lr) > 1:
-        steps = typical.steps[-config.window - 1 : -1]
-        values = values * planned_growth(lr, steps, config.factor, config.restart_tolerance, facts)
+        steps = typical.steps[-window - 1 : -1]
+        values = values * planned_growth(lr, plan, steps, config, facts)
     return float(nanmedian(values[:, None])[0])
 
 

@@ -15,6 +15,8 @@ class FrozenWeight(Settings):
     """Update ratio at or below which a weight does not move."""
     patience: int = between(3, 1)
     """Checks in a row at or below that ratio after which it counts as frozen."""
+    negligible_share: float = between(1e-6, 0.0, 1.0)
+    """Share of the highest loss below which a gradient that has vanished is information: the task is solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class UpdateRatioLow(Settings):
 
     tensor: float = between(1e-7, 0.0)
     """Update ratio of one tensor below which (and above frozen) it barely trains."""
+    negligible_share: float = between(1e-6, 0.0, 1.0)
+    """Share of the highest loss below which that is information: the task is solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
