@@ -63,6 +63,7 @@ def test_the_interval_holds_on_held_out_tails_of_real_runs():
     ("curve", "at", "reason"),
     [
         (LossCurve(), None, "no loss"),
+        (LossCurve.of(range(300), [math.nan] * 300), None, "no loss was recorded that is finite"),
         (power_law(100), None, "too few"),
         (power_law(1000), 5000, "more than 4 times"),
         (LossCurve.of(range(500), [2.0] * 500), None, "hardly fallen"),
@@ -73,6 +74,49 @@ def test_it_says_too_early_rather_than_guess(curve, at, reason):
     told = forecast(curve, at)
     assert reason in told.too_early
     assert math.isnan(told.loss)
+
+
+def test_an_exponential_fall_ends_on_its_floor():
+    random = np.random.default_rng(0)
+    losses = [0.5 + 8 * math.exp(-step / 25) * random.chisquare(64) / 64 for step in range(400)]
+    told = forecast(LossCurve.of(range(400), losses), at=1000)
+    assert told.loss == pytest.approx(0.5, abs=0.02)
+    assert 0.4 < told.low < 0.5 < told.high < 0.6
+
+
+def test_one_step_ahead_the_interval_holds_the_present_level():
+    for losses in curves().values():
+        told = forecast(LossCurve.of(range(len(losses)), losses.tolist()), at=len(losses))
+        recent = losses[-len(losses) // 20 :]
+        assert told.low < told.level < told.high
+        assert (
+            told.high - told.low >= 2 * 1.64 * 1.48 * np.median(np.abs(recent - np.median(recent))) / len(recent) ** 0.5
+        )
+
+
+def test_a_loss_that_was_never_negative_is_not_expected_to_be():
+    random = np.random.default_rng(0)
+    losses = np.exp(-np.arange(400) / 60 + 0.8 * random.standard_normal(400))
+    assert forecast(LossCurve.of(range(400), losses), at=1500).low >= 0
+    shifted = forecast(LossCurve.of(range(400), losses - 1), at=1500)
+    assert shifted.low < 0
+
+
+@pytest.mark.parametrize("steps", [100, 2000])
+def test_a_target_that_is_met_already_says_so(steps):
+    told = forecast(power_law(steps), target=5.0)
+    assert told.reached
+    assert told.target_step == told.target_soonest == told.target_latest == told.now == steps - 1
+    assert not forecast(power_law(steps), target=1.0).reached
+
+
+def test_what_was_asked_for_wrongly_is_one_sentence():
+    with pytest.raises(ValueError, match="target must be a loss to wait for, not nan"):
+        forecast(power_law(1000), target=math.nan)
+    for at in (1500.0, "1500", True):
+        with pytest.raises(TypeError, match="at must be the number of a step, a whole number"):
+            forecast(power_law(1000), at=at)
+    assert forecast(power_law(1000), at=np.int64(1500)).at == 1500
 
 
 def test_a_step_that_is_behind_is_an_error():

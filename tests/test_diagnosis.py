@@ -194,6 +194,29 @@ def test_update_ratios_are_in_range_lately(diagnosed: Callable[..., Diagnosis], 
     assert state_of(diagnosed({"monitor/update_ratio_median": [ratio] * 5}), "update ratios in range") == state
 
 
+def test_lately_is_the_second_half_of_the_run_and_not_its_dense_start(tmp_path: Path) -> None:
+    """Each of the first ten steps and then every hundredth are measured."""
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    for step in range(120):
+        ratio = 0.9 if step < 10 else 1e-3
+        measured = step < 10 or step == 100
+        blocks = [Block(step, 1e9 + step, "train/loss", ("",), np.array([1.0], np.float32))]
+        if measured:
+            blocks.append(Block(step, 1e9 + step, "monitor/update_ratio_median", ("",), np.array([ratio], np.float32)))
+        writer.append(step, blocks)
+    writer.close("completed")
+    with open_run(tmp_path / "run") as run:
+        diagnosis = replay(run)
+    assert state_of(diagnosis, "update ratios in range") == "pass"
+    assert detail_of(diagnosis, "update ratios in range").startswith("lately 0.001,")
+
+
+def test_where_only_the_first_half_was_measured_its_last_reading_counts(diagnosed: Callable[..., Diagnosis]) -> None:
+    ratios = [0.9] * 9 + [1e-3]
+    diagnosis = diagnosed({"train/loss": falling(), "monitor/update_ratio_median": ratios})
+    assert state_of(diagnosis, "update ratios in range") == "pass"
+
+
 @pytest.mark.parametrize(("first", "state"), [(1.0, "pass"), (99.0, "pass"), (101.0, "fail"), (0.0099, "fail")])
 def test_first_and_last_block_have_gradients_within_a_hundred_times(
     diagnosed: Callable[..., Diagnosis], first: float, state: str

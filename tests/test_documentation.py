@@ -32,12 +32,24 @@ class Toy(nn.Module):
         return self.layer(batch).square().mean()
 
 
+class Demo(nn.Module):
+    """A model that has a layer of the same name as that of `forewarn demo`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.blocks = nn.ModuleList([nn.ModuleDict({"mlp": nn.ModuleDict({"output": nn.Linear(4, 4)})})])
+
+    def forward(self, batch):
+        return self.layer(self.blocks[0]["mlp"]["output"](batch)).square().mean()
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with a finished run `runs/demo` in it."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    model = Toy()
+    model = Demo()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with forewarn.watch(model, optimizer, "runs/demo", views=[]) as monitor:
         for _ in range(12):

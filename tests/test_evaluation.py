@@ -12,7 +12,7 @@ from torch import nn
 import forewarn
 from forewarn.cli import cli
 from forewarn.diagnosis import replay
-from forewarn.evaluation import gap_grade, improvement_grade, is_plateau
+from forewarn.evaluation import Epoch, gap_grade, improvement_grade, is_plateau
 from forewarn.probes.loss_levels import EpochLosses, Levels
 from tests.conftest import last
 from tests.rules.test_evaluation import TEXTBOOK
@@ -312,3 +312,9 @@ def test_the_average_is_switched_off_by_one_switch_and_resumed_without_a_seam(wa
     for loss in losses[1:]:
         ema = 0.99 * ema + 0.01 * loss
     assert last(second, "train/loss_ema") == pytest.approx(ema, rel=1e-6)
+
+
+@pytest.mark.parametrize(("gap", "words"), [(9.994, "gap 999.4% "), (154.5, "gap >1000% "), (-12.0, "gap <-1000% ")])
+def test_a_huge_gap_has_no_exponent(gap, words):
+    epoch = Epoch(1, 10, 0.01, 1.5, math.nan, "", gap, "severe", False)
+    assert words in epoch.words()

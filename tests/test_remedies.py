@@ -53,13 +53,20 @@ def test_the_lr_is_raised_and_where_it_is_zero_set_to_what_the_run_began_with():
 
 @pytest.mark.parametrize(
     ("groups", "hyperparameters", "steps"),
-    [((), {}, 2000), (({"beta2": 0.95},), {}, 40), ((), {"total_steps": 1000}, 100),
-     (({"beta2": 0.95},), {"total_steps": 1e6}, 40),
-     (({"beta2": 1.0},), {}, 20000), ((), {"total_steps": True}, 2000), ((), {"total_steps": 3}, 1)],
+    [((), {}, 121), (({"beta2": 0.95},), {}, 40), ((), {"total_steps": 1000}, 100),
+     (({"beta2": 0.95},), {"total_steps": 1e6}, 40), ((), {"total_steps": 1e6}, 2000),
+     (({"beta2": 1.0},), {"total_steps": 1e6}, 20000), ((), {"total_steps": True}, 121), ((), {"total_steps": 3}, 1)],
 )  # fmt: skip
-def test_the_warm_up_is_two_over_one_minus_beta2_and_no_tenth_of_the_run(groups, hyperparameters, steps):
+def test_the_warm_up_is_two_over_one_minus_beta2_within_a_tenth_of_the_run_or_what_it_has_made(
+    groups, hyperparameters, steps
+):
     remedy = remedies.warm_up()(finding(), history(lr=1e-3), Facts(groups=groups, hyperparameters=hyperparameters))
     assert remedy.parameters["steps"] == steps
+
+
+def test_the_warm_up_leads_to_the_lr_before_a_jump():
+    assert said(remedies.warm_up(), history(lr=3e-2), finding(lr_before=1e-3)) == "warm_up steps 121 to 0.001"
+    assert said(remedies.warm_up(), history(lr=3e-2)) == "warm_up steps 121 to 0.03"
 
 
 def test_gradients_are_clipped_at_the_usual_norm_of_the_run():
@@ -73,7 +80,8 @@ def test_gradients_are_clipped_at_the_usual_norm_of_the_run():
 def test_the_way_back_leads_to_before_the_trouble_began():
     assert said(remedies.roll_back(), found=finding(step=120)) == "roll_back before_step 120"
     assert said(remedies.roll_back(), found=finding(step=120, lasting_steps=20)) == "roll_back before_step 101"
-    assert said(remedies.roll_back(), found=finding(step=3, lasting_steps=20)) == "roll_back before_step 0"
+    assert said(remedies.roll_back(), found=finding(step=3, lasting_steps=20)) is None
+    assert said(remedies.roll_back(), found=finding(step=0)) is None
 
 
 def test_beta2_and_weight_decay_are_lowered_only_where_there_are_any():

@@ -45,8 +45,8 @@ def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check,
     """Every point, whether or not the run recorded what it needs."""
     return (
         _loss_falling(_values(run, "train/loss")),
-        _gradients_in_range(_values(run, "gradient/global_norm"), config),
-        _updates_in_range(_values(run, "monitor/update_ratio_median"), config),
+        _gradients_in_range(_lately(run, "gradient/global_norm"), config),
+        _updates_in_range(_lately(run, "monitor/update_ratio_median"), config),
         _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
@@ -79,10 +79,9 @@ def _updates_in_range(ratio: Floats, config: Config) -> Check:
     return _in_range("update ratios in range", ratio, low, high)
 
 
-def _in_range(name: str, values: Floats, low: float, high: float) -> Check:
-    if not len(values):
+def _in_range(name: str, lately: Floats, low: float, high: float) -> Check:
+    if not len(lately):
         return _unknown(name, 0)
-    lately = values[-max(NUM_WINDOWS, len(values) // NUM_WINDOWS) :]
     if broken := int((~np.isfinite(lately)).sum()):
         return Check(name, "fail", f"{broken} of the last {len(lately)} readings are not finite")
     level = float(np.median(lately))
@@ -175,9 +174,22 @@ def _values(run: Run, name: str, scope: str = "") -> Floats:
     return run.series(name, scope).values.astype(np.float64)
 
 
+def _lately(run: Run, name: str) -> Floats:
+    """The newest tenth of the readings, ten at least, but none of the first half of the run: that is measured densely.
+
+    Where nothing was read in the second half, the last reading.
+    """
+    if "" not in _scopes(run, name):
+        return np.empty(0)
+    found = run.series(name)
+    num_late = int((found.steps >= (run.last_step or 0) / 2).sum())
+    wanted = max(NUM_WINDOWS, len(found) // NUM_WINDOWS)
+    return found.values[-max(1, min(wanted, num_late)) :].astype(np.float64)
+
+
 def _verdict(name: str, good: bool, detail: str) -> Check:
     return Check(name, "pass" if good else "fail", detail)
 
 
 def _unknown(name: str, readings: int) -> Check:
-    return Check(name, "unknown", f"only {readings} readings" if readings else "no data")
+    return Check(name, "unknown", f"only {readings} reading{'s' * (readings > 1)}" if readings else "no data")

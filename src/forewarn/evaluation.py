@@ -134,4 +134,6 @@ def epochs(series: Callable[[str], Any], thresholds: Thresholds) -> tuple[Epoch,
 
 
 def _percent(share: float) -> str:
+    if abs(share) >= 10:  # beyond that digits say nothing
+        return ">1000%" if share > 0 else "<-1000%"
     return f"{100 * share:.{2 if abs(share) < 1 else 4}g}%"

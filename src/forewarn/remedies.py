@@ -87,14 +87,21 @@ def raise_lr(factor: float, why: str = "the steps are too small to get anywhere"
 
 
 def warm_up(why: str = "the statistics of the optimizer settle before the steps are large") -> Prescription:
-    """Let the learning rate rise linearly over 2 / (1 − β2) steps (Ma and Yarats 2021)."""
+    """Let the learning rate rise linearly over 2 / (1 − β2) steps (Ma and Yarats 2021), to where it was before a jump.
+
+    Over no more than a tenth of the declared steps, or, where none are declared, than the run has made so far.
+    """
 
     def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
         steps = round(2 / max(1 - _beta2(facts, _USUAL_BETA2), 1e-4))
         total = facts.hyperparameters.get("total_steps")
         if isinstance(total, int | float) and not isinstance(total, bool) and total > 0:
-            steps = max(1, min(steps, round(_WARM_UP_SHARE * total)))
-        return Remedy("warm_up", {"steps": steps, "to": current_lr(history)}, why)
+            most = round(_WARM_UP_SHARE * total)
+        else:
+            most = finding.step + 1
+        before = finding.evidence.get("lr_before")
+        to = before if isinstance(before, float) and before > 0 else current_lr(history)
+        return Remedy("warm_up", {"steps": max(1, min(steps, most)), "to": to}, why)
 
     return prescribe
 
@@ -118,12 +125,12 @@ def snapshot(why: str = "the state at this step is what a search for the cause s
 
 
 def roll_back(why: str = "the weights from before it are still good") -> Prescription:
-    """Return to the last checkpoint before the trouble began."""
+    """Return to the last checkpoint before the trouble began; None where it began with the run."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
         lasting = finding.evidence.get("lasting_steps", 1)
         began = finding.step - int(lasting) + 1 if isinstance(lasting, int | float) else finding.step
-        return Remedy("roll_back", {"before_step": max(0, began)}, why, safety="opt_in")
+        return Remedy("roll_back", {"before_step": began}, why, safety="opt_in") if began > 0 else None
 
     return prescribe
 

@@ -6,6 +6,7 @@ import pytest
 
 from forewarn.bench.aims import aims
 from forewarn.bench.results import Cost, Spread, WorkloadResult
+from forewarn.bench.wording import heading
 
 
 def cost(name, share, *, around=0.0, seconds=1e-3, reads=1.0, held=1000):
@@ -62,3 +63,8 @@ def test_a_model_of_the_users_own_has_no_aims():
 
 def test_a_workload_without_forewarn_has_no_aims():
     assert aims([result("gpt12", cost("bare", 0.0), cost("wandb", 1.0))]) == []
+
+
+def test_one_round_is_not_rounds():
+    assert "1 round of 3 timed steps." in heading(replace(result("gpt12"), rounds=1))
+    assert "3 rounds of 3 timed steps." in heading(result("gpt12"))

@@ -27,7 +27,7 @@ def test_a_table_and_a_verdict_for_each_parametrisation(
     [standard, mup] = [line.split() for line in said.out.splitlines() if line.startswith("blocks.0.mlp.output ")]
     assert standard[4] == "grows"
     assert float(standard[1]) > 0.3 > abs(float(mup[1].replace("−", "-")))
-    assert "No plot was drawn, for want of matplotlib: pip install matplotlib" in said.err
+    assert "No plot will be drawn, for want of matplotlib: pip install matplotlib" in said.err
     assert not (tmp_path / "check.png").exists()
 
 

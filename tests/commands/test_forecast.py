@@ -32,9 +32,23 @@ def test_it_tells_the_loss_and_when_a_target_is_met(tmp_path, forewarn):
     assert plain["loss"] == pytest.approx(monitor.forecast(1000).loss)
 
 
-def test_declared_steps_are_what_it_looks_ahead_to(tmp_path, forewarn):
-    stored(tmp_path / "run", FALLING, total_steps=900)
-    assert json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)["at"] == 900
+@pytest.mark.parametrize(
+    ("total", "at"), [(900, 900), (900.0, 900), (400, 798), (401, 798), (300, 798), (900.5, 798), ("many", 798)]
+)
+def test_declared_steps_are_what_it_looks_ahead_to_unless_they_are_over(tmp_path, forewarn, total, at):
+    stored(tmp_path / "run", FALLING, total_steps=total)
+    assert json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)["at"] == at
+
+
+def test_a_target_that_is_met_already_says_so(tmp_path, forewarn):
+    stored(tmp_path / "run", FALLING)
+    assert "reached already" in forewarn("forecast", str(tmp_path / "run"), "--target", "3").out
+    assert json.loads(forewarn("forecast", str(tmp_path / "run"), "--target", "3", "--json").out)["target_step"] == 399
+
+
+def test_losses_that_are_never_finite_are_said_to_be(tmp_path, forewarn):
+    stored(tmp_path / "run", [float("nan")] * 250)
+    assert "no loss was recorded that is finite" in forewarn("forecast", str(tmp_path / "run")).out
 
 
 def test_too_early_is_said_in_a_sentence(tmp_path, forewarn):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forewarn.cli import USAGE_ERROR
 from forewarn.config import Config
 from forewarn.store import RunWriter
 from forewarn.types import Distribution
@@ -35,7 +36,8 @@ def test_the_last_measured_step_is_shown_by_default(forewarn: Call, healthy: Pat
 
 def test_step_means_the_measured_step_at_or_before(forewarn: Call, healthy: Path) -> None:
     said = forewarn("show", healthy, "--step", 125)
-    assert "step 120 of 299" in said.out
+    assert "step 120 of 299, the last one measured at or before 125\n" in said.out
+    assert "the last one measured" not in forewarn("show", healthy, "--step", 120).out
     assert row_of(said, "[red]evil")[2] == "5.12"
 
 
@@ -108,8 +110,65 @@ def test_a_histogram_is_a_picture_with_its_shape_in_words(forewarn: Call, spread
     assert "healthy: one heap around zero" in said.out
     assert "min -0.4  p50 0.006" in said.out
     earlier = forewarn("show", spread, "--histogram", "blocks.1.weight", "--step", 4).out
-    assert "step 0" in earlier
+    assert "step 0, the last one measured at or before 4" in earlier
     assert "shifted centre: the values lie on one side of zero" in earlier
+
+
+def test_a_histogram_takes_no_other_choice(forewarn: Call, spread: Path) -> None:
+    for option in ("--metric", "--scope"):
+        said = forewarn("show", spread, "--histogram", "blocks.0.weight", option, "weight")
+        assert said.code == USAGE_ERROR
+        assert "leave out --metric and --scope" in said.err
+
+
+@pytest.mark.parametrize(
+    ("config", "metric", "why"),
+    [
+        (Config(histograms="off"), "gradient/norm", 'it was recorded with Config(histograms="off")'),
+        (Config(), "train/loss", "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm"),
+        (Config(), "gradient/norm", "none of them was counted"),
+    ],
+)
+def test_a_run_without_histograms_says_why(
+    forewarn: Call, tmp_path: Path, config: Config, metric: str, why: str
+) -> None:
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config=config.to_dict())
+    writer.append(0, [block(0, metric, 1.0)])
+    writer.close()
+    said = forewarn("show", tmp_path / "run", "--histogram", "blocks.0.weight")
+    assert said.code == 3
+    assert "has no histograms: " in said.err
+    assert why in said.err
+
+
+def test_a_metric_that_comes_scope_by_scope_is_one_column(forewarn: Call, tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config={})
+    writer.append(
+        3, [block(3, "eval/task_loss", 0.5, scopes=("one",)), block(3, "eval/task_loss", 0.25, scopes=("two",))]
+    )
+    writer.close()
+    said = forewarn("show", tmp_path / "run", "--metric", "eval")
+    assert said.out.count("eval/task_loss") == 1
+    assert (row_of(said, "one"), row_of(said, "two")) == (["one", "0.5"], ["two", "0.25"])
+
+
+def test_columns_that_do_not_fit_go_into_further_tables(
+    forewarn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forewarn.commands.terminal.PLAIN_WIDTH", 0)
+    monkeypatch.setenv("COLUMNS", "80")
+    writer = RunWriter(tmp_path / "run", facts=FACTS, config={})
+    layers = ("blocks.0.attention.output.weight", "blocks.0.attention.output.bias")
+    quantities = ("norm", "mean", "std", "min", "max", "zero_fraction")
+    writer.append(0, [block(0, f"gradient/{name}", 1.2345e-7, 0.033456, scopes=layers) for name in quantities])
+    writer.close()
+    lines = forewarn("show", tmp_path / "run", "--metric", "gradient/").out.splitlines()
+    rows = [line.split() for line in lines if line.startswith(layers)]
+    assert max(map(len, lines)) <= 80
+    assert len(rows) > len(layers), "the layers stand at the left of each table"
+    for layer, value in zip(layers, ("1.234e-7", "0.03346"), strict=True):
+        assert [cell for row in rows if row[0] == layer for cell in row[1:]] == [value] * len(quantities)
+    assert sum(line.count("gradient") for line in lines) == 1, "what all columns share is said once"
 
 
 def test_shapes_are_words_in_the_table(forewarn: Call, spread: Path) -> None:
@@ -126,7 +185,6 @@ def test_shapes_are_words_in_the_table(forewarn: Call, spread: Path) -> None:
             ["--histogram", "blocks.0.weight", "--step", "-1"],
             "no histogram of blocks.0.weight was recorded up to step -1",
         ),
-        (["--histogram", "blocks.0.weight", "--metric", "loss"], "has no histograms"),
     ],
 )
 def test_a_histogram_that_is_not_there_is_one_sentence(

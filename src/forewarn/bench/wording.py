@@ -89,7 +89,8 @@ def heading(result: WorkloadResult) -> str:
         f"{result.description}; {result.num_parameters:,} parameters in {result.num_tensors} tensors, "
         f"{result.optimizer}. The bare step takes {duration(spread.median)} ({duration(spread.low)} to "
         f"{duration(spread.high)}) in {result.bare_operations:.0f} operations, one streaming read "
-        f"{duration(result.read_seconds)}. {result.rounds} rounds of {result.steps} timed steps."
+        f"{duration(result.read_seconds)}. {result.rounds} round{'s' * (result.rounds > 1)} of "
+        f"{result.steps} timed step{'s' * (result.steps > 1)}."
     )
     return text + (f" forewarn read the tensors by its {result.backend} backend." if result.backend else "")
 

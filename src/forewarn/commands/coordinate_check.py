@@ -41,7 +41,7 @@ def _widths(context: click.Context, parameter: click.Parameter, value: str) -> t
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True, help="Of Adam.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default="coordinate-check.png", show_default=True,
-    metavar="FILE.png", help="Where the plot goes.",
+    metavar="FILE.png", help="Where the plot goes; it needs matplotlib.",
 )  # fmt: skip
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON, with every step, and nothing else.")
 def command(
@@ -81,6 +81,9 @@ def command(
         out.parent.mkdir(parents=True, exist_ok=True)  # before the trainings, not after them
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
+    drawn = _can_draw()
+    if not drawn:
+        click.echo("No plot will be drawn, for want of matplotlib: pip install matplotlib", err=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on small models more of them only wait
     try:
@@ -91,7 +94,19 @@ def command(
         print_json([_as_json(sweep) for sweep in sweeps])
     else:
         show(*_parts(sweeps, seeds))
-    _draw(out, sweeps)
+    if drawn:
+        _draw(out, sweeps)
+
+
+def _can_draw() -> bool:
+    """Whether matplotlib is there; asked before the trainings, not after them."""
+    from importlib import import_module
+
+    try:
+        import_module("matplotlib.figure")
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def _swept(parametrization: str, widths: Sequence[int], steps: int, seeds: int, lr: float) -> list[Sweep]:
@@ -176,14 +191,12 @@ def _as_json(sweep: Sweep) -> dict[str, Any]:
 
 
 def _draw(out: Path, sweeps: Sequence[Sweep]) -> None:
-    """The plot; without matplotlib one sentence says why there is none."""
+    """The plot, and where it was written."""
     from forewarn.commands.terminal import Failure
     from forewarn.coordinates.plot import draw
 
     try:
         draw(out, sweeps)
-    except ModuleNotFoundError:
-        click.echo("No plot was drawn, for want of matplotlib: pip install matplotlib", err=True)
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
     else:

@@ -82,7 +82,8 @@ def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed:
     batches = TokenBatches(stdlib_text(), BATCH_SIZE, shape.context, seed)
     view = LiveView(steps, every=25, console=console)
     losses: list[float] = []
-    with forewarn.watch(model, optimizer, path, every=EVERY, views=[view]) as monitor:
+    config = forewarn.Config(hyperparameters={"total_steps": steps})
+    with forewarn.watch(model, optimizer, path, every=EVERY, config=config, views=[view]) as monitor:
         for step in range(steps):
             if step == fault_at:
                 for group in optimizer.param_groups:

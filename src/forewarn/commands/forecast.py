@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
     from forewarn.convergence import Forecast, LossCurve
 
+NEARLY_OVER = 1.05
+"""Times the steps made that the declared ones must be, for what is left of them to be a future."""
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--at", type=click.IntRange(min=1), metavar="STEP", help="The step to look ahead to; by default the "
-              "declared total_steps, else twice as far as the run has come.")  # fmt: skip
+              "declared total_steps, or twice as far as the run has come where that is (nearly) reached.")  # fmt: skip
 @click.option("--target", type=float, metavar="LOSS", help="When will the loss be this low?")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 def command(run: Path, at: int | None, target: float | None, as_json: bool) -> None:
@@ -42,8 +45,8 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
         losses = stored.series("train/loss")
         total = stored.facts.hyperparameters.get("total_steps")
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
-    if at is None and isinstance(total, int) and total > losses.steps[-1]:
-        at = total
+    if at is None and len(losses.steps):
+        at = _declared(total, int(losses.steps[-1]))
     try:
         told = forecast(curve, at, target)
     except ValueError as error:
@@ -52,6 +55,13 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
         print_json(dataclasses.asdict(told))
     else:
         show(*_picture(curve, told))
+
+
+def _declared(total: object, now: int) -> int | None:
+    """The declared number of steps, where it is still ahead."""
+    if isinstance(total, bool) or not isinstance(total, int | float) or total != total // 1:
+        return None
+    return int(total) if total > NEARLY_OVER * (now + 1) else None
 
 
 def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
@@ -63,16 +73,18 @@ def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
 
     level = f"{told.level:.4g}"
     if told.too_early:
-        return [
-            Text.assemble(f"step {told.now}: loss {level}. ", ("Too early to tell: ", "yellow"), f"{told.too_early}.")
-        ]
+        reached = f"The target {in_words(told.target)} is reached already. " if told.reached else ""
+        why = ("Too early to tell: ", "yellow")
+        return [Text.assemble(f"step {told.now}: loss {level}. {reached}", why, f"{told.too_early}.")]
     _, losses = curve.points
     table = quiet_table()
     for name in ("", "step", "loss", "nine times in ten"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_row("now", str(told.now), level, "")
     table.add_row("expected", str(told.at), f"{told.loss:.4g}", f"{told.low:.4g} – {told.high:.4g}")
-    if not math.isnan(told.target):
+    if told.reached:
+        table.add_row("target", str(told.now), in_words(told.target), "reached already")
+    elif not math.isnan(told.target):
         soonest, latest = (_step(each) for each in (told.target_soonest, told.target_latest))
         table.add_row("target", _step(told.target_step), in_words(told.target), f"{soonest} – {latest}")
     return [Text.assemble(("loss so far  ", "dim"), line(losses.tolist(), 60)), table]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.text import Text
@@ -27,6 +27,9 @@ COLUMNS = {
     "update/frozen_cause": "moves",
 }
 """What is shown of each layer unless --metric asks for something else."""
+CAUSE = "update/frozen_cause"
+GUTTER = 2
+"""Blanks between two columns."""
 MEDIAN_RATIO = "monitor/update_ratio_median"
 
 
@@ -48,18 +51,20 @@ def command(run: Path, scope: str | None, step: int | None, metric: str | None, 
       forewarn show runs/demo --scope 'blocks.0' --step 180
       forewarn show runs/demo --metric 'update/'
       forewarn show runs/demo --metric '/shape'
-      forewarn show runs/demo --histogram blocks.0.attention.out.weight --step 180
+      forewarn show runs/demo --histogram blocks.0.attention.output.weight --step 180
     """
     from forewarn.commands.terminal import show
 
     wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
     if histogram is not None:
-        show(*_histograms(run, step, histogram, wanted_metric))
+        if metric is not None or scope is not None:
+            raise click.UsageError("--histogram names one tensor and shows all of it; leave out --metric and --scope")
+        show(*_histograms(run, step, histogram))
     else:
         show(*_picture(run, step, wanted_scope, wanted_metric))
 
 
-def _histograms(path: Path, step: int | None, scope: str, metric: re.Pattern[str] | None) -> list[RenderableType]:
+def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType]:
     """Every histogram of a tensor, each with its shape in words and its percentiles."""
     from rich.text import Text
 
@@ -72,9 +77,9 @@ def _histograms(path: Path, step: int | None, scope: str, metric: re.Pattern[str
     options = output().options
     parts: list[RenderableType] = []
     with opened(path) as run, reading():
-        names = [name for name in run.distributions() if not metric or metric.search(name)]
+        names = run.distributions()
         if not names:
-            raise Failure(f"{run.path} has no histograms; Config(histograms=...) says whether they are recorded")
+            raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
         for name in names:
             try:
                 found = run.histograms(name, scope)
@@ -84,7 +89,8 @@ def _histograms(path: Path, step: int | None, scope: str, metric: re.Pattern[str
             if not early:
                 continue
             at = early[-1]
-            title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  step {found.steps[at]}\n"
+            title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
+            title += f"step {found.steps[at]}{_instead_of(step, int(found.steps[at]))}\n"
             bars = ASCII_BARS if options.ascii_only else BARS
             drawn = picture(found.counts[at], int(found.zeros[at]), options.max_width, bars)
             told = words(*_spread(run, name.removesuffix("/histogram"), scope, int(found.steps[at])))
@@ -92,6 +98,19 @@ def _histograms(path: Path, step: int | None, scope: str, metric: re.Pattern[str
     if not parts:
         raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
     return parts[:-1]
+
+
+def _why_no_histograms(run: Run) -> str:
+    if run.config.get("histograms") == "off":
+        return 'it was recorded with Config(histograms="off")'
+    if not {"gradient/norm", "weight/norm"} & set(run.names()):
+        return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"
+    return "its tensors were measured, and none of them was counted into one"
+
+
+def _instead_of(wanted: int | None, shown: int) -> str:
+    """Why another step is shown than the one asked for."""
+    return "" if wanted is None or wanted == shown else f", the last one measured at or before {wanted}"
 
 
 def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
@@ -128,7 +147,9 @@ def _picture(
         ratio = _update_ratio(run, at, recorded) if with_ratios else []
         last_step = run.last_step
     of = f" of {last_step}" if last_step != at else ""
-    parts: list[RenderableType] = [Text.assemble((short(str(path)), "bold"), f"  step {at}{of}\n")]
+    parts: list[RenderableType] = [
+        Text.assemble((short(str(path)), "bold"), f"  step {at}{of}{_instead_of(step, at)}\n")
+    ]
     parts += _key_numbers([block for block in blocks if _is_of_the_run(block.name, block.scopes)])
     return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope)]
 
@@ -207,31 +228,68 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[Ren
     """One row per layer, one column per metric."""
     from rich.text import Text
 
-    from forewarn.commands.terminal import quiet_table
     from forewarn.views.wording import short
 
     layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes)]
     if not layers:
         return []
-    ordered = sorted(layers, key=lambda block: [*COLUMNS, block.name].index(block.name))
+    recorded = dict.fromkeys(block.name for block in layers)  # a metric may come in several blocks, a scope in each
+    names = sorted(recorded, key=lambda name: [*COLUMNS, name].index(name))
     cells: dict[str, dict[str, float]] = {}
-    for block in ordered:
+    for block in layers:
         for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
             cells.setdefault(scope, {})[block.name] = value
     rows = {scope: row for scope, row in cells.items() if wanted is None or wanted.search(scope)}
     if not rows:
         return [Text(f"none of {len(cells)} layers matches --scope")]
-    table = quiet_table()
-    table.add_column("layer", no_wrap=True)
-    for block in ordered:
-        table.add_column(COLUMNS.get(block.name, short(block.name)), justify="left" if _is_cause(block) else "right")
-    for scope, row in rows.items():
-        table.add_row(Text(short(scope)), *(_cell(block.name, row.get(block.name)) for block in ordered))
-    return [table]
+    family, headers = _headers(names)
+    columns = [
+        (header, name, [_cell(name, row.get(name)) for row in rows.values()])
+        for header, name in zip(headers, names, strict=True)
+    ]
+    above = [Text(family, style="bold")] if family else []
+    return [*above, *_tables([short(scope) for scope in rows], columns)]
 
 
-def _is_cause(block: Block) -> bool:
-    return block.name == "update/frozen_cause"
+def _headers(names: Sequence[str]) -> tuple[str, list[str]]:
+    """The family that all of several metrics share, or nothing, and what stands above each column."""
+    from forewarn.views.wording import short
+
+    families = {name.partition("/")[0] for name in names}
+    headers = [COLUMNS.get(name, short(name)) for name in names]
+    if len(names) == 1 or len(families) > 1:
+        return "", headers
+    (family,) = families
+    return family, [header.removeprefix(f"{family}/").removeprefix(f"{family} ") for header in headers]
+
+
+def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]]) -> Iterator[RenderableType]:
+    """As many tables as it takes for every number to be shown whole, each with the layers at its left."""
+    from rich.text import Text
+
+    from forewarn.commands.terminal import output, quiet_table
+
+    room = output().width - max(map(len, ("layer", *layers)))
+    tables: list[list[tuple[str, str, list[Text]]]] = [[]]
+    left = room
+    for column in columns:
+        width = GUTTER + max(len(column[0]), *map(len, column[2]))
+        if tables[-1] and width > left:
+            tables.append([])
+            left = room
+        tables[-1].append(column)
+        left -= width
+    for number, group in enumerate(tables):
+        if number:
+            yield Text()
+        table = quiet_table()
+        table.add_column("layer", overflow="fold")
+        for header, name, values in group:
+            least = max(map(len, values))
+            table.add_column(header, justify="left" if name == CAUSE else "right", min_width=least)
+        for layer, *row in zip(layers, *(values for _, _, values in group), strict=True):
+            table.add_row(Text(layer), *row)
+        yield table
 
 
 def _cell(name: str, value: float | None) -> Text:
@@ -247,7 +305,7 @@ def _cell(name: str, value: float | None) -> Text:
     if name.endswith("/shape") and value in set(map(float, Shape)):
         shape = Shape(int(value))
         return Text(str(shape).partition(":")[0], style="" if shape is Shape.HEALTHY else "yellow")
-    if name == "update/frozen_cause" and value in {float(cause) for cause in FrozenCause}:
+    if name == CAUSE and value in {float(cause) for cause in FrozenCause}:
         cause = FrozenCause(int(value))
         moves = cause is FrozenCause.MOVING
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
