@@ -155,7 +155,7 @@ def test_passes_inside_a_transform_are_not_looked_at(tmp_path):
         return torch.func.functional_call(model, parameters, (row[None],)).square().mean()
 
     torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.ones(5, 3))
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="jit.trace"):
         torch.jit.trace(model, torch.ones(2, 3))
     assert onlooker.entered == []
     model(torch.ones(2, 3)).sum().backward()
