@@ -33,6 +33,13 @@ def test_a_share_is_judged_with_its_spread(share, around, verdict):
     assert verdicts(cost("forewarn-full", share, around=around))["detail on every step"] == verdict
 
 
+def test_no_verdict_is_finer_than_the_error_of_the_benchmark():
+    again = cost("bare-again", 0.0, around=0.03)
+    found = verdicts(cost("forewarn-full", 0.12), cost("forewarn-default", -0.02), again)
+    assert found["detail on every step"] == "no"
+    assert found["the default schedule"] == "in the noise"
+
+
 def test_others_are_compared_on_the_same_workload():
     full = cost("forewarn-full", 0.05, seconds=1e-3)
     found = verdicts(full, cost("wandb", 1.0, seconds=39e-3), cost("optimizer-metrics", 0.2, seconds=4.5e-3))

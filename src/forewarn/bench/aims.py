@@ -56,7 +56,7 @@ class Aim:
     wanted: str
     found: str
     verdict: str
-    """`yes`, `no`, or `in the noise` where the aim lies between the quartiles."""
+    """`yes`, `no`, or `in the noise` where the aim is within the quartiles or within the error of the benchmark."""
 
     @property
     def why_not(self) -> str:
@@ -72,10 +72,12 @@ def aims(results: Sequence[WorkloadResult]) -> list[Aim]:
 def _aims(result: WorkloadResult) -> Iterator[Aim]:
     costs = {cost.name: cost for cost in result.costs}
     full, default = costs.get(FULL), costs.get(DEFAULT)
+    again = costs.get("bare-again")
+    error = 0.0 if again is None else max(abs(again.added_share.low), abs(again.added_share.high))
     if full is not None and result.name in MOST_FULL:
-        yield _share(result, DETAIL, full, MOST_FULL[result.name])
+        yield _share(result, DETAIL, full, MOST_FULL[result.name], error)
     if default is not None:
-        yield _share(result, SCHEDULE, default, MOST_DEFAULT)
+        yield _share(result, SCHEDULE, default, MOST_DEFAULT, error)
     if full is None:
         return
     if result.name in MOST_READS:
@@ -91,9 +93,11 @@ def _aims(result: WorkloadResult) -> Iterator[Aim]:
     yield Aim(result.name, "syncs", "none", f"{full.syncs:.0f}", _word(full.syncs == 0))
 
 
-def _share(result: WorkloadResult, what: str, cost: Cost, most: float) -> Aim:
+def _share(result: WorkloadResult, what: str, cost: Cost, most: float, error: float) -> Aim:
+    """`error`: by how much the bare loop differs from itself."""
     found = cost.added_share
-    verdict = "in the noise" if found.low <= most < found.high else _word(found.high <= most)
+    unclear = found.low <= most < found.high or abs(found.median - most) <= error
+    verdict = "in the noise" if unclear else _word(found.high <= most)
     return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(found.median), verdict)
 
 

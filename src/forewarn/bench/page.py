@@ -51,7 +51,8 @@ def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
     if not found:
         return
     yield from ("", "## What was aimed at", "")
-    yield "Medians over rounds. An aim that lies between their quartiles is in the noise: neither reached nor missed."
+    yield "Medians over rounds. Where an aim lies between their quartiles, or no further from the median than the bare"
+    yield "loop from itself, it is in the noise: neither reached nor missed."
     yield ""
     rows = [(aim.workload, aim.what, aim.wanted, aim.found, aim.verdict) for aim in found]
     yield from _table(("workload", "what", "aim", "measured", "reached"), rows)

@@ -39,7 +39,7 @@ _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 def duration(seconds: float) -> str:
     """A time in the unit that suits it."""
-    unit, factor = next(((unit, factor) for unit, factor in _UNITS if abs(seconds) * factor >= 1), _UNITS[-1])
+    unit, factor = next(((unit, factor) for unit, factor in _UNITS if abs(seconds) * factor >= 0.9995), _UNITS[-1])
     return _signed(f"{seconds * factor:.3g} {unit}")
 
 
@@ -77,7 +77,7 @@ def cells(cost: Cost) -> tuple[str, ...]:
         duration(cost.added_seconds.median),
         _signed(f"{cost.reads:.2g}" if abs(cost.reads) < 100 else f"{cost.reads:.0f}"),
         f"{cost.operations:.0f}" if cost.operations >= 10 else f"{cost.operations:.2g}",
-        f"{cost.syncs:.0f}",
+        f"{round(cost.syncs)}",
         size(cost.held_bytes),
     )
 
