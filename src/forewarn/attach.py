@@ -29,7 +29,7 @@ from forewarn.probes.lr import LearningRateProbe
 from forewarn.probes.metrics import MetricsProbe
 from forewarn.probes.module_monitor.metrics import Metric
 from forewarn.probes.normalization import BatchNormProbe
-from forewarn.probes.parameters import Roster, block_names, unwrapped
+from forewarn.probes.parameters import Roster, block_names
 from forewarn.probes.probe import Probe
 from forewarn.probes.representation import RepresentationProbe
 from forewarn.probes.router import RouterProbe
@@ -38,6 +38,7 @@ from forewarn.probes.stepping import SteppingProbe
 from forewarn.probes.system import SystemProbe
 from forewarn.probes.tasks import TaskProbe
 from forewarn.probes.tensors import TensorReader
+from forewarn.probes.tree import unwrapped
 from forewarn.probes.updates import UpdateProbe
 from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe

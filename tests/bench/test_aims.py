@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from forewarn.bench.aims import aims
-from forewarn.bench.results import Cost, Spread, WorkloadResult
+from forewarn.bench.results import Cost, Spread, Visits, WorkloadResult
 from forewarn.bench.wording import heading
 
 
@@ -14,11 +14,12 @@ def cost(name, share, *, around=0.0, seconds=1e-3, reads=1.0, held=1000):
     return Cost(name, "", spread, Spread(seconds, seconds, seconds), reads, 3, 0, held)
 
 
-def result(name, *costs):
+def result(name, *costs, num_parameters=10):
     one = Spread(0.1, 0.1, 0.1)
     return WorkloadResult(
-        name, "", num_parameters=10, num_tensors=10, optimizer="AdamW", rounds=3, steps=3, bare_seconds=one,
-        bare_operations=1, bare_syncs=0, read_seconds=1e-3, backend="native", costs=costs, judging=None, absent=(),
+        name, "", num_parameters=num_parameters, num_tensors=10, optimizer="AdamW", rounds=3, steps=3, bare_seconds=one,
+        bare_operations=1, bare_syncs=0, visits=Visits(1e-3, 1.7e-3, 3.6e-3), backend="native", costs=costs,
+        judging=None, absent=(),
     )  # fmt: skip
 
 
@@ -75,3 +76,11 @@ def test_a_workload_without_forewarn_has_no_aims():
 def test_one_round_is_not_rounds():
     assert "1 round of 3 timed steps." in heading(replace(result("gpt12"), rounds=1))
     assert "3 rounds of 3 timed steps." in heading(result("gpt12"))
+
+
+def test_a_visit_is_judged_in_streaming_reads_where_a_model_is_large():
+    full = cost("forewarn-full", 0.05)
+    found = {aim.what: aim.verdict for aim in aims([result("gpt12", full, num_parameters=5_000_000)])}
+    assert found["one visit of the tensors"] == "yes"
+    assert found["one visit, full histograms"] == "no"
+    assert "one visit of the tensors" not in verdicts(full)

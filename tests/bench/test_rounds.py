@@ -22,7 +22,8 @@ def test_the_bare_loop_costs_nothing_by_definition_and_the_others_are_complete(s
     assert (bare.operations, bare.syncs, bare.held_bytes) == (0.0, 0.0, 0)
     assert len(told) == num_turns(contenders, rounds=2)
     assert (result.num_parameters, result.num_tensors, result.optimizer) == (58, 4, "AdamW")
-    assert result.read_seconds > 0
+    assert result.visits.read > 0
+    assert result.visits.histograms > 0
     for cost in result.costs:
         assert cost.added_share.low <= cost.added_share.median <= cost.added_share.high
 

@@ -1,7 +1,6 @@
 import pytest
 
 from forewarn.bench import scaling as module
-from forewarn.bench.limit import read_seconds
 from forewarn.bench.scaling import num_cases, scaling
 
 
@@ -31,7 +30,3 @@ def test_what_memory_does_not_allow_is_left_out_and_named(small_sizes, tmp_path,
     elements, _ = scaling(tmp_path, lambda words: None, large=True)
     assert elements.sizes == (1_000, 4_000)
     assert elements.left_out == (10**15,)
-
-
-def test_a_read_takes_time():
-    assert 0 < read_seconds(100_000) < 1

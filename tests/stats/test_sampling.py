@@ -87,12 +87,15 @@ def test_mixed_types_and_layouts_keep_their_order():
     np.testing.assert_allclose(step, [size * (at + 1) ** 2 for at, size in enumerate(sizes)])
 
 
-def test_memory_is_eight_bytes_a_sample_and_is_reused():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=["native", "torch"])
+def test_memory_is_four_bytes_a_place_and_that_of_the_values_while_they_are_remembered(dtype):
     sampler = UpdateSampler(["a", "b"], 1024)
-    weights = [torch.zeros(100_000), torch.zeros(50_000)]
+    weights = [torch.zeros(100_000, dtype=dtype), torch.zeros(50_000, dtype=dtype)]
     for _ in range(3):
         sampler.remember(weights)
-    assert sampler.num_bytes == 2 * 1024 * 8
+    assert sampler.num_bytes == 2 * 1024 * (4 + 4)
+    sampler.forget()
+    assert sampler.num_bytes == 2 * 1024 * 4
 
 
 def test_a_tensor_that_becomes_another_is_not_compared():

@@ -14,8 +14,10 @@ MOST_FULL = {"gpt12": 0.08, "tiny": 0.05}
 """Share of the bare step that detail on every step may take."""
 MOST_DEFAULT = 0.002
 """Share that the default schedule may take where the loop clips through the monitor, as here."""
-MOST_READS = {"gpt12": 1.8}
-"""Streaming reads of the gradients that all of forewarn may take; histograms are not part of it."""
+MOST_READS, MOST_READS_WITH_HISTOGRAMS = 1.8, 3.5
+"""Streaming reads of the same numbers that one visit of the tensors may take."""
+LEAST_PARAMETERS = 5_000_000
+"""A model of which these are asked: of smaller ones the tensors count, not the numbers."""
 TIMES_CHEAPER = {
     "optimizer-metrics": {"gpt12": 4, "tiny": 15},
     "wandb": {"gpt12": 40, "tiny": 40},
@@ -29,9 +31,7 @@ MOST_BYTES = 10_000
 WORKLOADS = ("gpt6", "gpt12", "tiny")
 """The aims are about these; what a model of the user's own may cost is for the user to say."""
 
-DETAIL, SCHEDULE, READS, MEMORY = (
-    "detail on every step", "the default schedule", "detail, in streaming reads", "memory per tensor, for detail"
-)  # fmt: skip
+DETAIL, SCHEDULE, MEMORY = "detail on every step", "the default schedule", "memory per tensor, for detail"
 
 WHY_NOT = {
     DETAIL: "Python asks torch for the address, size, dtype and layout of every gradient and weight, at about a tenth "
@@ -39,8 +39,6 @@ WHY_NOT = {
     SCHEDULE: "a step without detail takes half a millisecond to one whatever the model: hooks, rules on loss and "
     "gradient norm, one row for the store. That is 0.2% of a step of 250 ms and more; on a busy machine it is lost in "
     "the noise besides.",
-    READS: "gradients and weights are both read, at 1.2 to 1.3 streaming reads each; sampling, judging and recording "
-    "come on top.",
     MEMORY: "1,024 sampled weights are 8.2 kB by themselves, the readings that rules look back on 2 kB, and the series "
     "of the model as a whole some 200 kB, however few tensors share them.",
 }
@@ -80,10 +78,9 @@ def _aims(result: WorkloadResult) -> Iterator[Aim]:
         yield _share(result, SCHEDULE, default, MOST_DEFAULT, error)
     if full is None:
         return
-    if result.name in MOST_READS:
-        most = MOST_READS[result.name]
-        found, reached = f"{full.reads:.2g} reads", _word(full.reads <= most)
-        yield Aim(result.name, READS, f"at most {most}", found, reached)
+    if result.num_parameters >= LEAST_PARAMETERS:
+        yield _reads(result, "one visit of the tensors", result.visits.rows, MOST_READS)
+        yield _reads(result, "one visit, full histograms", result.visits.histograms, MOST_READS_WITH_HISTOGRAMS)
     for name, factors in TIMES_CHEAPER.items():
         if name in costs and result.name in factors:
             yield _factor(result, full, costs[name], factors[result.name])
@@ -99,6 +96,11 @@ def _share(result: WorkloadResult, what: str, cost: Cost, most: float, error: fl
     unclear = found.low <= most < found.high or abs(found.median - most) <= error
     verdict = "in the noise" if unclear else _word(found.high <= most)
     return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(found.median), verdict)
+
+
+def _reads(result: WorkloadResult, what: str, seconds: float, most: float) -> Aim:
+    found = seconds / result.visits.read
+    return Aim(result.name, what, f"at most {most} reads", f"{found:.2g} reads", _word(found <= most))
 
 
 def _factor(result: WorkloadResult, full: Cost, other: Cost, least: float) -> Aim:

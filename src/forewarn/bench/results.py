@@ -24,6 +24,18 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Visits:
+    """CPU seconds of one visit of as many numbers as all gradients hold."""
+
+    read: float
+    """By a streaming read of one piece of memory: the limit."""
+    rows: float
+    """By forewarn's engine, tensor by tensor, for everything but histograms."""
+    histograms: float
+    """The same with full histograms."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What one contender adds to the bare step."""
 
@@ -76,8 +88,7 @@ class WorkloadResult:
     bare_seconds: Spread
     bare_operations: float
     bare_syncs: float
-    read_seconds: float
-    """CPU time of one streaming read of as many numbers as all gradients hold."""
+    visits: Visits
     backend: str
     """What forewarn read the tensors with; empty if it did not take part."""
     costs: tuple[Cost, ...]

@@ -6,15 +6,15 @@ import contextlib
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from forewarn.bench.contender import Contender, Turn
 from forewarn.bench.counting import Counted, held_bytes, operations
-from forewarn.bench.limit import read_seconds
+from forewarn.bench.limit import visits
 from forewarn.bench.pairs import Pair, timed_turn
-from forewarn.bench.results import Absent, Cost, Judging, Spread, WorkloadResult
+from forewarn.bench.results import Absent, Cost, Judging, Spread, Visits, WorkloadResult
 from forewarn.bench.tiers import Forewarn
 from forewarn.bench.workloads import Workload
 
@@ -63,12 +63,12 @@ def _benchmark(
     bare = contenders[0]
     standing = _Standing(workload, steps, directory, tuple(contenders))
     optimizer, sizes = _shape(workload)
-    reads: list[float] = []
+    visited: list[Visits] = []
     for number in range(rounds):
         for contender in _rotated(standing.running, number):
             tell(f"{workload.name}, round {number + 1} of {rounds}: {contender.name}")
             standing.attempt(contender, "timed", timed_turn, standing.pairs)
-        reads.append(read_seconds(sum(sizes)))
+        visited.append(visits(sizes))
     judging = _judging(contenders)
     for contender in tuple(standing.running):
         tell(f"{workload.name}, counting operations: {contender.name}")
@@ -76,7 +76,7 @@ def _benchmark(
     for contender in tuple(standing.running):
         tell(f"{workload.name}, counting bytes: {contender.name}")
         standing.attempt(contender, "held", held_bytes, standing.held)
-    read = statistics.median(reads)
+    typical = Visits(*(statistics.median(times) for times in zip(*map(astuple, visited), strict=True)))
     alone = standing.counted[bare.name][0]
     return WorkloadResult(
         workload.name,
@@ -89,9 +89,9 @@ def _benchmark(
         bare_seconds=Spread.of([pair.alone for pairs in standing.pairs.values() for pair in pairs]),
         bare_operations=alone.operations,
         bare_syncs=alone.syncs,
-        read_seconds=read,
+        visits=typical,
         backend=next((each.backend for each in contenders if isinstance(each, Forewarn)), ""),
-        costs=tuple(standing.cost(contender, bare, read) for contender in standing.running),
+        costs=tuple(standing.cost(contender, bare, typical.read) for contender in standing.running),
         judging=judging,
         absent=tuple(standing.absent),
     )

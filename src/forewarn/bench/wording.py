@@ -88,8 +88,10 @@ def heading(result: WorkloadResult) -> str:
     text = (
         f"{result.description}; {result.num_parameters:,} parameters in {result.num_tensors} tensors, "
         f"{result.optimizer}. The bare step takes {duration(spread.median)} ({duration(spread.low)} to "
-        f"{duration(spread.high)}) in {result.bare_operations:.0f} operations, one streaming read "
-        f"{duration(result.read_seconds)}. {result.rounds} round{'s' * (result.rounds > 1)} of "
+        f"{duration(spread.high)}) in {result.bare_operations:.0f} operations. One streaming read of as many numbers "
+        f"takes {duration(result.visits.read)}, one visit of the tensors by forewarn's engine "
+        f"{duration(result.visits.rows)}, with full histograms {duration(result.visits.histograms)}. "
+        f"{result.rounds} round{'s' * (result.rounds > 1)} of "
         f"{result.steps} timed step{'s' * (result.steps > 1)}."
     )
     return text + (f" forewarn read the tensors by its {result.backend} backend." if result.backend else "")

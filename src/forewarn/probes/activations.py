@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forewarn.probes.forward import hookable_modules, is_compiled
+from forewarn.probes.forward import any_compiled, hookable_modules
 from forewarn.probes.layers import Layer, Layers, Output, is_leaf, tensors_of
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
@@ -38,6 +38,9 @@ class ActivationProbe(Probe):
         self._known: dict[str, Layer] = {}
         self._units: dict[str, DeadUnits | SaturatedUnits] = {}
         """By scope, for layers whose units are followed."""
+        self._modules: dict[str, nn.Module] = {}
+        self._places: list[Place] = []
+        """Where the outputs of these modules are seen."""
         self._hidden = False
         """Whether part of the model is compiled."""
         self._updated = False
@@ -46,12 +49,13 @@ class ActivationProbe(Probe):
 
     def inside(self) -> Sequence[Place]:
         self._layers.channels_first = None
-        self._hidden = any(map(is_compiled, self._roster.called.modules()))
-        return [
-            Place(layer.module, left=layer.left)
-            for name, module in hookable_modules(self._roster.called).items()
-            if (layer := self._layer(name, module)) is not None
-        ]
+        modules = hookable_modules(self._roster.called)
+        if modules is not self._modules:
+            self._modules = modules
+            self._hidden = any_compiled(self._roster.called)
+            layers = (self._layer(name, module) for name, module in modules.items())
+            self._places = [Place(layer.module, left=layer.left) for layer in layers if layer is not None]
+        return self._places
 
     def _layer(self, name: str, module: Any) -> Layer | None:
         layer = self._known.get(name)
@@ -131,7 +135,7 @@ class ActivationProbe(Probe):
         """What is to be said about readings that are missing: once, and once when they are there again."""
         watched, said = self._roster.called, self._reason
         if not seen:  # a root that is compiled in place passes no hook
-            self._hidden = any(map(is_compiled, watched.modules()))
+            self._hidden = any_compiled(watched)
         if self._hidden:
             self._reason = Reason.COMPILED
         elif seen:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.probes.attention_calls import STAND_IN, Attended, attended, is_multihead, multihead_attended, sampled
-from forewarn.probes.forward import hookable_modules, is_compiled
+from forewarn.probes.forward import any_compiled, hookable_modules
 from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.unseen import unseen
@@ -51,6 +51,9 @@ class AttentionProbe(Probe):
         self._stopwatch = stopwatch
         self._compiled = False
         """Whether a part of the model is: what finds another function under its name would be compiled anew."""
+        self._modules: dict[str, nn.Module] = {}
+        self._places: list[Place] = []
+        """Where these modules are entered and left."""
         self._running: list[_Frame] = []
         """The modules that run now, innermost last; the root is always the first."""
         self._seen: dict[str, AttentionSummary] = {}
@@ -61,18 +64,20 @@ class AttentionProbe(Probe):
 
     def forward_begins(self) -> None:
         self._running = [_Frame("")]
-        modules = list(self._model.modules())
-        self._compiled = any(map(is_compiled, modules))
+        self._compiled = any_compiled(self._model)
         if not self._compiled:
             STAND_IN.add(self._attended)
-        elif any(map(_is_attention, modules)):
+        elif any(map(_is_attention, self._model.modules())):
             self._left_out = Reason.COMPILED
 
     def inside(self) -> Sequence[Place]:
         if self._compiled:
             return ()
-        modules = hookable_modules(self._model).items()
-        return [self._place(name, module) for name, module in modules if name and _may_attend(module)]
+        modules = hookable_modules(self._model)
+        if modules is not self._modules:
+            self._modules = modules
+            self._places = [self._place(name, each) for name, each in modules.items() if name and _may_attend(each)]
+        return self._places
 
     def forward_ended(self, output: Any) -> None:
         STAND_IN.remove(self._attended)

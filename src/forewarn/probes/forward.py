@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.probes.hooks import Hook
-from forewarn.probes.parameters import clean_name, unwrapped
 from forewarn.probes.probe import Followed, Place, Probe
+from forewarn.probes.tree import Tree
 from forewarn.probes.unseen import unseen
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class ForwardPass:
         self._leaving_root: list[Callable[..., None]] = []
         """What is to see the output of the root: its own hooks are under way, and take no more of them."""
         self._is_open = True
-        _walked.clear()  # the model may have changed since
+        _passing[id(root)] = loop.tree
         for probe in self._probes:
             loop.guard(probe, probe.forward_begins)
             for place in loop.guard(probe, probe.inside) or ():
                 self._put(probe, place)
-        _walked.clear()
+        _passing.clear()
 
     def end(self, output: Any) -> None:
         """Take every hook off; `output` is None if the forward pass raised."""
@@ -84,44 +84,22 @@ class ForwardPass:
         return reached
 
 
-_walked: dict[int, dict[str, nn.Module]] = {}
-"""What was found by walking a model, while the hooks of one pass are put on: several probes ask."""
+_passing: dict[int, Tree] = {}
+"""The model whose hooks are being put on, by its id: several probes ask about it."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of the user's own model on which a hook fires, by their clean names; the root's name is empty.
-
-    What lies inside compiled code is left out: hooks there never fire, and say nothing about it. Asked for within
-    `Probe.inside`, the model is walked once for all probes.
-    """
-    found = _walked.get(id(model))
-    if found is None:
-        found = _walked[id(model)] = dict(_hookable(model))
-    return found
+    """`Tree.hookable` of a model; asked for within `Probe.inside`, the model is walked only if it has changed."""
+    return _tree(model).hookable
 
 
-def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    own = unwrapped(model)
-    hidden: list[str] = []
-    start: str | None = None
-    for path, module in model.named_modules():
-        if any(path.startswith(prefix) for prefix in hidden):
-            continue
-        compiled = is_compiled(module)
-        if compiled:
-            hidden.append(f"{path}." if path else "")
-        if module is own:
-            start = path
-        if start is not None and (not compiled or hasattr(module, "_orig_mod")):
-            name = path[len(start) :].removeprefix(".")
-            yield clean_name(f"{name}.").removesuffix("."), module
+def any_compiled(model: nn.Module) -> bool:
+    """`Tree.any_compiled` of a model, known just as soon."""
+    return _tree(model).any_compiled
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module runs without its children being called as modules."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules  # a miss of hasattr is slow here
+def _tree(model: nn.Module) -> Tree:
+    return _passing.get(id(model)) or Tree(model)
 
 
 def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:

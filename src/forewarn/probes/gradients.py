@@ -30,7 +30,7 @@ _UPDATES_SEARCHED = 3
 _STARTING_STEPS = 10
 """Steps whose median gradient norm is the level that the run began with."""
 
-_gradient_of = attrgetter("grad")
+_gradient_of, _version_of = attrgetter("grad"), attrgetter("_version")
 
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
@@ -80,7 +80,7 @@ class GradientProbe(Probe):
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
-        self._seen_before: list[tuple[int, int]] = []
+        self._seen_before: tuple[list[int], list[int]] = ([], [])
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
         """Per optimizer: what was left in its gradients when the backward passes of this step began."""
@@ -112,14 +112,16 @@ class GradientProbe(Probe):
         self._accumulation.forward_begins()
 
     def backward_begins(self, measured: bool) -> None:
-        self._seen_before = [] if self._clipped_last_step and not measured else self._identities()
+        self._seen_before = ([], []) if self._clipped_last_step and not measured else self._identities()
         if measured:
             for at in range(self._roster.num_optimizers):
+                held = self._held(at)
                 left = [
                     gradient
-                    for each in self._held(at)
-                    if (gradient := each.grad) is not None and gradient.numel()
-                    if each.requires_grad  # what is frozen keeps an old gradient
+                    for gradient, each in zip(map(_gradient_of, held), held, strict=True)
+                    if gradient is not None
+                    and gradient.numel()
+                    and each.requires_grad  # what is frozen keeps its old one
                 ]
                 self._residual.setdefault(at, []).append(norm_of_all(norms(left)))
 
@@ -195,10 +197,10 @@ class GradientProbe(Probe):
     def _held(self, at: int) -> list[nn.Parameter]:
         return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
 
-    def _identities(self) -> list[tuple[int, int]]:
+    def _identities(self) -> tuple[list[int], list[int]]:
         """Which gradient tensors there are, and how often each has been written to."""
-        gradients = map(_gradient_of, self._roster.live().values())
-        return [(id(each), each._version) for each in gradients if each is not None]
+        gradients = [each for each in map(_gradient_of, self._roster.live().values()) if each is not None]
+        return list(map(id, gradients)), list(map(_version_of, gradients))
 
     def collect(self, measured: bool) -> Pending:
         clip, self._clip = self._clip, None

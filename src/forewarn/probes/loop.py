@@ -16,6 +16,7 @@ from forewarn.probes.hooks import Hook
 from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.transfer import on_host
+from forewarn.probes.tree import Tree
 
 _log = logging.getLogger("forewarn")
 
@@ -36,6 +37,8 @@ class Loop:
         self.probes = list(probes)
         """Those that are still switched on."""
         self.stopwatch = stopwatch
+        self.tree = Tree(model)
+        """The modules that hooks can be put on."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
         self._handles = [

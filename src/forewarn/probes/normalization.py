@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from forewarn.probes.parameters import Roster, clean_name
+from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import Array, Pending, Probe, Reading
+from forewarn.probes.tree import clean_name
 from forewarn.stats import in_order, measure
 from forewarn.types import BatchNormState
 

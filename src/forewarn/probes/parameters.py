@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import attrgetter, methodcaller
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from forewarn.probes.tree import Tree, clean_name, unwrapped
 from forewarn.stats import Standing
 from forewarn.types import ParameterFacts
 
-_parameters_of, _modules_of, _values = attrgetter("_parameters"), attrgetter("_modules"), methodcaller("values")
-
-_WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-
-
 _LONGEST_STACK = 128
 """Layers of a plain stack up to which each counts as a block: looking at more of them costs more than it tells."""
-
-
-def clean_name(name: str) -> str:
-    """A parameter's or module's name without what torch.compile, FSDP and checkpoint wrappers put into it."""
-    return _WRAPPERS.sub("", name)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module behind DataParallel, DistributedDataParallel and torch.compile."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 class Roster:
@@ -59,8 +37,9 @@ class Roster:
         self._any_meta = True
         self._held: dict[int, tuple[tuple[int, ...], NDArray[np.intp]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
-        self._modules: list[nn.Module] = []
-        self._children: list[nn.Module | None] = []
+        self._tree = Tree(model)
+        self._keys: list[int] = []
+        self._live: dict[int, nn.Parameter] = {}
         self._take()
 
     def refresh(self) -> None:
@@ -70,18 +49,13 @@ class Roster:
             self.version += 1
 
     def live(self) -> dict[int, nn.Parameter]:
-        """Every parameter that the model has at this moment, by its id.
-
-        The same as `model.parameters()` in a seventh of the time: the tree is only walked when it has changed.
-        """
-        children = list(chain.from_iterable(map(_values, map(_modules_of, self._modules))))
-        if not self._modules or children != self._children:
-            self._modules = list(self.model.modules())
-            self._children = list(chain.from_iterable(map(_values, map(_modules_of, self._modules))))
-        found = list(chain.from_iterable(map(_values, map(_parameters_of, self._modules))))
-        live = dict(zip(map(id, found), found, strict=True))
-        live.pop(id(None), None)
-        return live
+        """Every parameter that the model has at this moment, by its id: the same as `model.parameters()`, sooner."""
+        found = self._tree.parameters()
+        keys = list(map(id, found))
+        if keys != self._keys:
+            self._keys = keys
+            self._live = {key: one for key, one in zip(keys, found, strict=True) if one is not None}
+        return self._live
 
     def _present(self) -> list[int]:
         """The ids of the parameters that have values; who has them keeps them."""

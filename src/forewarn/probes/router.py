@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.probes.forward import hookable_modules
-from forewarn.probes.parameters import clean_name, unwrapped
 from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
+from forewarn.probes.tree import clean_name, unwrapped
 from forewarn.stats.portable import wide
 from forewarn.types import Reason
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from forewarn.probes.parameters import clean_name
+from forewarn.probes.tree import clean_name
 from forewarn.types import Reason
 
 _FORBIDDING = {

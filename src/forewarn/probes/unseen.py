@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+_NOTHING = nullcontext()
 
-@contextmanager
-def unseen() -> Iterator[None]:
+
+def unseen() -> AbstractContextManager[object]:
     """Let torch operations in this block pass by selective checkpointing, which tells operations apart by counting.
 
     It keeps the results of the forward pass as "the third `mm`", and hands them out as the third `mm` of the
     recomputation, where no probe looks: one more operation in between, and every gradient is silently wrong.
     """
-    if any(_counts(torch._C._get_dispatch_stack_at(at)) for at in range(torch._C._len_torch_dispatch_stack())):
-        with _disable_current_modes():
-            yield
-    else:
-        yield
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth and any(_counts(torch._C._get_dispatch_stack_at(at)) for at in range(depth)):
+        return _disable_current_modes()
+    return _NOTHING
 
 
 def _counts(mode: object) -> bool:

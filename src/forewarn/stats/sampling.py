@@ -61,6 +61,9 @@ class _NativeGroup:
     def remember(self, tensors: Sequence[Tensor]) -> None:
         self._before = native.gather(tensors, self._places, self._offsets, out=self._before)
 
+    def forget(self) -> None:
+        self._before = None
+
     def moved(self, tensors: Sequence[Tensor]) -> Numbers:
         assert self._before is not None
         return native.gather_diff(tensors, self._places, self._offsets, self._before)
@@ -77,13 +80,16 @@ class _TorchGroup:
         self.which = which
         self._places = [torch.from_numpy(each).to(like.device) for each in drawn]
         self._lengths = torch.tensor([len(each) for each in drawn], device=like.device)
-        real = torch.empty((), dtype=like.dtype).real.dtype
-        self._before = torch.empty(sum(map(len, drawn)), dtype=real, device=like.device)
+        self._before: Tensor | None = None
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
-        torch.cat(self._sample(tensors), out=self._before)
+        self._before = torch.cat(self._sample(tensors))
+
+    def forget(self) -> None:
+        self._before = None
 
     def moved(self, tensors: Sequence[Tensor]) -> Numbers:
+        assert self._before is not None
         precise = wide(self._before.device)
         old = self._before.to(precise)
         step = torch.cat(self._sample(tensors)).to(precise) - old
@@ -96,14 +102,15 @@ class _TorchGroup:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._places, self._before))
+        held = self._places if self._before is None else [*self._places, self._before]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
 class UpdateSampler:
     """Remembers a sample of many tensors and measures how far it has moved since.
 
-    Holds an int32 index and one value per sample, reused: about 8 bytes × `size` per float32 tensor. The places are
-    drawn once per tensor, and again only if a tensor becomes another in size, type or device.
+    Holds an int32 index per sample, and from `remember` to `forget` one value: 4 and then 8 bytes × `size` per float32
+    tensor. The places are drawn once per tensor, and again only if a tensor becomes another in size, type or device.
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
@@ -139,8 +146,10 @@ class UpdateSampler:
         return order, [group.moved(_members(given, group.which)) for group in self._groups]
 
     def forget(self) -> None:
-        """Compare with nothing until `remember` is called again; the buffers are kept."""
+        """Compare with nothing, and keep no value, until `remember` is called again."""
         self.remembers = False
+        for group in self._groups:
+            group.forget()
 
     @property
     def num_bytes(self) -> int:
@@ -148,7 +157,7 @@ class UpdateSampler:
         return sum(group.num_bytes for group in self._groups)
 
     def _prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Draw the places and make the buffers."""
+        """Draw the places."""
         kinds = [_kind(tensor) for tensor in tensors]
         drawn = [
             sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)

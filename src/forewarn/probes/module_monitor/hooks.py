@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.probes.hooks import Hook
-from forewarn.probes.parameters import clean_name, unwrapped
+from forewarn.probes.tree import clean_name, unwrapped
 
 ROOT = "[root module]"
 
