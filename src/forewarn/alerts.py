@@ -63,7 +63,7 @@ class Ledger:
                 changed.append(self._close(alert))
             else:
                 self._passed.add(identity)
-        return self.ranked(changed)
+        return self.ranked(changed) if changed else ()
 
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
