@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "monitor",
     },
     "coordinates": {"probes", "trainer"},
-    "bench": {"types", "config", "schedule", "history", "rules", "attach", "monitor", "trainer"},
+    "bench": {"types", "config", "schedule", "stats", "history", "rules", "attach", "monitor", "trainer"},
 }
 """What a part may import at any level; the command line may import everything."""
 
