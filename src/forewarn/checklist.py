@@ -12,8 +12,9 @@ import numpy as np
 from forewarn.config import Config
 from forewarn.series import Floats, nanmedian
 from forewarn.store import Run
-from forewarn.types import Alert, Facts, Severity, in_words
+from forewarn.types import Alert, Facts, Severity, counted, in_words
 
+NO_WARNINGS = "no warnings"
 FEWEST_READINGS = 20
 """Below so many readings a trend over the run says nothing."""
 NUM_WINDOWS = 10
@@ -50,7 +51,7 @@ def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check,
         _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
-        _no_alerts(alerts),
+        _no_warnings(alerts),
         *_batch_size(run),
     )
 
@@ -130,10 +131,9 @@ def _memory_stable(size: Floats) -> Check:
     return _verdict(name, after <= GROWTH * before, f"{before / 1e6:.0f} → {after / 1e6:.0f} MB")
 
 
-def _no_alerts(alerts: Sequence[Alert]) -> Check:
-    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
-    detail = ", ".join(f"{level} {count}" for level, count in counts.items() if count) or "none fired"
-    return _verdict("no alerts", all(alert.severity is Severity.INFO for alert in alerts), detail)
+def _no_warnings(alerts: Sequence[Alert]) -> Check:
+    calm = all(alert.severity is Severity.INFO for alert in alerts)
+    return _verdict(NO_WARNINGS, calm, counted(alerts) or "no alerts")
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:

@@ -61,8 +61,8 @@ def _row(path: Path) -> list[Text]:
     from rich.text import Text
 
     from forewarn.commands.terminal import opened, reading
-    from forewarn.types import in_words
-    from forewarn.views.wording import STYLES, counted, short
+    from forewarn.types import counted, in_words
+    from forewarn.views.wording import STYLES, short
 
     with opened(path) as run, reading():
         has_loss = "train/loss" in run.names()

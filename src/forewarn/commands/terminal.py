@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 PLAIN_WIDTH = 160
-"""Columns of a file or a pipe."""
+"""Columns of a file or a pipe, unless the environment says COLUMNS."""
 
 
 class Failure(click.ClickException):
@@ -32,12 +33,12 @@ class Failure(click.ClickException):
 
 
 def output() -> Console:
-    """Standard output, wide enough for a table where it is not a terminal."""
+    """Standard output; where it is not a terminal, as wide as COLUMNS says, else wide enough for a table."""
     from forewarn.views.console import plain_console
 
     console = plain_console()
-    if not console.is_terminal:
-        console.width = max(console.width, PLAIN_WIDTH)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = PLAIN_WIDTH
     return console
 
 
@@ -109,7 +110,7 @@ def fresh(wanted: Path) -> Path:
 
 def print_json(value: Any) -> None:
     """One JSON value on standard output, non-finite numbers as null."""
-    _write(json.dumps(_finite(value), indent=2, allow_nan=False))
+    _write(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _write(text: str) -> None:
@@ -117,11 +118,20 @@ def _write(text: str) -> None:
         click.echo(text)
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return _shortest(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_plain(one) for one in value]
     return value
+
+
+def _shortest(value: float) -> float:
+    """A reading as it was: 0.001 and not 0.0010000000474974513, which is what storing it in float32 makes of it."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        stored = np.float32(value)
+    return float(str(stored)) if float(stored) == value else value
