@@ -25,6 +25,10 @@ PLAIN_WIDTH = 160
 """Columns of a file or a pipe, unless the environment says COLUMNS."""
 
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as a shell expects it."""
+
+
 class Failure(click.ClickException):
     """What was asked for cannot be read: one sentence on standard error."""
 
@@ -104,8 +108,18 @@ def torch_on(device: str) -> ModuleType:
 
 def fresh(wanted: Path) -> Path:
     """The path itself if nothing is there, else the first free one of `demo-2`, `demo-3`, …"""
-    candidates = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return wanted if not wanted.exists() else next(path for path in candidates if not path.exists())
+    return next(path for path in _numbered(wanted) if not path.exists())
+
+
+def newest(wanted: Path) -> Path:
+    """The last that `fresh` gave and that is there; the path itself if there is none."""
+    *_, last = [wanted, *itertools.takewhile(Path.exists, _numbered(wanted))]
+    return last
+
+
+def _numbered(wanted: Path) -> Iterator[Path]:
+    yield wanted
+    yield from (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
 
 
 def print_json(value: Any) -> None:
