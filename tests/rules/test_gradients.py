@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forewarn.types import Severity, State
+from forewarn.types import Facts, ParameterFacts, Severity, State
 from tests.rules.runs import Run, facts
 
 LAYERS = ("first.weight", "second.weight", "last.weight")
@@ -133,3 +133,12 @@ def test_a_forgotten_zero_grad_is_named_and_accumulation_is_not():
     assert (alert.since, alert.fired) == (1, 3)
     assert alert.remedies[0].action == "call_zero_grad"
     assert Run("G109").series("gradient/residual_norm", [0.0] * 50).ledger.alerts == ()
+
+
+def test_a_parameter_without_elements_misses_nothing():
+    shapes = {"empty.weight": (0, 4), "unused.weight": (4, 4)}
+    known = {scope: ParameterFacts(shape, "Linear.weight", "float32", 0, True) for scope, shape in shapes.items()}
+    run = Run("G108", facts=Facts(parameters=known))
+    for _ in range(5):
+        run.feed({"gradient/missing": dict.fromkeys(shapes, 1.0)})
+    assert [alert.scope for alert in run.ledger.alerts] == ["unused.weight"]

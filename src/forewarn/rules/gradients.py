@@ -192,20 +192,22 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
         advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, facts: Facts) -> Iterator[Finding]:
     """Trainable parameter that the backward pass never reaches.
 
     ## Why is this bad?
     The optimizer holds it, but its gradient is None: it stays at its initial value, and the rest of the model trains
     around a random layer. Under DDP the run also waits for this gradient. A parameter that is used now and then, such
-    as an expert without tokens, must be missing at three checks in a row to be named.
+    as an expert without tokens, must be missing at three checks in a row to be named; one without elements never is.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
     for at in np.flatnonzero(missing.last > 0):
-        yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
+        known = facts.parameters.get(missing.scopes[at])
+        if known is None or 0 not in known.shape:
+            yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
 
 
 @rule(
