@@ -1,5 +1,7 @@
 """Rules about the gradients."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,11 @@ def test_a_parameter_without_elements_misses_nothing():
     for _ in range(5):
         run.feed({"gradient/missing": dict.fromkeys(shapes, 1.0)})
     assert [alert.scope for alert in run.ledger.alerts] == ["unused.weight"]
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(0.0, Severity.INFO), (1.0, Severity.CRITICAL)])
+def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_them(steps, severity):
+    run = Run("G101")
+    run.feed({"gradient/global_norm": 1.0, "update/optimizer_steps": 1.0})
+    (alert,) = run.feed({"gradient/global_norm": math.nan, "update/optimizer_steps": steps})
+    assert alert.severity is severity

@@ -27,7 +27,7 @@ from forewarn.types import Facts, Finding, Severity
 
 
 @rule(
-    "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite"),
+    "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "W101", "A103"),
     remedies=(
@@ -40,13 +40,14 @@ from forewarn.types import Facts, Finding, Severity
         snapshot(),
     ),
 )  # fmt: skip
-def non_finite_gradient(norm: Panel, nonfinite: Panel, facts: Facts) -> Iterator[Finding]:
+def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, facts: Facts) -> Iterator[Finding]:
     """Gradients that hold NaN or infinite values.
 
     ## Why is this bad?
     The optimizer step that follows writes them into the weights, and into its own moments, from where they never leave.
     With a finite loss the cause is in the backward pass: a square root, a logarithm or a norm at zero, a division by
-    almost zero, an overflow in half precision. Steps that a gradient scaler skips for this are not counted.
+    almost zero, an overflow in half precision. Steps that a gradient scaler skips for this are not counted, and where
+    the optimizer was not stepped with them, by a loop that looks or a scaler that is not known yet, it is information.
 
     The backward pass goes from the output to the input, and what is not finite spreads along with it. So the cause is
     nearest to the last of the tensors named, in the order of the model: `nearest_the_output`.
@@ -59,10 +60,13 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, facts: Facts) -> Iterator
     now = max(norm.at, nonfinite.at)
     bad = np.flatnonzero(nonfinite.last > 0) if nonfinite.at == now else np.empty(0, np.intp)
     whole = Series(norm)
+    left_out = steps.at == now and Series(steps).last == 0
+    severity = Severity.INFO if left_out else Severity.CRITICAL
+    evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
-        yield found(Severity.CRITICAL, whole.last, 0.0, "", **_origin(nonfinite, bad, facts))
+        yield found(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, facts), **evidence)
     for at in bad:
-        yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
+        yield found(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
 
 
 def _origin(nonfinite: Panel, bad: NDArray[np.intp], facts: Facts) -> dict[str, float | str]:
