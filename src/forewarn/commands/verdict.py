@@ -130,7 +130,11 @@ def alert_lines(group: AlertGroup, label: str = "") -> RenderableType:
     """One kind of alert: how bad, what and where, in which numbers, in which steps."""
     worst = group.worst
     style = STYLES[worst.severity] if group.is_firing else "dim"
-    title = Text.assemble((label, "dim"), (str(worst.severity), style), "  ", (group.title, "bold"), f"  {group.place}")
+    title = Table.grid(padding=(0, 2, 0, 0))
+    title.add_row(
+        Text.assemble((label, "dim"), (str(worst.severity), style)),
+        Text.assemble((group.title, "bold"), f"  {group.place}"),
+    )
     since = min(alert.since for alert in group.alerts)
     fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
     last = max(alert.last for alert in group.alerts)
