@@ -152,3 +152,12 @@ def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_the
     run.feed({"gradient/global_norm": 1.0, "update/optimizer_steps": 1.0})
     (alert,) = run.feed({"gradient/global_norm": math.nan, "update/optimizer_steps": steps})
     assert alert.severity is severity
+
+
+@pytest.mark.parametrize(("level", "severity"), [(0.001, Severity.INFO), (0.5, Severity.WARNING)])
+def test_the_gradients_of_a_solved_task_may_jump(level, severity):
+    run = Run("G104")
+    for loss in [*np.linspace(2.0, level, 60), *[level] * 60]:
+        run.feed({"gradient/global_norm": 0.02, "train/loss": loss})
+    (alert,) = run.feed({"gradient/global_norm": 0.6, "train/loss": level})
+    assert alert.severity is severity

@@ -171,6 +171,7 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
     left out. A single one below ten times the level is information: heavy tails are usual, and clipping takes care of
     them. Several in a row, or a tall one, say that the run is near the edge of stability; but where the loss has just
     begun to fall by a tenth and more, as when a model leaves a plateau, larger gradients are what learning looks like.
+    On a task that is all but solved they jump by large factors at heights that do not matter: that is information too.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -183,7 +184,8 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
     severe = ratio > config.warning_factor or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
     falls = now < before - config.learning * abs(before)
-    severity = Severity.WARNING if severe and not falls else Severity.INFO
+    solved = abs(now) < config.negligible_share * np.abs(loss.finite()).max(initial=0.0)
+    severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
 
 
