@@ -91,6 +91,18 @@ def test_what_comes_back_while_it_is_open_is_the_same_alert():
     assert (alert.since, alert.last) == (5, 32)
 
 
+def test_the_finding_with_which_it_fired_is_kept_beside_the_newest():
+    life = Life(rule("L900", hold=2, keep=10))
+    for step in range(4):
+        life.step(step, finding("L900", step))
+    (alert,) = life.ledger.alerts
+    assert (alert.announced.step, alert.finding.step) == (1, 3)
+    life.step(4, finding("L900", 4, Severity.CRITICAL))
+    life.step(5, finding("L900", 5, Severity.CRITICAL))
+    (alert,) = life.ledger.alerts
+    assert (alert.announced.step, alert.finding.step) == (4, 5), "it grew worse: the remedies are for that finding"
+
+
 def test_what_comes_back_later_is_another():
     life = Life(rule("L900", keep=5))
     for step in range(40):

@@ -63,36 +63,46 @@ def place(tmp_path, monkeypatch):
 
 
 PYTHON = [(page, at, code) for page in PAGES for at, code in enumerate(blocks(page, "python"))]
+FIRST = {page: code for page, at, code in PYTHON if at == 0 and page.parent.name == "docs"}
 
 
-@pytest.mark.parametrize(("page", "at", "code"), PYTHON, ids=[f"{page.stem}-{at}" for page, at, _ in PYTHON])
-def test_python_of_the_documentation_runs(page, at, code, place):
+@pytest.mark.parametrize(("page", "code"), FIRST.items(), ids=[page.stem for page in FIRST])
+def test_the_first_python_of_a_page_runs_as_pasted(page, code, place):
+    names = {}
+    exec(compile(code, str(page), "exec"), names)
+    if "monitor" in names:
+        names["monitor"].close()
+
+
+FURTHER = [(page, at, code) for page, at, code in PYTHON if FIRST.get(page) != code]
+
+
+@pytest.mark.parametrize(("page", "at", "code"), FURTHER, ids=[f"{page.stem}-{at}" for page, at, _ in FURTHER])
+def test_python_that_builds_on_it_runs(page, at, code, place):
+    """On a page of the docs it builds on what comes first, in the README on a model, an optimizer and data of yours."""
     model = Toy()
     names = {
-        "torch": torch,
-        "forewarn": forewarn,
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
         "loader": torch.randn(3, 8, 4),
-        "path": "saved.pt",
-        "accuracy": 0.5,
-        "auxiliary": torch.tensor(1.0),
     }
-    names["loss"] = model(torch.randn(8, 4))
-    if "monitor." in code and "monitor =" not in code:
-        names["monitor"] = forewarn.watch(model, names["optimizer"], "runs/mine", views=[])
-    if 'run="runs/exp1", resume=True' in code:
-        names["monitor"] = forewarn.watch(model, names["optimizer"], "runs/exp1", views=[])
+    if page in FIRST:
+        names = {}
+        exec(compile(FIRST[page], str(page), "exec"), names)
+        if "monitor" in names:
+            names["monitor"].close()
+    else:
+        model(names["loader"][0]).backward()
+    names |= {"path": "saved.pt", "accuracy": 0.5, "auxiliary": torch.tensor(1.0)}
+    if "batch" in names:
+        names["loss"] = names["model"](names["batch"]).square().mean()  # that of a step under way
+    if "monitor." in code and "monitor =" not in code.partition("monitor.")[0]:
+        names["monitor"] = forewarn.watch(names["model"], names["optimizer"], "runs/mine", views=[])
     if "GradScaler" in code:
         code = code.replace('"cuda"', '"cpu"').replace("...\n", "")
-    if code.count("forewarn.watch(model, optimizer, every=") > 1:  # a list of alternatives, not one program
-        for number, line in enumerate(filter(None, code.splitlines())):
-            exec(line.replace("optimizer,", f"optimizer, 'runs/{number}', views=[],", 1), names)
-        return
     exec(compile(code, str(page), "exec"), names)
-    for name in ("monitor",):
-        if name in names:
-            names[name].close()
+    if "monitor" in names:
+        names["monitor"].close()
 
 
 COMMANDS = [

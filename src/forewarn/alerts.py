@@ -97,7 +97,7 @@ class Ledger:
             before is None or before.state is State.PENDING or alert.severity > before.severity
         )
         if news:
-            alert = dataclasses.replace(alert, remedies=prescribe(rule, worst, history, facts))
+            alert = dataclasses.replace(alert, announced=worst, remedies=prescribe(rule, worst, history, facts))
         self._open[identity] = alert
         if news:
             yield alert

@@ -12,8 +12,9 @@ import numpy as np
 from forewarn.config import Config
 from forewarn.series import Floats, nanmedian
 from forewarn.store import Run
-from forewarn.types import Alert, Facts, Severity, in_words
+from forewarn.types import Alert, Facts, Severity, counted, in_words
 
+NO_WARNINGS = "no warnings"
 FEWEST_READINGS = 20
 """Below so many readings a trend over the run says nothing."""
 NUM_WINDOWS = 10
@@ -24,6 +25,8 @@ DEPTH_FACTOR = 100.0
 """Times that the gradients of the first and the last block may differ."""
 DEPTH_CHECKS = 5
 """Newest measured steps whose median that is."""
+TASK_RULES = ("T101", "T102")
+"""Those by which one task has too much of the shared layers."""
 SLOWDOWN = 1.5
 """Times the median step of the first half that one of the second half may take."""
 GROWTH = 1.2
@@ -50,7 +53,8 @@ def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check,
         _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
-        _no_alerts(alerts),
+        *_tasks_even(run, config, alerts),
+        _no_warnings(alerts),
         *_batch_size(run),
     )
 
@@ -130,10 +134,27 @@ def _memory_stable(size: Floats) -> Check:
     return _verdict(name, after <= GROWTH * before, f"{before / 1e6:.0f} → {after / 1e6:.0f} MB")
 
 
-def _no_alerts(alerts: Sequence[Alert]) -> Check:
-    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
-    detail = ", ".join(f"{level} {count}" for level, count in counts.items() if count) or "none fired"
-    return _verdict("no alerts", all(alert.severity is Severity.INFO for alert in alerts), detail)
+def _tasks_even(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+    """Whether any task starves another, as the rules see it, which wait for a window; nothing of a run of one task."""
+    name, needed = "tasks even", config.thresholds.task_collapse.window
+    ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
+    known = {pair: found for pair, each in ratios.items() if len(found := each[np.isfinite(each) & (each > 0)])}
+    if not known:
+        return ()
+    means = {pair: float(np.exp(np.log(each[-needed:]).mean())) for pair, each in known.items()}
+    pair = max(means, key=lambda each: abs(math.log(means[each])))
+    detail = f"gradients {pair} {in_words(means[pair])}"
+    if len(known[pair]) <= needed:  # the rules want to see it twice
+        return (
+            Check(name, "unknown", f"too early to tell ({len(known[pair])} of {needed + 1} checks), {detail} so far"),
+        )
+    uneven = any(alert.code in TASK_RULES and alert.severity > Severity.INFO for alert in alerts)
+    return (_verdict(name, not uneven, f"{detail} lately"),)
+
+
+def _no_warnings(alerts: Sequence[Alert]) -> Check:
+    calm = all(alert.severity is Severity.INFO for alert in alerts)
+    return _verdict(NO_WARNINGS, calm, counted(alerts) or "no alerts")
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:

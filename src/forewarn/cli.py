@@ -18,12 +18,12 @@ from typing import NoReturn
 import click
 
 from forewarn import __version__
+from forewarn.commands.terminal import INTERRUPTED
 
 USAGE_ERROR = 64
 """As in sysexits.h; click's own 2 would read as a critical run."""
 DEFECT = 70
 """An error of forewarn itself, as in sysexits.h."""
-INTERRUPTED = 130
 
 SECTIONS = {
     "See it work": {

@@ -83,13 +83,16 @@ class GradientSummary:
     """Layers that vanished at any time."""
     exploding: tuple[str, ...]
     task_balance: str
-    """The mean ratio of the last checks in words, or "not enough data"."""
+    """The mean ratio of the last checks in words, or what is missing for it."""
+    unit: str = "epoch"
+    """Of `peak_at`."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values."""
         norm = "not enough data"
         if self.count:
-            norm = f"{in_words(self.mean)} ± {in_words(self.std)}, peak {in_words(self.peak)} at {self.peak_at}"
+            norm = f"mean {in_words(self.mean)} ± {in_words(self.std)}, "
+            norm += f"highest {in_words(self.peak)} in {self.unit} {self.peak_at}"
         return [
             ("gradient norm", norm),
             ("vanishing layers", _listed(self.vanishing)),
@@ -107,6 +110,8 @@ class GradientTally:
 
     vanishing_threshold: float = VANISHING
     exploding_threshold: float = EXPLODING
+    unit: str = "epoch"
+    """What the places of norms are counted in."""
     _count: int = 0
     _mean: float = 0.0
     _squares: float = 0.0
@@ -141,14 +146,15 @@ class GradientTally:
         return math.exp(sum(map(math.log, self._ratios)) / len(self._ratios)) if self._ratios else math.nan
 
     def summary(self, pair: str = "the tasks") -> GradientSummary:
-        balance = "not enough data"
+        balance, ratio, words = "not enough data", in_words(self.mean_ratio), balance_in_words(self.mean_ratio)
         if len(self._ratios) == WINDOW:
-            words = balance_in_words(self.mean_ratio)
-            balance = f"{words}: {pair} {in_words(self.mean_ratio)} over the last {WINDOW} checks"
+            balance = f"{words}: {pair} {ratio} over the last {WINDOW} checks"
+        elif self._ratios:
+            balance = f"too early to tell ({len(self._ratios)} of {WINDOW} checks): {pair} {ratio} so far, {words}"
         std = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else 0.0
         return GradientSummary(
             self._count, self._mean if self._count else math.nan, std, self._peak[0], self._peak[1],
-            tuple(self._vanishing), tuple(self._exploding), balance,
+            tuple(self._vanishing), tuple(self._exploding), balance, self.unit,
         )  # fmt: skip
 
 

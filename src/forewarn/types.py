@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Self
@@ -293,6 +293,8 @@ class Alert:
     finding: Finding
     """The finding of the worst severity, the newest of those."""
     remedies: tuple[Remedy, ...] = ()
+    announced: Finding | None = None
+    """The finding with which it fired or last grew worse: the one that was shown live and that the remedies are for."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -322,22 +324,29 @@ def alert_to_json(alert: Alert) -> dict[str, Any]:
     """An alert as plain values; non-finite numbers stay floats, so `json` writes them as NaN and Infinity."""
     plain = dataclasses.asdict(alert)
     plain["severity"], plain["state"] = str(alert.severity), str(alert.state)
-    plain["finding"]["severity"] = str(alert.finding.severity)
+    for finding in (plain["finding"], plain["announced"]):
+        if finding is not None:
+            finding["severity"] = str(finding["severity"])
     return plain
 
 
 def alert_from_json(plain: Mapping[str, Any]) -> Alert:
     """An alert from what `alert_to_json` made of it."""
-    finding = Finding(**{**plain["finding"], "severity": Severity[plain["finding"]["severity"].upper()]})
+    announced = plain.get("announced")
     return Alert(
         **{
             **plain,
             "severity": Severity[plain["severity"].upper()],
             "state": State[plain["state"].upper()],
-            "finding": finding,
+            "finding": _finding_from_json(plain["finding"]),
             "remedies": tuple(Remedy(**remedy) for remedy in plain["remedies"]),
+            "announced": None if announced is None else _finding_from_json(announced),
         }
     )
+
+
+def _finding_from_json(plain: Mapping[str, Any]) -> Finding:
+    return Finding(**{**plain, "severity": Severity[plain["severity"].upper()]})
 
 
 def in_words(value: float | str | None) -> str:
@@ -349,3 +358,10 @@ def in_words(value: float | str | None) -> str:
     if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def counted(alerts: Sequence[Alert]) -> str:
+    """How many of each severity, the worst first: `2 critical, 3 warnings`; nothing if there are none."""
+    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
+    plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
+    return ", ".join(f"{count} {plural[level]}" for level, count in counts.items() if count)

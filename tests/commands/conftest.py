@@ -94,6 +94,12 @@ def falling(steps: int) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as a file, wherever the tests run."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _closed_writers() -> Iterator[None]:
     yield
     while _OPEN:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,37 @@ def test_a_lost_run_is_critical_and_says_what_to_do(forewarn: Call, lost: Path) 
     assert "still firing" in said.out
     assert "✗  loss falling" in said.out
     assert "forewarn explain " in said.out
+
+
+def test_the_numbers_are_those_at_firing_and_the_newest_value_stands_behind(forewarn: Call, tmp_path: Path) -> None:
+    said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 3.25]))
+    assert "    3.5 (bound " in said.out
+    assert "; 3.25 at step 201\n" in said.out
+    steady = forewarn("check", write_run(tmp_path / "steady", [*falling(200), 3.5, 2.0]))
+    assert "; 3.5 at step" not in steady.out
+
+
+def test_a_run_with_information_alone_has_no_warnings(forewarn: Call, tmp_path: Path) -> None:
+    said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 2.0, 2.0]))
+    assert "✓  no warnings" in said.out
+    assert "  1 info\n" in said.out
+
+
+def test_json_gives_readings_as_they_were_and_times_whole(forewarn: Call, lost: Path) -> None:
+    said = forewarn("check", lost, "--json")
+    found = json.loads(said.out)
+    lowered = next(one for one in found["alerts"][0]["remedies"] if one["action"] == "lower_lr")
+    assert lowered["parameters"] == {"from": 0.001, "to": 0.0005}
+    assert abs(found["end"]["time"] - time.time()) < 60, "not rounded to float32, which is minutes"
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_pipe_is_as_wide_as_the_environment_says(
+    forewarn: Call, lost: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widest = max(map(len, forewarn("explain", "L102").out.splitlines()))
+    assert columns - 10 < widest <= columns
 
 
 def test_a_critical_alert_that_was_resolved_is_a_warning(forewarn: Call, tmp_path: Path) -> None:

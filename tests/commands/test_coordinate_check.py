@@ -26,6 +26,7 @@ def test_a_table_and_a_verdict_for_each_parametrisation(
     assert "\nmuP: " in said.out
     [standard, mup] = [line.split() for line in said.out.splitlines() if line.startswith("blocks.0.mlp.output ")]
     assert standard[4] == "grows"
+    assert "Judged from 3 widths and one seed: " in said.out
     assert float(standard[1]) > 0.3 > abs(float(mup[1].replace("−", "-")))
     assert "No plot will be drawn, for want of matplotlib: pip install matplotlib" in said.err
     assert not (tmp_path / "check.png").exists()

@@ -85,3 +85,14 @@ def test_no_directory_and_no_runs_say_how_to_make_one(forewarn: Call, tmp_path: 
         said = forewarn("ls", path)
         assert said.code == 3
         assert "forewarn demo" in said.err
+
+
+def test_a_long_name_leaves_room_for_the_rest(forewarn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs") / ("long" * 20), falling(50))
+    lines = forewarn("ls").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["run", "steps", "last", "loss", "state", "alerts", "age"]
+    assert "completed  none" in lines[1]
+    assert "…" not in lines[1]

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,11 @@ def test_it_trains_shows_the_gradients_and_ends_with_a_summary(tmp_path):
     assert "gradients  norm " in text
     assert "tasks      pointer " in text
     assert "Gradients over the whole run" in text
-    assert "task balance      not enough data" in text
+    assert re.search(r"gradient norm +mean [\d.]+ ± [\d.]+, highest [\d.]+ in step \d", text)
+    assert "task balance      too early to tell (1 of 10 checks): pointer/type " in text
+    checked = CliRunner().invoke(cli, ["check", str(tmp_path / "it" / "run")])
+    assert "–  tasks even" in checked.output
+    assert "too early to tell (1 of 11 checks), gradients pointer/type " in checked.output
     assert f"forewarn check {tmp_path}/it/run" in text
     with forewarn.open_run(tmp_path / "it" / "run") as stored:
         assert stored.scopes("eval/task_loss") == ("pointer", "type")
@@ -47,6 +52,7 @@ def test_a_starved_task_is_told_a_snapshot_is_saved_and_check_agrees(tmp_path):
     checked = CliRunner().invoke(cli, ["check", str(tmp_path / "it" / "run")])
     assert checked.exit_code == 2
     assert "task-collapse (T102)" in checked.output
+    assert "✗  tasks even" in checked.output
 
 
 def test_an_earlier_result_is_never_overwritten(tmp_path):

@@ -53,6 +53,7 @@ def test_examples_keep_their_lines(forewarn: Call) -> None:
     lines = [line.strip() for line in forewarn("explain", "L102").out.splitlines()]
     assert any(line.startswith("fires: ") for line in lines)
     assert any(line.startswith("quiet: ") for line in lines)
+    assert any(line.startswith("2.0x5 is 2.0 five times, 2.0+0.5x3 is 2.0 2.5 3.0") for line in lines)
 
 
 def test_an_unknown_rule_gets_a_suggestion(forewarn: Call) -> None:

@@ -45,11 +45,12 @@ def test_help_teaches_in_groups():
 
 def test_it_trains_prints_lines_and_says_what_to_type_next(tmp_path):
     text = run("--result-dir", tmp_path, "--max_steps", 40, "--weight_monitor", "--weight-monitor-interval", 5)
-    assert "epoch 0 | step 10/40 | loss " in text
+    assert "epoch 1/1 | step 10/40 | loss " in text
     assert " | ema " in text
     assert " | norm " in text
     assert " | tok/s " in text
     assert "validation" in text
+    assert text.count("step 40/40 | loss") == 1, "the validation loss does not repeat the line of its step"
     assert f"forewarn check {tmp_path}/lm/run" in text
     with forewarn.open_run(tmp_path / "lm" / "run") as stored:
         loss = stored.series("train/loss").values
@@ -83,9 +84,19 @@ def test_what_each_epoch_brought_is_told(tmp_path):
         assert stored.facts.hyperparameters["width"] == 16
 
 
-def test_an_existing_run_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
+def test_an_earlier_result_is_never_overwritten_and_resume_goes_on_with_the_newest(tmp_path):
+    for _ in range(2):
+        run("--result-dir", tmp_path, "--max-steps", 3)
+    text = run("--result-dir", tmp_path, "--max-steps", 5, "--resume")
+    assert "going on from step 3\n" in text
+    assert f"Results are in {tmp_path}/lm-2." in text
+    for name, steps in (("lm", 3), ("lm-2", 5)):
+        with forewarn.open_run(tmp_path / name / "run") as stored:
+            assert stored.num_steps == steps
+
+
+def test_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
     run("--result-dir", tmp_path, "--max-steps", 3)
-    assert "--resume" in run("--result-dir", tmp_path, "--max-steps", 3, expect=3)
     assert "different model" in run("--result-dir", tmp_path, "--depth", 2, "--resume", expect=3)
     assert "nowhere.txt" in run("--dataset", "nowhere.txt", "--result-dir", tmp_path / "x", expect=3)
     assert "width" in run("--width", 17, "--result-dir", tmp_path / "y", expect=3)
@@ -123,7 +134,7 @@ def test_ctrl_c_saves_a_snapshot_and_ends_cleanly(tmp_path):
         assert line, process.communicate()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "interrupted by Ctrl-C" in out
     assert "--resume" in out
     assert len(list((tmp_path / "lm" / "snapshots").glob("step-*.pt"))) == 1

@@ -1,5 +1,5 @@
 from forewarn.coordinates.growth import Growth, Term
-from forewarn.coordinates.wording import cells, verdict_sentence, verdict_word
+from forewarn.coordinates.wording import caveat, cells, verdict_sentence, verdict_word
 
 STAYS, GROWS, SHRINKS, VAGUE = Growth(0.1, 0.02), Growth(1.0, 0.05), Growth(-0.6, 0.05), Growth(0.1, 0.5)
 WIDTHS = (64, 128, 256)
@@ -40,6 +40,13 @@ def test_what_scatters_is_unclear_and_says_what_to_try():
     growths = {"a": {Term.UPDATE: STAYS}, "b": {Term.UPDATE: VAGUE}}
     assert verdict_word(growths) == "unclear"
     assert "Of 1 of 2 layers nothing can be said, such as b" in verdict_sentence(growths, WIDTHS)
+
+
+def test_few_widths_and_a_single_seed_are_said_to_be_few():
+    assert caveat(4, 2) == caveat(5, 3) == ""
+    assert caveat(3, 3).startswith("Judged from 3 widths: an exponent may be off by more")
+    assert caveat(5, 1).startswith("Judged from one seed: ")
+    assert caveat(3, 1).startswith("Judged from 3 widths and one seed: ")
 
 
 def test_cells_leave_out_what_a_layer_does_not_have():

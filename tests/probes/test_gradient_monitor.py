@@ -120,12 +120,13 @@ def test_the_summary_has_mean_spread_peak_layers_and_balance(model):
     assert (summary.peak, summary.peak_at) == (pytest.approx(max(norms)), 4)
     assert summary.vanishing == ("2.bias",)
     assert summary.exploding == ()
-    assert summary.task_balance == "not enough data"
+    assert summary.task_balance == "too early to tell (6 of 10 checks): the tasks 4 so far, uneven"
     for epoch in range(6, 10):
         monitor.update(epoch, model, task_ratio=4.0)
     assert monitor.get_summary().task_balance.startswith("uneven: the tasks 4 over the last 10")
     text = str(monitor.get_summary())
     assert "±" in text
+    assert " in epoch 6\n" in text
     assert "vanishing layers:  2.bias" in text
 
 

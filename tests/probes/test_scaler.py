@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from forewarn.types import Reason
+from forewarn.types import Reason, Severity
 from tests.conftest import last
 
 SCALE = 1024.0
@@ -133,3 +133,14 @@ def test_a_scaler_that_nobody_declared_is_found_even_where_torch_clips(watch, fu
         assert last(monitor, "gradient/global_norm") == pytest.approx(total, rel=1e-4)
         assert last(monitor, "train/loss_scale") == SCALE
     assert not monitor.alerts
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_an_overflow_at_first_under_a_scaler_that_nobody_declared_is_information(watch, unscale):
+    model, optimizer, scaler = make(fused=False)
+    monitor = watch(model, optimizer)
+    one_step(model, optimizer, scaler, monitor, unscale=unscale, poison=True)
+    for _ in range(10):
+        one_step(model, optimizer, scaler, monitor, unscale=unscale)
+    assert {(alert.code, alert.severity) for alert in monitor.alerts} <= {("G101", Severity.INFO)}
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -29,7 +29,9 @@ def test_a_page_says_everything_there_is_to_know():
     page = render_rule(find_rule("L102"))
     assert page.startswith("# L102 loss-spike\n")
     assert "```\nfires: 2.0+0.001x150 9.0 9.0\n" in page
-    assert "| fires after | 1 check |" in page
+    assert "[How to read this](README.md#how-to-read-the-examples)." in page
+    assert "| fires | as soon as its thresholds are met |" in page
+    assert "| fires | after 16 checks in a row |" in render_rule(find_rule("L103"))
     assert "| resolves after | 50 steps without it |" in page
     assert "| `warning_factor` | 10 | Times the recent level at which a single step is a warning. |" in page
     assert "1. `lower_lr 0.001 → 0.0005` *(opt in)*: " in page

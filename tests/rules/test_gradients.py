@@ -1,9 +1,11 @@
 """Rules about the gradients."""
 
+import math
+
 import numpy as np
 import pytest
 
-from forewarn.types import Severity, State
+from forewarn.types import Facts, ParameterFacts, Severity, State
 from tests.rules.runs import Run, facts
 
 LAYERS = ("first.weight", "second.weight", "last.weight")
@@ -133,3 +135,29 @@ def test_a_forgotten_zero_grad_is_named_and_accumulation_is_not():
     assert (alert.since, alert.fired) == (1, 3)
     assert alert.remedies[0].action == "call_zero_grad"
     assert Run("G109").series("gradient/residual_norm", [0.0] * 50).ledger.alerts == ()
+
+
+def test_a_parameter_without_elements_misses_nothing():
+    shapes = {"empty.weight": (0, 4), "unused.weight": (4, 4)}
+    known = {scope: ParameterFacts(shape, "Linear.weight", "float32", 0, True) for scope, shape in shapes.items()}
+    run = Run("G108", facts=Facts(parameters=known))
+    for _ in range(5):
+        run.feed({"gradient/missing": dict.fromkeys(shapes, 1.0)})
+    assert [alert.scope for alert in run.ledger.alerts] == ["unused.weight"]
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(0.0, Severity.INFO), (1.0, Severity.CRITICAL)])
+def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_them(steps, severity):
+    run = Run("G101")
+    run.feed({"gradient/global_norm": 1.0, "update/optimizer_steps": 1.0})
+    (alert,) = run.feed({"gradient/global_norm": math.nan, "update/optimizer_steps": steps})
+    assert alert.severity is severity
+
+
+@pytest.mark.parametrize(("level", "severity"), [(0.001, Severity.INFO), (0.5, Severity.WARNING)])
+def test_the_gradients_of_a_solved_task_may_jump(level, severity):
+    run = Run("G104")
+    for loss in [*np.linspace(2.0, level, 60), *[level] * 60]:
+        run.feed({"gradient/global_norm": 0.02, "train/loss": loss})
+    (alert,) = run.feed({"gradient/global_norm": 0.6, "train/loss": level})
+    assert alert.severity is severity

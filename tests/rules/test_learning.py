@@ -100,6 +100,14 @@ def test_bouncing_far_below_the_start_is_information_and_with_progress_nothing()
     assert judged(falling, codes=["L106"]).ledger.alerts == ()
 
 
+def test_one_side_of_a_game_may_bounce():
+    run = Run("L106", facts=Facts(optimizers=("Adam", "Adam")))
+    for step, value in enumerate(swinging):
+        run.feed({"train/loss": value, **({"train/loss_level": 2.0} if step % 32 == 31 else {})})
+    (alert,) = run.ledger.alerts
+    assert alert.severity is Severity.INFO
+
+
 def test_the_slope_is_the_median_over_all_pairs_and_outliers_do_not_move_it():
     steps = np.arange(0, 50 * 32, 32)
     values = 5 - 0.001 * steps

@@ -143,3 +143,59 @@ def test_a_tall_spike_is_seen_while_the_loss_falls_fast():
     run = Run("L102").series("train/loss", 5 * np.exp(-STEPS[:60] / 12) * noise(0.3, size=60))
     (alert,) = run.feed({"train/loss": 400.0})
     assert alert.severity is Severity.CRITICAL
+
+
+_SCATTER = np.random.default_rng(0).normal(size=len(STEPS))
+
+negative_losses = {
+    "likelihood that falls": -4 + 6 * np.exp(-STEPS / 300) + 0.05 * _SCATTER,
+    "likelihood that falls fast": -4 + 60 * np.exp(-STEPS / 10) + 0.05 * _SCATTER,
+    "steadily without noise": 2 - 0.003 * STEPS,
+    "standing still": np.full(len(STEPS), -2.0),
+    "noise": -2 + 0.2 * _SCATTER,
+    "policy loss around zero": 0.1 * _SCATTER,
+    "noise with heavy tails": -2 + 0.05 * np.random.default_rng(0).standard_t(4, len(STEPS)),
+    "cosine": -2 + np.cos(np.pi * STEPS / 2000) + 0.05 * _SCATTER,
+    "slow rise": -2 + 0.5 * STEPS / 2000 + 0.05 * _SCATTER,
+    "through zero": quiet_losses["through zero"],
+}
+
+
+@pytest.mark.parametrize("name", negative_losses)
+def test_no_loud_spike_is_seen_in_a_negative(name):
+    run = Run("L102").series("train/loss", negative_losses[name])
+    assert run.loud() == []
+    if "tails" not in name:
+        assert run.ledger.alerts == ()
+
+
+def test_a_negative_loss_spikes_by_its_spread_and_by_what_it_had_gained():
+    losses = negative_losses["likelihood that falls"][:400].astype(np.float32)
+    run = Run("L102").series("train/loss", losses)
+    (alert,) = run.feed({"train/loss": -1.0})
+    assert alert.severity is Severity.INFO
+    recent = losses[-64:]
+    level = np.median(recent)
+    assert alert.finding.evidence["level"] == pytest.approx(level)
+    reach = max(6 * 1.4826 * np.median(np.abs(recent - level)), 0.1 * (losses.max() - level))
+    assert alert.finding.bound == pytest.approx(level + reach)
+    run.feed({"train/loss": -1.0})
+    (alert,) = run.feed({"train/loss": -1.0})
+    assert (alert.severity, alert.finding.evidence["lasting_steps"]) == (Severity.WARNING, 3)
+    for _ in range(17):
+        assert run.feed({"train/loss": -1.0}) == ()
+    (alert,) = run.feed({"train/loss": -1.0})
+    assert alert.severity is Severity.CRITICAL
+    for _ in range(200):
+        run.feed({"train/loss": -1.0})
+    (alert,) = run.ledger.alerts
+    assert alert.state is State.RESOLVED, "the new level is accepted"
+
+
+@pytest.mark.parametrize(
+    ("height", "severity"), [(3.0, Severity.INFO), (80.0, Severity.WARNING), (800.0, Severity.CRITICAL)]
+)
+def test_a_negative_loss_may_spike_far_above_all_that_was_gained(height, severity):
+    run = Run("L102").series("train/loss", 2 - 0.01 * STEPS[:400])
+    (alert,) = run.feed({"train/loss": height})
+    assert alert.severity is severity

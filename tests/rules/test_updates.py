@@ -288,3 +288,24 @@ def test_a_forgotten_step_is_seen_with_a_scaler_too():
     for skipped in (1.0, 0.0, 0.0, 0.0):
         run.feed({"update/optimizer_steps": 0.0, "update/skipped": skipped})
     assert run.ledger.firing
+
+
+@pytest.mark.parametrize(
+    ("losses", "codes"),
+    [
+        ((10.3, 7.5, 4.1, 3.3, 2.7), set()),
+        ((1.6, 6.2, 3.8, 7.8, 3.9), {"U102"}),
+        ((-1.0, -1.5, -2.0, -2.5, -3.0), set()),
+    ],
+    ids=["it falls", "it rises", "it falls below zero"],
+)
+def test_small_weights_may_move_far_at_first_while_the_loss_falls(losses, codes):
+    run = Run("U102", facts=KNOWN)
+    for loss, ratio in zip(losses, (0.6, 0.8, 0.4, 0.3, 0.25), strict=True):
+        run.feed(
+            {"train/loss": loss, "update/ratio": dict.fromkeys(WEIGHTS, ratio), "monitor/update_ratio_median": ratio}
+        )
+    assert run.codes == codes
+    for _ in range(200):
+        run.feed({"train/loss": 1.0, "update/ratio": dict.fromkeys(WEIGHTS, 0.3), "monitor/update_ratio_median": 0.3})
+    assert run.codes == {"U102"}, "later it is a fault whatever the loss does"

@@ -18,8 +18,11 @@ _FINDING = Finding(
 
 
 def _alert(since: int, state: State, scope: str = "") -> Alert:
+    announced = None if state is State.PENDING else _FINDING
     remedy = Remedy("lower_lr", {"from": 3e-4, "to": 1.5e-4, "group": "all"}, "the loss rises", "opt_in")
-    return Alert("L102", "loss-spike", scope, Severity.WARNING, state, since, since + 1, 9, _FINDING, (remedy, remedy))
+    return Alert(
+        "L102", "loss-spike", scope, Severity.WARNING, state, since, since + 1, 9, _FINDING, (remedy, remedy), announced
+    )
 
 
 def test_findings_and_actions_come_back_equal(tmp_path, write):

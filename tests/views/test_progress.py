@@ -37,8 +37,22 @@ def test_one_line_every_so_many_steps_says_where_training_stands():
     )
     lines = text.splitlines()
     assert len(lines) == 6
-    assert lines[0] == "epoch 0 | step 100/1000 | loss 2.45 | ema 2.42 | lr 0.0003 | norm 0.9 | tok/s 5210"
-    assert lines[5].startswith("epoch 1 | step 600/1000")
+    assert lines[0] == "epoch 1/2 | step 100/1000 | loss 2.45 | ema 2.42 | lr 0.0003 | norm 0.9 | tok/s 5210"
+    assert lines[5].startswith("epoch 2/2 | step 600/1000")
+
+
+def test_a_validation_loss_after_the_line_of_its_step_does_not_repeat_it():
+    steps = [(0, reading(0)), (0, [block(0, "eval/loss", 2.5)]), (1, reading(1)), (2, reading(2))]
+    lines = lines_of({"total_steps": 3, "every": 1}, steps).splitlines()
+    assert lines[1] == "step 1/3 | validation 2.5"
+    assert [line.split(" | ")[0] for line in lines] == ["step 1/3", "step 1/3", "step 2/3", "step 3/3"]
+    alone = lines_of({"total_steps": 3, "every": 9}, [(0, reading(0)), (0, [block(0, "eval/loss", 2.5)])])
+    assert alone.startswith("step 1/3 | loss 2.45 | ")
+    assert alone.endswith("| validation 2.5\n")
+
+
+def test_a_run_that_goes_on_says_from_where():
+    assert lines_of({"every": 9}, [(15, reading(15)), (16, reading(16))]) == "going on from step 15\n"
 
 
 def test_what_is_not_known_is_left_out():

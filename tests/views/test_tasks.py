@@ -77,19 +77,19 @@ def test_the_summary_is_that_of_all_steps():
         view.show(step, blocks(norm, 1.5), [], [])
     view.close()
     text = stream.getvalue()
-    assert f"gradient norm     {np.mean(norms):.4g} ± {np.std(norms, ddof=1):.4g}, peak 6 at 2" in text
+    assert f"gradient norm     mean {np.mean(norms):.4g} ± {np.std(norms, ddof=1):.4g}, highest 6 in step 2" in text
     assert "vanishing layers  head" in text
     assert "exploding layers  none" in text
     assert "task balance      balanced: pointer/type 1.5 over the last 10 checks" in text
 
 
-def test_too_few_checks_are_not_enough_data_and_no_reading_is_no_summary():
+def test_too_few_checks_are_too_early_to_tell_and_no_reading_is_no_summary():
     view, stream = shown()
     view.close()
     assert stream.getvalue() == ""
     view.show(0, blocks(1.0, 1.0), [], [])
     view.close()
-    assert "task balance      not enough data" in stream.getvalue()
+    assert "task balance      too early to tell (1 of 10 checks): pointer/type 1 so far, balanced" in stream.getvalue()
 
 
 def test_a_long_list_of_layers_is_cut():

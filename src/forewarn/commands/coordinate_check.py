@@ -145,7 +145,7 @@ def _parts(sweeps: Sequence[Sweep], seeds: int) -> Iterator[RenderableType]:
 
     from forewarn.commands.terminal import quiet_table
     from forewarn.coordinates.growth import JUDGED
-    from forewarn.coordinates.wording import MEANINGS, NAMES, cells, verdict_sentence, verdict_word
+    from forewarn.coordinates.wording import MEANINGS, NAMES, caveat, cells, verdict_sentence, verdict_word
 
     first = sweeps[0]
     yield Text(
@@ -167,6 +167,8 @@ def _parts(sweeps: Sequence[Sweep], seeds: int) -> Iterator[RenderableType]:
             table.add_row(layer, *(Text(text, style=style) for text, style in cells(terms)))
         yield table
         yield Text("\n" + verdict_sentence(growths, sweep.widths))
+    if doubt := caveat(len(first.widths), seeds):
+        yield Text(f"\n{doubt}", style="yellow")
 
 
 def _as_json(sweep: Sweep) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def command(steps: int, fault: str, wanted: Path, seed: int) -> None:
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
-    console.print(f"A small GPT learns the source of Python's standard library, planned for {steps} steps.")
+    console.print(f"A small GPT is to learn the source of Python's standard library in {steps} steps.")
     if fault_at is not None:
         console.print(f"At step {fault_at} its learning rate is multiplied by {LR_JUMP:g}. forewarn is not told.")
     console.print()

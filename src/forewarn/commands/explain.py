@@ -40,8 +40,11 @@ def command(rule: str) -> None:
 
 
 def _with_examples_as_code(documentation: str) -> str:
-    """The docstring with its example series set as code; as plain markdown they would run into one paragraph."""
-    return re.sub(r"^(?=(fires|quiet):)", "    ", documentation, flags=re.MULTILINE)
+    """The docstring with its example series set as code, and how to read them below."""
+    from forewarn.rules.examples import SHORTHAND
+
+    in_code = re.sub(r"^(?=(fires|quiet):)", "    ", documentation, flags=re.MULTILINE)
+    return re.sub(r"((?:^    (?:fires|quiet):.*\n?)+)", rf"\1\n{SHORTHAND}\n", in_code, flags=re.MULTILINE)
 
 
 def _mechanics(rule: Rule) -> list[RenderableType]:
@@ -51,18 +54,18 @@ def _mechanics(rule: Rule) -> list[RenderableType]:
 
     from forewarn.config import Config
     from forewarn.rules import find_rule
-    from forewarn.rules.documentation import field_docs, sample_remedies
+    from forewarn.rules.documentation import field_docs, patience, sample_remedies
     from forewarn.types import in_words
 
     facts, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
     facts.add_row("reads", ", ".join(rule.reads))
-    facts.add_row("fires", f"after {rule.hold} checks in a row" if rule.hold > 1 else "at once")
+    facts.add_row("fires", patience(rule))
     facts.add_row("resolves", f"after {rule.keep} steps without it")
     if rule.explains:
         facts.add_row("explains", ", ".join(find_rule(code).name for code in rule.explains))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
-    parts: list[RenderableType] = [facts, Text("\nWhat to do, in the numbers of a sample run"), remedies]
+    parts: list[RenderableType] = [Text(), facts, Text("\nWhat to do, in the numbers of a sample run"), remedies]
     if rule.wants_config:
         settings = rule.settings(Config())
         documented = field_docs(type(settings))

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 600.0
 """A run that was not closed and recorded nothing for so long was probably killed."""
+COLUMNS = ("model", "steps", "last loss", "state", "alerts", "age")
+"""Beside the name of the run."""
+NUMBERS = ("steps", "last loss")
+WIDE = 100
+"""Columns of a terminal from which on the model fits in beside a name."""
 _UNITS = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 _STYLES = {"running": "cyan", "completed": "green", "failed": "red", "interrupted": "yellow"}
 
@@ -31,7 +36,7 @@ def command(runs: Path) -> None:
       forewarn ls
       forewarn ls /data/experiments
     """
-    from forewarn.commands.terminal import Failure, quiet_table, show
+    from forewarn.commands.terminal import Failure, output, quiet_table, show
     from forewarn.store import list_runs
     from forewarn.views.wording import literal
 
@@ -41,28 +46,27 @@ def command(runs: Path) -> None:
     if not found:
         raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
     table = quiet_table()
-    table.add_column("run", style="bold", no_wrap=True)
-    table.add_column("model")
-    table.add_column("steps", justify="right")
-    table.add_column("last loss", justify="right")
-    for name in ("state", "alerts", "age"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("run", style="bold", overflow="fold")  # where there is little room, long names take more lines
+    is_wide = (console := output()).width >= WIDE
+    for name in COLUMNS if is_wide else COLUMNS[1:]:
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     unreadable: list[str] = []
     for path in found:
         try:
-            table.add_row(*_row(path))
+            run, model, *rest = _row(path)
+            table.add_row(run, *([model] if is_wide else []), *rest)
         except Failure as error:
             unreadable.append(str(error))
     errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable]
-    show(table, *errors, "\nJudge one: forewarn check RUN")
+    show(table, *errors, "\nJudge one: forewarn check RUN", console=console)
 
 
 def _row(path: Path) -> list[Text]:
     from rich.text import Text
 
     from forewarn.commands.terminal import opened, reading
-    from forewarn.types import in_words
-    from forewarn.views.wording import STYLES, counted, short
+    from forewarn.types import counted, in_words
+    from forewarn.views.wording import STYLES, short
 
     with opened(path) as run, reading():
         has_loss = "train/loss" in run.names()

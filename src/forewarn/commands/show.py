@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.text import Text
@@ -161,9 +161,7 @@ def _chosen(run: Run, wanted: re.Pattern[str] | None) -> list[str]:
     recorded = run.names()
     if not recorded:
         raise Failure(f"{run.path} has recorded nothing yet")
-    matching = [name for name in recorded if wanted is None or wanted.search(name)]
-    if not matching:
-        raise Failure(f"{run.path} has no such metric; it recorded {', '.join(recorded)}")
+    matching = _matching("metric", wanted, recorded)
     of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name))]
     return [name for name in of_layers if wanted or name in COLUMNS] or matching
 
@@ -239,9 +237,7 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[Ren
     for block in layers:
         for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
             cells.setdefault(scope, {})[block.name] = value
-    rows = {scope: row for scope, row in cells.items() if wanted is None or wanted.search(scope)}
-    if not rows:
-        return [Text(f"none of {len(cells)} layers matches --scope")]
+    rows = {scope: cells[scope] for scope in _matching("scope", wanted, cells)}
     family, headers = _headers(names)
     columns = [
         (header, name, [_cell(name, row.get(name)) for row in rows.values()])
@@ -311,6 +307,23 @@ def _cell(name: str, value: float | None) -> Text:
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
     broken = not math.isfinite(value) or (name == "gradient/nonfinite" and value > 0)
     return Text(in_words(value), style="bold red" if broken else "")
+
+
+def _matching(option: str, wanted: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
+    """The names that match; a Failure that suggests some if none does."""
+    import difflib
+
+    from forewarn.commands.terminal import Failure
+    from forewarn.views.wording import short
+
+    names = list(names)
+    matching = [name for name in names if wanted is None or wanted.search(name)]
+    if not matching and wanted is not None:
+        close = difflib.get_close_matches(wanted.pattern, names, cutoff=0.5)
+        some = " or ".join(f"'{short(name)}'" for name in close or names[:3])
+        hint = f"did you mean {some}?" if close else f"there are {len(names)} others, such as {some}"
+        raise Failure(f"no name matches --{option} {wanted.pattern!r}; {hint}")
+    return matching
 
 
 def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:

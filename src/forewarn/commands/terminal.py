@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 PLAIN_WIDTH = 160
-"""Columns of a file or a pipe."""
+"""Columns of a file or a pipe, unless the environment says COLUMNS."""
+
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as a shell expects it."""
 
 
 class Failure(click.ClickException):
@@ -32,12 +37,12 @@ class Failure(click.ClickException):
 
 
 def output() -> Console:
-    """Standard output, wide enough for a table where it is not a terminal."""
+    """Standard output; where it is not a terminal, as wide as COLUMNS says, else wide enough for a table."""
     from forewarn.views.console import plain_console
 
     console = plain_console()
-    if not console.is_terminal:
-        console.width = max(console.width, PLAIN_WIDTH)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = PLAIN_WIDTH
     return console
 
 
@@ -103,13 +108,23 @@ def torch_on(device: str) -> ModuleType:
 
 def fresh(wanted: Path) -> Path:
     """The path itself if nothing is there, else the first free one of `demo-2`, `demo-3`, …"""
-    candidates = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return wanted if not wanted.exists() else next(path for path in candidates if not path.exists())
+    return next(path for path in _numbered(wanted) if not path.exists())
+
+
+def newest(wanted: Path) -> Path:
+    """The last that `fresh` gave and that is there; the path itself if there is none."""
+    *_, last = [wanted, *itertools.takewhile(Path.exists, _numbered(wanted))]
+    return last
+
+
+def _numbered(wanted: Path) -> Iterator[Path]:
+    yield wanted
+    yield from (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
 
 
 def print_json(value: Any) -> None:
     """One JSON value on standard output, non-finite numbers as null."""
-    _write(json.dumps(_finite(value), indent=2, allow_nan=False))
+    _write(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _write(text: str) -> None:
@@ -117,11 +132,20 @@ def _write(text: str) -> None:
         click.echo(text)
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return _shortest(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_plain(one) for one in value]
     return value
+
+
+def _shortest(value: float) -> float:
+    """A reading as it was: 0.001 and not 0.0010000000474974513, which is what storing it in float32 makes of it."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        stored = np.float32(value)
+    return float(str(stored)) if float(stored) == value else value

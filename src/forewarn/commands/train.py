@@ -14,7 +14,7 @@ from forewarn.commands.options import POSITIVE as _POSITIVE
 from forewarn.commands.options import GroupedCommand as _GroupedCommand
 from forewarn.commands.options import option as _option
 from forewarn.commands.options import options as _options
-from forewarn.commands.terminal import Failure, output, torch_on
+from forewarn.commands.terminal import INTERRUPTED, Failure, fresh, newest, output, torch_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ command.add_command(multitask)
 )  # fmt: skip
 @_options(
     "Results",
-    _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME."),
+    _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME; next to it, if it exists."),
     _option("--model-name", default="lm"),
     _option("--log-interval", type=_POSITIVE, default=100, help="One line every so many steps."),
     _option("--snapshot-interval", type=_POSITIVE, help="A snapshot every so many steps, besides one per epoch."),
@@ -113,9 +113,10 @@ command.add_command(multitask)
     _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
     _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
             help="`full`: a tag for every reading of every tensor."),
-    _option("--resume", is_flag=True, help="Go on from the newest snapshot, bit for bit."),
+    _option("--resume", is_flag=True, help="Go on with the newest run from its newest snapshot, bit for bit."),
 )  # fmt: skip
-def lm(**settings: Any) -> None:
+@click.pass_context
+def lm(ctx: click.Context, /, **settings: Any) -> None:
     """Train a small GPT on bytes of text.
 
     Loss, learning rate, gradient norm and speed are recorded and judged on every step; --weight-monitor adds every
@@ -128,6 +129,8 @@ def lm(**settings: Any) -> None:
       forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
       forewarn train lm --resume
     """
+    wanted = Path(settings["result_dir"]) / settings["model_name"]
+    settings["model_name"] = (newest if settings["resume"] else fresh)(wanted).name
     given = _Settings(settings)
     torch = torch_on(given.device)
     torch.set_num_threads(given.threads)
@@ -139,6 +142,8 @@ def lm(**settings: Any) -> None:
     except (ValueError, OSError) as error:
         raise Failure(str(error)) from error
     _conclude(trainer)
+    if trainer.interrupted:
+        ctx.exit(INTERRUPTED)
 
 
 class _Settings:

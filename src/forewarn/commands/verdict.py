@@ -14,12 +14,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.checklist import NO_WARNINGS
 from forewarn.diagnosis import Diagnosis
 from forewarn.evaluation import NO_VALIDATION_LOSS
 from forewarn.store import Run
-from forewarn.types import Alert, Facts, Remedy, Severity, State, alert_to_json
+from forewarn.types import Alert, Facts, Remedy, Severity, State, alert_to_json, counted, in_words
 from forewarn.views.evaluation import advice_lines
-from forewarn.views.wording import STYLES, AlertGroup, counted, grouped, literal, numbers, short
+from forewarn.views.wording import STYLES, AlertGroup, grouped, literal, news_of, numbers, short
 
 MOST_REMEDIES = 5
 MOST_EPOCHS = 5
@@ -103,7 +104,7 @@ def _summary(diagnosis: Diagnosis) -> Text:
     over = [alert for alert in diagnosis.alerts if alert.state is State.RESOLVED]
     counts = [f"{counted(group)} {word}" for group, word in ((firing, "firing"), (over, "resolved")) if group]
     words = f": {'; '.join(counts) or 'no alerts'}"
-    crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != "no alerts"]
+    crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != NO_WARNINGS]
     if diagnosis.exit_code == 0 and crossed:
         return Text.assemble(("no warning fires, but not all is well", "yellow"), f": not {', not '.join(crossed)}")
     return Text.assemble((diagnosis.verdict, VERDICT_STYLES[diagnosis.exit_code]), words)
@@ -129,13 +130,24 @@ def alert_lines(group: AlertGroup, label: str = "") -> RenderableType:
     """One kind of alert: how bad, what and where, in which numbers, in which steps."""
     worst = group.worst
     style = STYLES[worst.severity] if group.is_firing else "dim"
-    title = Text.assemble((label, "dim"), (str(worst.severity), style), "  ", (group.title, "bold"), f"  {group.place}")
+    title = Table.grid(padding=(0, 2, 0, 0))
+    title.add_row(
+        Text.assemble((label, "dim"), (str(worst.severity), style)),
+        Text.assemble((group.title, "bold"), f"  {group.place}"),
+    )
     since = min(alert.since for alert in group.alerts)
     fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
     last = max(alert.last for alert in group.alerts)
     state = "still firing" if group.is_firing else "resolved"
     times = Text(f"first seen at step {since}, fired at {fired}, last seen at {last}, {state}", style="dim")
-    return Group(title, Padding(Group(Text(numbers(worst.finding)), times), (0, 0, 0, 4)))
+    return Group(title, Padding(Group(Text(numbers(news_of(worst)) + _later(worst)), times), (0, 0, 0, 4)))
+
+
+def _later(alert: Alert) -> str:
+    """The newest value, if it differs from the one at which the alert fired: `; 0.066 at step 191`."""
+    now, then = alert.finding, news_of(alert)
+    same = math.isnan(now.bound) or in_words(now.value) == in_words(then.value)
+    return "" if same else f"; {in_words(now.value)} at step {now.step}"
 
 
 def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:

@@ -9,6 +9,9 @@ from forewarn.trainer.mup import Parametrization
 
 NAMES = {Parametrization.STANDARD: "standard parametrisation", Parametrization.MUP: "muP"}
 
+ENOUGH_WIDTHS = 4
+"""With fewer the scatter about a fitted line is known from a point or two, and its error is a guess."""
+
 MEANINGS = {
     Term.UPDATE: "what the layer's own updates add",
     Term.PASSED_ON: "what it passes on from below",
@@ -53,6 +56,17 @@ def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
     return (
         f"What the updates of each layer add stays the same {span}; the exponent furthest from 0 is that of {layer}, "
         f"{furthest}. This is what lets a learning rate found at width {min(widths)} serve a wide model."
+    )
+
+
+def caveat(num_widths: int, num_seeds: int) -> str:
+    """Why the errors of the exponents themselves are not to be relied on; nothing if there are enough of both."""
+    few = [f"{num_widths} widths"] * (num_widths < ENOUGH_WIDTHS) + ["one seed"] * (num_seeds == 1)
+    if not few:
+        return ""
+    return (
+        f"Judged from {' and '.join(few)}: an exponent may be off by more than its standard error says. "
+        "More --widths and --seeds make it firm."
     )
 
 

@@ -67,7 +67,7 @@ def _mechanics(rule: Rule) -> Iterator[str]:
     rows = [
         ("reads", ", ".join(f"`{name}`" for name in rule.reads)),
         ("judged when there is a new", " or ".join(f"`{name}`" for name in rule.when)),
-        ("fires after", f"{rule.hold} checks in a row" if rule.hold > 1 else "1 check"),
+        ("fires", patience(rule)),
         ("resolves after", f"{rule.keep} steps without it"),
     ]
     if rule.explains:
@@ -91,6 +91,13 @@ def _mechanics(rule: Rule) -> Iterator[str]:
         f"{_SAMPLE_STEP}. Whatever is marked *opt in* the monitor does only if a policy allows it."
     )
     yield "\n".join(_remedy_line(remedy, cause) for remedy, cause in sample_remedies(rule))
+
+
+def patience(rule: Rule) -> str:
+    """How long a rule waits before it fires; one without a hold may wait for a window of its own thresholds."""
+    if rule.hold > 1:
+        return f"after {rule.hold} checks in a row"
+    return "as soon as its thresholds are met" if rule.wants_config else "at once"
 
 
 def field_docs(settings: type) -> dict[str, str]:
@@ -141,8 +148,12 @@ def _remedy_line(remedy: Remedy, cause: str) -> str:
 
 
 def _with_examples_as_code(documentation: str) -> str:
+    how = "[How to read this](README.md#how-to-read-the-examples)."
     return re.sub(
-        r"(?:^(?:fires|quiet):.*\n?)+", lambda found: f"```\n{found[0].rstrip()}\n```", documentation, flags=re.M
+        r"(?:^(?:fires|quiet):.*\n?)+",
+        lambda found: f"```\n{found[0].rstrip()}\n```\n\n{how}",
+        documentation,
+        flags=re.M,
     )
 
 

@@ -27,7 +27,7 @@ from forewarn.types import Facts, Finding, Severity
 
 
 @rule(
-    "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite"),
+    "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "W101", "A103"),
     remedies=(
@@ -40,13 +40,14 @@ from forewarn.types import Facts, Finding, Severity
         snapshot(),
     ),
 )  # fmt: skip
-def non_finite_gradient(norm: Panel, nonfinite: Panel, facts: Facts) -> Iterator[Finding]:
+def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, facts: Facts) -> Iterator[Finding]:
     """Gradients that hold NaN or infinite values.
 
     ## Why is this bad?
     The optimizer step that follows writes them into the weights, and into its own moments, from where they never leave.
     With a finite loss the cause is in the backward pass: a square root, a logarithm or a norm at zero, a division by
-    almost zero, an overflow in half precision. Steps that a gradient scaler skips for this are not counted.
+    almost zero, an overflow in half precision. Steps that a gradient scaler skips for this are not counted, and where
+    the optimizer was not stepped with them, by a loop that looks or a scaler that is not known yet, it is information.
 
     The backward pass goes from the output to the input, and what is not finite spreads along with it. So the cause is
     nearest to the last of the tensors named, in the order of the model: `nearest_the_output`.
@@ -59,10 +60,13 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, facts: Facts) -> Iterator
     now = max(norm.at, nonfinite.at)
     bad = np.flatnonzero(nonfinite.last > 0) if nonfinite.at == now else np.empty(0, np.intp)
     whole = Series(norm)
+    left_out = steps.at == now and Series(steps).last == 0
+    severity = Severity.INFO if left_out else Severity.CRITICAL
+    evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
-        yield found(Severity.CRITICAL, whole.last, 0.0, "", **_origin(nonfinite, bad, facts))
+        yield found(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, facts), **evidence)
     for at in bad:
-        yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
+        yield found(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
 
 
 def _origin(nonfinite: Panel, bad: NDArray[np.intp], facts: Facts) -> dict[str, float | str]:
@@ -167,6 +171,7 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
     left out. A single one below ten times the level is information: heavy tails are usual, and clipping takes care of
     them. Several in a row, or a tall one, say that the run is near the edge of stability; but where the loss has just
     begun to fall by a tenth and more, as when a model leaves a plateau, larger gradients are what learning looks like.
+    On a task that is all but solved they jump by large factors at heights that do not matter: that is information too.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -179,7 +184,8 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
     severe = ratio > config.warning_factor or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
     falls = now < before - config.learning * abs(before)
-    severity = Severity.WARNING if severe and not falls else Severity.INFO
+    solved = abs(now) < config.negligible_share * np.abs(loss.finite()).max(initial=0.0)
+    severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
 
 
@@ -192,20 +198,22 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
         advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, facts: Facts) -> Iterator[Finding]:
     """Trainable parameter that the backward pass never reaches.
 
     ## Why is this bad?
     The optimizer holds it, but its gradient is None: it stays at its initial value, and the rest of the model trains
     around a random layer. Under DDP the run also waits for this gradient. A parameter that is used now and then, such
-    as an expert without tokens, must be missing at three checks in a row to be named.
+    as an expert without tokens, must be missing at three checks in a row to be named; one without elements never is.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
     for at in np.flatnonzero(missing.last > 0):
-        yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
+        known = facts.parameters.get(missing.scopes[at])
+        if known is None or 0 not in known.shape:
+            yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
 
 
 @rule(

@@ -117,7 +117,7 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
         advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
     ),
 )  # fmt: skip
-def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing) -> Finding | None:
+def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, facts: Facts) -> Finding | None:
     """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
 
     ## Why is this bad?
@@ -125,7 +125,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing) ->
     is too high. Noise of the batches is told from it by its course: it is new with every step, while a loss that
     bounces goes on in the direction of the step before, or back from it every time. One that makes progress all the
     same is left alone, and one near zero. Far below where the run started it is information: samples that come in an
-    order of their own look alike.
+    order of their own look alike. So it is with several optimizers: the loss may be one side of a game, as in a GAN.
 
     ## Example
     fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 | train/loss_level 2.0x288
@@ -146,7 +146,8 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing) ->
         return None
     if abs(correlation) < config.correlation:
         return None
-    severity = Severity.WARNING if later >= config.warning_share * highest else Severity.INFO
+    harmless = later < config.warning_share * highest or len(facts.optimizers) > 1
+    severity = Severity.INFO if harmless else Severity.WARNING
     return found(
         severity, spread, config.spread * later, level=later, correlation=correlation, lasting_steps=config.steps
     )

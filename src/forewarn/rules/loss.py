@@ -70,11 +70,18 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
     does not come back is a lost run. On a task that is all but solved the loss jumps by large factors at heights that
     do not matter: that is information.
 
+    A loss that may be negative, such as a likelihood or an ELBO, has no factors: there, a spike is told by the spread
+    of the recent losses, and its height by what the run has gained so far.
+
     ## Example
     fires: 2.0+0.001x150 9.0 9.0
+    fires: -2.0-0.001x150 5.0 5.0
     quiet: 2.0+0.001x151
     quiet: 9.0-0.05x150 1.6 1.7 1.6
+    quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
     """
+    if (loss.values[-config.window :] < 0).any():
+        return _spike_by_spread(loss, levels, config)
     seen = loss.deviation(config)
     if not seen.outlier[0]:
         return None
@@ -89,6 +96,35 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
     else:
         severity = Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
+
+
+def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
+    """A spike of a loss that may be negative: above the median of the recent losses by `k` robust deviations.
+
+    What the run has gained, from its highest loss down to this level, stands in for the level itself: a spike is at
+    least `floor` of that high. Median and spread bear a minority of outliers; what stays above becomes the level.
+    """
+    recent = loss.finite(config.window + 1)
+    before, value = recent[:-1], loss.last
+    if len(before) < config.minimum or not math.isfinite(value):
+        return None
+    level = float(np.median(before))
+    gained = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf)) - level
+    reach = max(config.k * MAD_TO_STD * float(np.median(np.abs(before - level))), config.floor * gained)
+    excess = value - level
+    if not excess > reach:
+        return None
+    below = np.flatnonzero(recent <= level + reach)
+    lasting = len(recent) - 1 - int(below[-1])
+    if excess < config.negligible_share * gained:
+        severity = Severity.INFO
+    elif excess > config.critical_factor * gained or lasting > config.lost_steps:
+        severity = Severity.CRITICAL
+    elif excess > config.warning_factor * gained or lasting >= config.lasting_steps:
+        severity = Severity.WARNING
+    else:
+        severity = Severity.INFO
+    return found(severity, value, level + reach, level=level, gained=gained, lasting_steps=lasting)
 
 
 @rule(

@@ -95,7 +95,7 @@ def frozen_weight(causes: Panel, ratios: Panel, loss: Panel, levels: Panel, conf
 
 
 @rule(
-    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median"),
+    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104",
@@ -107,14 +107,17 @@ def frozen_weight(causes: Panel, ratios: Panel, loss: Panel, levels: Panel, conf
         clip_gradient(),
     ),
 )  # fmt: skip
-def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, facts: Facts) -> Iterator[Finding]:
+def update_ratio_high(
+    ratios: Panel, median: Panel, loss: Panel, config: UpdateRatioHigh, facts: Facts
+) -> Iterator[Finding]:
     """Weights that are largely rewritten at each step.
 
     ## Why is this bad?
     An update of about a thousandth of the weight's norm per step trains well. Near a tenth nothing that was learned
     survives more than a few steps: the learning rate is too high for this tensor, or, where the median over all tensors
     is high, for the model. Only tensors of two dimensions or more count, for biases and the like start at zero; so do
-    some matrices, and the first steps of Adam are its largest, so the bounds are wider in the first steps.
+    some matrices, and the first steps of Adam are its largest, so the bounds are wider in the first steps, and nothing
+    is said there while the loss falls: small weights have a long way to go.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -123,10 +126,13 @@ def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, fac
     quiet: update/ratio{layer.weight} 0.01x100 0.2x2 0.05x3
     quiet: update/ratio{layer.weight} 1e9 1.0 0.5 0.33 0.25 0.2x5
     quiet: update/ratio{layer.bias} 0.2x120
+    quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
     whole = Series(median)
     now = max(ratios.at, whole.at)
     starting = now < config.start_steps
+    if starting and _has_fallen(Series(loss), config.learning):
+        return
     if whole.at == now:
         typical = _median_of_matrices(ratios, facts, config.near_zero_ratio) if ratios.at == now else whole.last
         typical = whole.last if np.isnan(typical) else typical
@@ -140,6 +146,12 @@ def update_ratio_high(ratios: Panel, median: Panel, config: UpdateRatioHigh, fac
         moves = ratios.values[ratios.values[:, at] > 0, at]
         if not (starting and moves[0] >= config.near_zero_ratio):
             yield found(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
+
+
+def _has_fallen(loss: Series, share: float) -> bool:
+    """Whether the newest losses lie below the first by this share of it; False if nothing is known."""
+    known = loss.finite()
+    return len(known) > 2 and bool(np.median(known[-3:]) < known[0] - share * abs(known[0]))
 
 
 def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> float:

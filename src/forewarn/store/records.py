@@ -37,6 +37,7 @@ def to_json(record: Record) -> str:
     if isinstance(record, Alert):
         plain = _fields(record)
         plain["finding"] = _fields(record.finding)
+        plain["announced"] = None if record.announced is None else _fields(record.announced)
         plain["remedies"] = [_fields(one) for one in record.remedies]
         return encoded(plain)
     return encoded(_fields(record))
@@ -59,7 +60,7 @@ def action_from(text: str) -> Action:
 
 def alert_from(text: str) -> Alert:
     plain = _object(text)
-    fired = plain.get("fired")
+    fired, announced = plain.get("fired"), plain.get("announced")
     return Alert(
         code=_take(plain, "code", str),
         name=_take(plain, "name", str),
@@ -71,6 +72,7 @@ def alert_from(text: str) -> Alert:
         last=_take(plain, "last", int),
         finding=_finding(_take(plain, "finding", dict)),
         remedies=tuple(_remedy(one) for one in _take(plain, "remedies", list)),
+        announced=None if announced is None else _finding(_take(plain, "announced", dict)),
     )
 
 

@@ -40,6 +40,8 @@ class GradientSpike(Spike):
     """Times the recent level at which a single step is a warning."""
     learning: float = between(0.1, 0.0, 1.0)
     """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
+    negligible_share: float = between(0.01, 0.0, 1.0)
+    """Share of the highest loss in memory below which a spike is information: the task is solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ class UpdateRatioHigh(Settings):
     """Both bounds in that time."""
     near_zero_ratio: float = between(10.0, 0.0)
     """A tensor whose very first ratio is above this starts near zero, and is left alone in that time."""
+    learning: float = between(0.2, 0.0, 1.0)
+    """Share of the first loss that, once it is gained, leaves everything alone in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

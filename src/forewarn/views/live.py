@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.bands import Rate, phase, update_ratio_words
-from forewarn.types import Action, Alert, Block, State, in_words
+from forewarn.types import Action, Alert, Block, State, counted, in_words
 from forewarn.views.bars import ASCII_BARS, BARS, cell
 from forewarn.views.console import News, plain_console, print_lines
-from forewarn.views.wording import STYLES, counted
+from forewarn.views.wording import STYLES
 
 REDRAW_SECONDS = 0.2
 """The least time between two drawings: a view must cost about nothing."""

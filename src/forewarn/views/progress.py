@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -26,8 +26,9 @@ _ON_THE_BAR = ("train/loss", "train/loss_ema", "train/lr", "speed/tokens_per_sec
 
 
 class ProgressView:
-    """`epoch 0 | step 100/1000 | loss 2.45 | ema 2.42 | lr 3e-4 | norm 0.9 | tok/s 5210`, every `every` steps.
+    """`epoch 1/2 | step 100/1000 | loss 2.45 | ema 2.42 | lr 3e-4 | norm 0.9 | tok/s 5210`, every `every` steps.
 
+    A validation loss that comes after the line of its step has a line to itself, without the numbers told before.
     Frozen parameters are listed below it, at most `topk` of them, each with its update ratio and the cause.
     """
 
@@ -47,6 +48,8 @@ class ProgressView:
         self._topk = topk
         self._latest: dict[str, float] = {}
         self._frozen: list[str] = []
+        self._told: int | None = None
+        """Steps done at the last line; None if there was none."""
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
@@ -58,9 +61,16 @@ class ProgressView:
         if "update/frozen_cause" in found:
             self._frozen = frozen_lines(found["update/frozen_cause"], found["update/ratio"], self._topk)
         done = step + 1
+        if self._told is None:
+            self._told = step
+            if step:
+                self._console.print(Text(f"going on from step {step}"))
         if self._console.is_terminal:
             self._advance(done)
-        if done % self._every == 0 or "eval/loss" in found:
+        if done == self._told and "eval/loss" in found:
+            self._console.print(Text(self.line(done, ["eval/loss"])), soft_wrap=True)
+        elif done % self._every == 0 or "eval/loss" in found:
+            self._told = done
             for line in (self.line(done), *self._frozen):
                 self._console.print(Text(line), soft_wrap=True)
 
@@ -69,13 +79,14 @@ class ProgressView:
             self._progress.stop()
             self._progress = None
 
-    def line(self, done: int) -> str:
+    def line(self, done: int, wanted: Collection[str] = tuple(_SHOWN)) -> str:
         """The state after so many steps."""
-        parts = [f"step {done}/{self._total_steps}" if self._total_steps else f"step {done}"]
-        if self._steps_per_epoch:
-            parts.insert(0, f"epoch {(done - 1) // self._steps_per_epoch}")
-        parts += [f"{label} {_number(self._latest[name])}" for name, label in _SHOWN.items() if name in self._latest]
-        return " | ".join(parts)
+        parts = [f"step {_of(done, self._total_steps)}"]
+        if each := self._steps_per_epoch:
+            epochs = math.ceil(self._total_steps / each) if self._total_steps else None
+            parts.insert(0, f"epoch {_of(math.ceil(done / each), epochs)}")
+        known = [name for name in _SHOWN if name in self._latest and name in wanted]
+        return " | ".join(parts + [f"{_SHOWN[name]} {_number(self._latest[name])}" for name in known])
 
     def _advance(self, done: int) -> None:
         if self._progress is None:
@@ -110,6 +121,10 @@ def frozen_lines(causes: Block, ratios: Block, topk: int) -> list[str]:
     if len(frozen) > topk:
         lines.append(f"  frozen: {len(frozen) - topk} more")
     return lines
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done}/{total}" if total else str(done)
 
 
 def _number(value: float) -> str:

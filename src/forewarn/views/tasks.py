@@ -34,7 +34,7 @@ class TaskView:
         self._num_epochs = num_epochs
         self._every = every
         self._news = News()
-        self._tally = GradientTally()
+        self._tally = GradientTally(unit="step")
         self._latest: dict[str, dict[str, float]] = {}
         self._ratios: dict[str, GradientTally] = {}
         """By pair of tasks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forewarn.types import Action, Alert, Finding, Remedy, Severity, State, in_words
@@ -71,6 +71,11 @@ def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
     return [AlertGroup(tuple(members)) for members in by_code.values()]
 
 
+def news_of(alert: Alert) -> Finding:
+    """What was found when the alert fired or last grew worse; of an alert that has not, the newest finding."""
+    return alert.announced or alert.finding
+
+
 def numbers(finding: Finding, most: int | None = None) -> str:
     """The value, its bound and the evidence, or the first of it: `9.1 (bound 2.3), level 2.1, ratio 4.3`."""
     shown = [] if math.isnan(finding.bound) else [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
@@ -90,16 +95,9 @@ def deed(action: Action) -> str:
     return f"{done}, because of {literal(action.code)}" + (f" in {short(action.scope)}" if action.scope else "")
 
 
-def counted(alerts: Sequence[Alert]) -> str:
-    """How many of each severity, the worst first: `2 critical, 3 warnings`; nothing if there are none."""
-    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
-    plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
-    return ", ".join(f"{count} {plural[level]}" for level, count in counts.items() if count)
-
-
 def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:
     """Orders alerts of one code; how far a value lies beyond its bound counts in either direction."""
-    value, bound = abs(alert.finding.value), abs(alert.finding.bound)
+    value, bound = abs(news_of(alert).value), abs(news_of(alert).bound)
     if not math.isfinite(value):
         value = excess = math.inf
     else:
