@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 
-.PHONY: help demo test test-slow test-triton check format docs bench clean
+.PHONY: help demo test test-slow test-triton test-avx512 check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -37,6 +37,9 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 
 test-triton: $(TRITON)/.installed  ## the CUDA backend in Triton's interpreter, and compiled for GPUs that are not here
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
+
+test-avx512:  ## the AVX-512 code in an emulator, for machines that have none; says which Debian packages it needs
+	$(PYTHON) tests/stats/avx512/emulate.py
 
 check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
 	$(BIN)/ruff check .
