@@ -37,10 +37,10 @@ BUILDS = {
     "driver": (5000, ["-O3", "-fno-math-errno"]),
     "sanitized": (300, ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
 }
-"""Builds of the driver: its longest tensor (all lengths would take hours in an emulator), and options."""
+"""Builds of the driver: its longest tensor (with all lengths it would take an hour in the emulator), and options."""
 
 MINUTES = 45
-"""After which the emulator hangs: it takes about 5 on a machine with nothing else to do."""
+"""After which the emulator is taken to hang: it needs about five minutes of a processor."""
 
 # Bochs 2.7 and Linux do not agree on the size of registers saved by XSAVEC, for which Linux would do without AVX.
 START = """\
@@ -68,12 +68,13 @@ panic: action=fatal
 """
 
 
-def run(*command: object, **options: object) -> str:
-    """The output of a command; its errors end this script."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+def run(*command: object, cwd: Path | None = None, given: str | None = None) -> str:
+    """The output of a command, which is given some text; where it fails, this script ends."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, input=given)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    return str(done.stdout)
+        sys.exit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def check_packages() -> None:
@@ -111,7 +112,7 @@ def build_programs(root: Path) -> None:
 
 def write_disc(root: Path, disc: Path) -> None:
     files = "\n".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
-    run("cpio", "--create", "--format=newc", "--quiet", f"--file={disc / 'initrd'}", cwd=root, input=files)
+    run("cpio", "--create", "--format=newc", "--quiet", f"--file={disc / 'initrd'}", cwd=root, given=files)
     loader = disc / "isolinux"
     loader.mkdir()
     for package in ("isolinux", "syslinux-common"):

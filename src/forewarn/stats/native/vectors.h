@@ -1,14 +1,15 @@
 /* The kernels of a code path with vectors, written once for vectors of any width.
  *
  * Whoever includes this has defined, for its instructions,
- *   TARGET             the attribute of a function that may use them, and INLINE for one that is inlined besides
- *   WIDE(operation)    the intrinsic function of that name on whole vectors, HALF(operation) on vectors half as wide
- *   Floats, Doubles, Integers    whole vectors; FLOATS and DOUBLES are how many values they hold
- * and a function for what intrinsics of different widths do in different ways:
- *   load_halves        as many numbers of 16 bits as a vector holds floats, load_few_halves as it holds doubles
+ *   TARGET, INLINE     what a function that uses them is declared with, and one that is inlined besides
+ *   WIDE(operation)    the intrinsic function of that name on whole vectors; HALF(operation) on those half as wide
+ *   Floats, Doubles, Integers    whole vectors; HalfFloats half as wide ones
+ *   FLOATS, DOUBLES    how many values they hold
+ * and functions for what is done in other ways at other widths:
+ *   load_halves        as many numbers of 16 bits as a vector holds floats; load_few_halves: as it holds doubles
  *   folded             the sum of all lanes: always the upper half of them added to the lower one, as portable.c does
  *   least, largest, least_double, largest_double    of the values in a vector
- *   Zeros, count_zeros, count_double_zeros, total   how many zeros there were
+ *   count_zeros, count_double_zeros, total          how many zeros there were, in a type of its own, Zeros
  *
  * Lane k of the portable path is element k of the vectors of an array side by side. */
 
