@@ -7,11 +7,11 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 
-.PHONY: help demo test test-slow test-triton check format docs bench clean
+.PHONY: help demo test test-slow test-triton test-avx512 check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 20
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/stats/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -37,6 +37,9 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 
 test-triton: $(TRITON)/.installed  ## the CUDA backend in Triton's interpreter, and compiled for GPUs that are not here
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
+
+test-avx512:  ## the AVX-512 code in an emulator, for machines that have none; says which Debian packages it needs
+	$(PYTHON) tests/stats/avx512/emulate.py
 
 check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forewarn.stats import native, portable
 from forewarn.stats.engine import COLUMNS, LOWEST_EXPONENT, NUM_BINS
+from tests.stats.code_paths import over_paths
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = {torch.float32: np.int32, torch.float64: np.int64, torch.float16: np.int16, torch.bfloat16: np.int16}
@@ -31,8 +32,7 @@ def by_path(path):
     return measure
 
 
-BACKENDS = {"torch": by_torch, **{path: by_path(path) for path in (native.paths() if native.available() else ())}}
-over_backends = pytest.mark.parametrize("measure", BACKENDS.values(), ids=BACKENDS.keys())
+over_backends = over_paths("measure", torch=by_torch, made=by_path)
 
 
 def expected_row(values: np.ndarray) -> np.ndarray:

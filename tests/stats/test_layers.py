@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from forewarn.stats import layers, native
 from forewarn.stats.layers import MOMENTS, Board, Layout, Look, Tally, channel_spread, describe, merge
+from tests.stats.code_paths import over_paths
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-WAYS = ["torch", *(native.paths() if native.available() else ())]
 LOW, HIGH = -0.5, 0.75
 
-over_ways = pytest.mark.parametrize("way", WAYS)
+over_ways = over_paths("way", torch="torch")
 
 
 @contextmanager
@@ -107,12 +107,12 @@ def test_parts_add_up_to_the_whole(way, look):
         np.testing.assert_allclose(added, together, rtol=1e-12)
 
 
-@pytest.mark.skipif(len(WAYS) < 3, reason="this processor has one code path")
+@pytest.mark.skipif(not native.available(), reason=native.why_not())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_code_paths_give_the_same_bits(dtype):
     tensor = random((129, 413, 1), dtype, 5, wild=True)
     found = set()
-    for way in WAYS[1:]:
+    for way in native.paths():
         with reading_by(way):
             found.add(seen([tensor], [Layout(129, 413, 1)], Look.FIRED)[0].tobytes())
     assert len(found) == 1

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forewarn.stats import UpdateSampler, native, sample_indices
 from forewarn.stats.native import library
+from tests.stats.code_paths import over_paths
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 4096
@@ -54,6 +55,15 @@ def test_results_are_the_same_bits_for_any_number_of_threads_on_any_code_path(dt
         assert rows.tobytes() == first[0].tobytes()
         assert histograms.tobytes() == first[1].tobytes()
         assert covered.tobytes() == first[2].tobytes()
+
+
+def test_a_code_path_that_the_processor_lacks_is_refused_by_name():
+    refused = pytest.raises(ValueError, match=f"no code path 'neon'; it has {', '.join(native.paths())}")
+    places, offsets = drawn([random(10)], 4)
+    with refused:
+        native.measure([random(10)], path="neon")
+    with refused:
+        native.gather_diff([random(10)], places, offsets, native.gather([random(10)], places, offsets), path="neon")
 
 
 def test_calls_from_several_threads_at_once_do_not_disturb_each_other():
@@ -290,6 +300,7 @@ def drawn(tensors, size):
     return np.concatenate(each), np.cumsum([0, *map(len, each)])
 
 
+@over_paths("path")
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
@@ -299,11 +310,11 @@ def drawn(tensors, size):
     ),
     st.integers(1, 700),
 )
-def test_the_sampled_update_is_that_of_torch_operations_and_of_numpy(kinds, size):
+def test_the_sampled_update_is_that_of_torch_operations_and_of_numpy(path, kinds, size):
     tensors = [random(length, dtype=dtype, seed=length) for length, dtype in kinds]
     after = [tensor + (0.01 * random(tensor.numel(), seed=at)).to(tensor.dtype) for at, tensor in enumerate(tensors)]
     places, offsets = drawn(tensors, size)
-    found = native.gather_diff(after, places, offsets, native.gather(tensors, places, offsets))
+    found = native.gather_diff(after, places, offsets, native.gather(tensors, places, offsets), path=path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "available", lambda: False)

@@ -13,7 +13,7 @@
 #define EXPORTED
 #endif
 
-enum { INTERFACE_VERSION = 2 }; /* changes with any function here: a library built from older sources is not used */
+enum { INTERFACE_VERSION = 3 }; /* changes with any function here: a library built from older sources is not used */
 
 enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_PATH = 2, NO_SUCH_PLACE = 3 };
 
@@ -38,10 +38,11 @@ EXPORTED int forewarn_measure(int64_t num_tensors, const void *const *data, cons
 EXPORTED int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                              const uint8_t *dtypes, const int32_t *places, const int64_t *offsets, void *sample);
 
-/* How far each tensor has moved at those places since: `moved` [n × 2] is ‖new − old‖² and ‖old‖². */
+/* How far each tensor has moved at those places since, by the code path of that number: `moved` [n × 2] is
+ * ‖new − old‖² and ‖old‖². */
 EXPORTED int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                                   const uint8_t *dtypes, const int32_t *places, const int64_t *offsets,
-                                  const void *sample, double *moved);
+                                  const void *sample, int path, double *moved);
 
 /* What to look at in the units of a layer. */
 enum { LOOK_AT_NOTHING, LOOK_FOR_FIRED, LOOK_FOR_INSIDE, LOOK_FOR_PEAKED, LOOK_AT_CHANNELS };

@@ -75,6 +75,34 @@ const Path *find_path(int number); /* by its number in interface.h; NULL if ther
 
 extern const Path portable_path;
 const Path *avx2_path(void); /* NULL where the processor or the compiler has none */
+const Path *avx512_path(void);
+
+/* The kernels for one kind of numbers, each with the kind known to the compiler, from functions for any. */
+#define KERNELS(target, kind, dtype)                                                                                  \
+    target static void row_of_##kind(const void *values, size_t length, Row *row)                                     \
+    {                                                                                                                 \
+        row_of(dtype, values, length, row);                                                                           \
+    }                                                                                                                 \
+    target static void pairs_of_##kind(const void *values, size_t length, Pair *pairs)                                \
+    {                                                                                                                 \
+        pairs_of(dtype, values, length, pairs);                                                                       \
+    }                                                                                                                 \
+    target static void moved_of_##kind(const void *values, const void *before, size_t length, Moved *moved)           \
+    {                                                                                                                 \
+        moved_of(dtype, values, before, length, moved);                                                               \
+    }                                                                                                                 \
+    target static void powers_of_##kind(const void *values, size_t length, Powers *powers)                            \
+    {                                                                                                                 \
+        powers_of(dtype, values, length, powers);                                                                     \
+    }
+
+/* A path of these kernels, for all kinds. */
+#define OF_ALL_KINDS(kernel)                                                                                          \
+    {[FLOAT32] = kernel##_float32, [FLOAT64] = kernel##_float64, [FLOAT16] = kernel##_float16,                        \
+     [BFLOAT16] = kernel##_bfloat16}
+#define PATH(title)                                                                                                   \
+    {.name = title, .row = OF_ALL_KINDS(row_of), .pairs = OF_ALL_KINDS(pairs_of), .moved = OF_ALL_KINDS(moved_of),    \
+     .powers = OF_ALL_KINDS(powers_of)}
 
 /* ---- plain C that every path uses ---- */
 

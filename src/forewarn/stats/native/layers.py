@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.stats.native.library import check, library, paths
+from forewarn.stats.native.library import check, library, path_number
 from forewarn.stats.native.tensors import KINDS
 
 
@@ -46,7 +46,7 @@ class NativeTally:
 
     def add(self, tensor: Tensor, layout: Sequence[int], path: str | None = None) -> None:
         """Add a contiguous tensor [outer × units × inner] of which every so many rows are read: the four numbers."""
-        number = 0 if path is None else paths().index(path)
-        status = library().forewarn_add_layer(self._address, tensor.data_ptr(), *layout, KINDS[tensor.dtype], number)
+        kind, number = KINDS[tensor.dtype], path_number(path)
+        status = library().forewarn_add_layer(self._address, tensor.data_ptr(), *layout, kind, number)
         if status:
             check(status)

@@ -8,7 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 """The same number as in interface.h: a library built from other sources is not used."""
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -44,6 +44,13 @@ def paths() -> tuple[str, ...]:
     return tuple(names)
 
 
+def path_number(path: str | None) -> int:
+    """The number by which the library knows a code path: that of the best one unless one is named."""
+    if path is not None and path not in paths():
+        raise ValueError(f"this processor has no code path {path!r}; it has {', '.join(paths())}")
+    return 0 if path is None else paths().index(path)
+
+
 def library() -> ctypes.CDLL:
     """The functions of interface.h; an error if they are not available."""
     loaded = _loaded()
@@ -75,6 +82,6 @@ def _loaded() -> ctypes.CDLL | str:
     loaded.forewarn_path_name.restype = ctypes.c_char_p
     loaded.forewarn_measure.argtypes = [*_TENSORS, _Long, _Int, _Int, _Address, _Address, _Address]
     loaded.forewarn_gather.argtypes = [*_TENSORS, _Address, _Address, _Address]
-    loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Address]
+    loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Int, _Address]
     loaded.forewarn_add_layer.argtypes = [_Address, _Address, _Long, _Long, _Long, _Long, _Int, _Int]
     return loaded

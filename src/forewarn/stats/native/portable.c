@@ -293,44 +293,9 @@ static void moved_of(Dtype dtype, const void *values, const void *before, size_t
     }
 }
 
-/* ---- one function per kind ---- */
+KERNELS(, float32, FLOAT32)
+KERNELS(, float64, FLOAT64)
+KERNELS(, float16, FLOAT16)
+KERNELS(, bfloat16, BFLOAT16)
 
-#define KERNELS(kind, dtype)                                                                                          \
-    static void row_of_##kind(const void *values, size_t length, Row *row) { row_of(dtype, values, length, row); }    \
-    static void pairs_of_##kind(const void *values, size_t length, Pair *pairs)                                       \
-    {                                                                                                                 \
-        pairs_of(dtype, values, length, pairs);                                                                       \
-    }                                                                                                                 \
-    static void moved_of_##kind(const void *values, const void *before, size_t length, Moved *moved)                  \
-    {                                                                                                                 \
-        moved_of(dtype, values, before, length, moved);                                                               \
-    }                                                                                                                 \
-    static void powers_of_##kind(const void *values, size_t length, Powers *powers)                                   \
-    {                                                                                                                 \
-        powers_of(dtype, values, length, powers);                                                                     \
-    }
-
-KERNELS(float32, FLOAT32)
-KERNELS(float64, FLOAT64)
-KERNELS(float16, FLOAT16)
-KERNELS(bfloat16, BFLOAT16)
-
-const Path portable_path = {
-    .name = "portable",
-    .row = {[FLOAT32] = row_of_float32,
-            [FLOAT64] = row_of_float64,
-            [FLOAT16] = row_of_float16,
-            [BFLOAT16] = row_of_bfloat16},
-    .pairs = {[FLOAT32] = pairs_of_float32,
-              [FLOAT64] = pairs_of_float64,
-              [FLOAT16] = pairs_of_float16,
-              [BFLOAT16] = pairs_of_bfloat16},
-    .moved = {[FLOAT32] = moved_of_float32,
-              [FLOAT64] = moved_of_float64,
-              [FLOAT16] = moved_of_float16,
-              [BFLOAT16] = moved_of_bfloat16},
-    .powers = {[FLOAT32] = powers_of_float32,
-               [FLOAT64] = powers_of_float64,
-               [FLOAT16] = powers_of_float16,
-               [BFLOAT16] = powers_of_bfloat16},
-};
+const Path portable_path = PATH("portable");

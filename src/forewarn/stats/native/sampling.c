@@ -101,17 +101,17 @@ static int moved_since(const Path *path, Dtype dtype, const void *values, int64_
 }
 
 int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths, const uint8_t *dtypes,
-                         const int32_t *places, const int64_t *offsets, const void *sample, double *moved)
+                         const int32_t *places, const int64_t *offsets, const void *sample, int path, double *moved)
 {
-    const Path *path = avx2_path() ? avx2_path() : &portable_path;
+    const Path *found = find_path(path);
     const unsigned char *next = sample;
-    int status = DONE;
+    int status = found ? DONE : NO_SUCH_PATH;
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV); /* a step that is a denormal number is a step */
     for (int64_t i = 0; i < num_tensors && status == DONE; i++) {
         size_t num_places = (size_t)(offsets[i + 1] - offsets[i]);
-        status = moved_since(path, (Dtype)dtypes[i], data[i], lengths[i], places + offsets[i], num_places, next,
+        status = moved_since(found, (Dtype)dtypes[i], data[i], lengths[i], places + offsets[i], num_places, next,
                              moved + 2 * i);
         next += num_places * element_size((Dtype)dtypes[i]);
     }

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.stats.native.library import check, library
+from forewarn.stats.native.library import check, library, path_number
 from forewarn.stats.native.tensors import Described
 
 Places = NDArray[np.int32]
@@ -30,8 +30,13 @@ def gather(tensors: Sequence[Tensor], places: Places, offsets: Offsets, out: Sam
     return out
 
 
-def gather_diff(tensors: Sequence[Tensor], places: Places, offsets: Offsets, before: Sample) -> NDArray[np.float64]:
-    """How far tensors have moved since `gather` at the same places: [n × (‖Δw‖², ‖w‖²)], w as it was before."""
+def gather_diff(
+    tensors: Sequence[Tensor], places: Places, offsets: Offsets, before: Sample, path: str | None = None
+) -> NDArray[np.float64]:
+    """How far tensors have moved since `gather` at the same places: [n × (‖Δw‖², ‖w‖²)], w as it was before.
+
+    `path` is the best of `paths()` unless given.
+    """
     described = Described.of(tensors)
     size = _sample_size(described, places, offsets)
     if before.size != size:
@@ -39,7 +44,12 @@ def gather_diff(tensors: Sequence[Tensor], places: Places, offsets: Offsets, bef
     moved = np.empty((len(tensors), 2))
     check(
         library().forewarn_gather_diff(
-            *described.arguments, places.ctypes.data, offsets.ctypes.data, before.ctypes.data, moved.ctypes.data
+            *described.arguments,
+            places.ctypes.data,
+            offsets.ctypes.data,
+            before.ctypes.data,
+            path_number(path),
+            moved.ctypes.data,
         )
     )
     return moved

@@ -126,11 +126,14 @@ int forewarn_interface_version(void) { return INTERFACE_VERSION; }
 
 const Path *find_path(int number)
 {
-    const Path *fast = avx2_path();
-    if (fast && number == 0) {
-        return fast;
+    const Path *best_first[] = {avx512_path(), avx2_path(), &portable_path};
+    int at = 0;
+    for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
+        if (best_first[i] && at++ == number) {
+            return best_first[i];
+        }
     }
-    return number == (fast ? 1 : 0) ? &portable_path : NULL;
+    return NULL;
 }
 
 const char *forewarn_path_name(int number)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forewarn.stats.engine import COLUMNS, NUM_BINS
-from forewarn.stats.native.library import check, library, paths
+from forewarn.stats.native.library import check, library, path_number
 from forewarn.stats.native.tensors import Described
 
 Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64] | None]
@@ -40,7 +40,7 @@ def measure(
             *described.arguments,
             histogram_every,
             torch.get_num_threads() if threads is None else threads,
-            0 if path is None else paths().index(path),
+            path_number(path),
             rows.ctypes.data,
             None if histograms is None else histograms.ctypes.data,
             None if covered is None else covered.ctypes.data,
