@@ -9,8 +9,8 @@ it has one, and its values, the first at step 0. Without a name it is the first 
 Values are numbers, `nan` and `inf`; `2.0x5` is five times 2.0; `2.0+0.5x3` is 2.0 2.5 3.0, so the count is that of the
 values (prometheus writes one value more); `_` is a step without a reading, `_x5` are five. A scope with a dot in it is
 a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`. `facts/NAME` and a number is no
-series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`; `healthy/METRIC` and two numbers is
-the range that was declared for a metric of the user's own.
+series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`. `healthy/METRIC` and two numbers
+is the range that was declared for a metric of the user's own.
 """
 
 from __future__ import annotations
