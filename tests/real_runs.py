@@ -63,9 +63,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def healthy(
-    kind: str, seed: int, run: Path, steps: int = 200, metrics: Sequence[Metric] = ()
-) -> forewarn.Monitor:
+def healthy(kind: str, seed: int, run: Path, steps: int = 200, metrics: Sequence[Metric] = ()) -> forewarn.Monitor:
     """A run as people train: AdamW, warm-up and cosine, clipping."""
     torch.manual_seed(seed)
     model, batches, peak = KINDS[kind](seed)

@@ -91,7 +91,7 @@ def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
     It may not be: nothing is known of what the metric means, so this is information. But a number that kept within
     some range for thirty readings and is suddenly, twice in a row, several times that range away tells of a step at
     which something changed. Whatever its usual course is, smooth, noisy, rising or in bursts, it stays within reach of
-    its own range; one that has never moved at all has none, and is left alone. The new level is then taken as usual.
+    its own range; one that has hardly ever moved has none, and is left alone. The new level is then taken as usual.
 
     ## Example
     fires: activation_metric/kurtosis{layer} 3.0+0.01x40 9.0 9.0
@@ -110,7 +110,8 @@ def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
         above, below = (recent > high + reach).all(axis=0), (recent < low - reach).all(axis=0)
     known = np.isfinite(recent[-1]) & (high > low)
     for at in np.flatnonzero(known & (above | below)):
-        if np.isfinite(earlier[:, at]).sum() < config.minimum:
+        usual = earlier[np.isfinite(earlier[:, at]), at]
+        if len(usual) < config.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
             continue
         bound = high[at] + reach[at] if above[at] else low[at] - reach[at]
         yield found(

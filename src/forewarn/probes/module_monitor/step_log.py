@@ -48,9 +48,10 @@ class Settled:
         """The value of each key: the mean over all its elements."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
-        for each in [*self.totals, *row_totals(self.shards, OWN)]:
-            sums[each.key] = sums.get(each.key, 0.0) + each.value
-            weights[each.key] = weights.get(each.key, 0.0) + each.weight
+        keys, rows = [keys for keys, _ in self.shards], [row[None] for _, row in self.shards]
+        for key, value, weight, _ in [*self.totals, *row_totals(keys, rows, OWN)]:
+            sums[key] = sums.get(key, 0.0) + value
+            weights[key] = weights.get(key, 0.0) + weight
         return {key: sums[key] / weights[key] for key in sums if weights[key]}
 
 
@@ -89,7 +90,7 @@ class StepLog:
     def number(self, key: str, value: Tensor | float, weight: float = 1.0, how: str = OWN) -> None:
         """One number, on its device or on the host."""
         self._keys.append(key)
-        self._values.append(value.detach() if isinstance(value, Tensor) else value)
+        self._values.append(value.detach() if isinstance(value, Tensor) and value.requires_grad else value)
         self._weights.append(weight)
         self._hows.append(how)
 
@@ -149,13 +150,14 @@ class StepLog:
             logged = zip(self._keys, numbers[:own].tolist(), self._weights, self._hows, strict=True)
             totals = [Total(*each) for each in logged if each[0]]
             totals += [Total(key, float(value)) for (key, _), value in zip(extra, numbers[own:], strict=True)]
-            rows: dict[str, list[tuple[Keys, Array]]] = {OWN: [], ELEMENTS: [], ROWS: []}
+            rows: dict[str, tuple[list[Keys], list[Array]]] = {OWN: ([], []), ELEMENTS: ([], []), ROWS: ([], [])}
             at = len(stacks)
             for keys, found, how in self._rows:
                 parts = arrays[at : (at := at + len(found.rows))]
-                rows[how] += zip(keys, in_order(found.order, parts), strict=True)
+                rows[how][0].extend(keys)
+                rows[how][1].append(in_order(found.order, parts))
             whole: dict[str, list[float]] = {}
-            for each in [*row_totals(rows[OWN], OWN), *row_totals(rows[ELEMENTS], ELEMENTS)]:
+            for each in [*row_totals(*rows[OWN], OWN), *row_totals(*rows[ELEMENTS], ELEMENTS)]:
                 if each.key in self._gathered:
                     whole.setdefault(each.key, []).append(each.value)
                 else:
@@ -165,18 +167,20 @@ class StepLog:
             for key, several in late.items():
                 found_now = _aggregated(key, self._gathered[key].aggregate, several, failures)
                 totals.extend(Total(name, float(value)) for name, value in found_now)
-            return Settled(totals, rows[ROWS], failures)
+            shards = [row for part in rows[ROWS][1] for row in part]
+            return Settled(totals, list(zip(rows[ROWS][0], shards, strict=True)), failures)
 
         return Packed([*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack)
 
 
-def row_totals(rows: Sequence[tuple[Keys, Array]], how: str) -> Iterator[Total]:
-    """The quantities that are asked of rows of the statistics engine."""
-    if rows:
-        found = quantities(np.stack([row for _, row in rows]))
-        values = {quantity: column.tolist() for quantity, column in found.items()}
-        for at, (keys, _) in enumerate(rows):
-            for key, quantity in keys:
+def row_totals(keys: Sequence[Keys], parts: Sequence[Array], how: str) -> Iterator[Total]:
+    """The quantities that are asked of the rows of the statistics engine, which come in parts."""
+    if parts:
+        found = quantities(np.concatenate(parts))
+        wanted = {quantity for asked in set(keys) for _, quantity in asked}
+        values = {quantity: found[quantity].tolist() for quantity in wanted}
+        for at, asked in enumerate(keys):
+            for key, quantity in asked:
                 yield Total(key, values[quantity][at], 1.0, how)
 
 
