@@ -52,6 +52,7 @@ def test_a_range_holds_for_what_an_aggregation_gives_under_suffixes_and_for_no_o
         feed(run, step, value_max={"a": 2.0}, value_norm={"a": 2.0}, values={"a": 2.0}, value={"a": 1.0})
     assert [alert.scope for alert in run.ledger.alerts] == ["gradient_metric/a/value_max"]
     assert run.ledger.alerts[0].finding.bound == 1.0
+    assert run.ledger.alerts[0].finding.evidence == {"low": 0.0, "high": 1.0}
 
 
 def test_readings_outside_count_from_check_to_check_also_where_some_are_missing():

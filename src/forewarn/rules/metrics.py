@@ -48,8 +48,8 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
 @rule(
     "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
     remedies=(
-        advise("inspect_layer", "you declared what is healthy here, and it is not: `forewarn show RUN` has the course "
-               "of the metric, and what fired shortly before is the likely reason", scope_is="metric"),
+        advise("inspect_layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
+               "and `forewarn show RUN --metric '_metric/'` has all layers beside this one", scope_is="metric"),
         snapshot(),
         widen_range("if the run is well, the range is too narrow: healthy=(low, high) in the line of the metric"),
     ),
@@ -70,9 +70,9 @@ def metric_out_of_range(values: Panel, metric: str, facts: Facts) -> Iterator[Fi
     low, high = _healthy(metric, facts)
     last = values.last
     below, above = last < np.float32(low), last > np.float32(high)
+    declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
     for at in np.flatnonzero(np.isfinite(last) & (below | above)):
-        evidence = {name: bound for name, bound in (("low", low), ("high", high)) if np.isfinite(bound)}
-        yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **evidence)
+        yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
 
 
 @rule(
