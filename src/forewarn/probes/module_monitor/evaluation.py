@@ -151,7 +151,7 @@ def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
 
 def _shares_memory(result: Tensor, tensors: Sequence[Tensor]) -> bool:
     where = result.untyped_storage().data_ptr()
-    return any(where == each.untyped_storage().data_ptr() for each in tensors)
+    return where in [each.untyped_storage().data_ptr() for each in tensors]
 
 
 def _readable(tensors: Sequence[Tensor]) -> Tensor:
