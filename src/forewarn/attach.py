@@ -77,8 +77,8 @@ def watch(
     - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
     - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
     - `resume`: go on with the run that the directory holds.
-    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps; one
-      with `healthy=(low, high)` is an alert when it stays outside.
+    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps;
+      one with `healthy=(low, high)` is an alert when it stays outside.
     """
     optimizers = _checked(model, optimizer, scaler)
     policy = Policy.of(policy)
