@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,7 @@ class HealthyRun:
                 for name, bias in zip(self.names, self.is_bias, strict=True)
             },
             groups=({"lr": 1e-3, "initial_lr": 1e-3},),
+            metrics={"gradient_metric/mine": (0.0, 10.0)},
         )
 
     def noise(self, size: int, scale: float = 0.1) -> np.ndarray:
@@ -69,6 +71,7 @@ class HealthyRun:
             "gradient/norm": 0.1 * self.noise(count), "gradient/nonfinite": zeros, "gradient/missing": zeros,
             "weight/norm": grown.astype(np.float32), "weight/nonfinite": zeros,
             "update/ratio": 1e-3 * self.noise(count), "update/frozen_cause": zeros,
+            "gradient_metric/mine": self.noise(count),
         }  # fmt: skip
         made += [Block(step, 0.0, name, self.names, values) for name, values in tensors.items()]
         made += [
@@ -92,11 +95,12 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
         blocks = run.blocks(step, measured)
         history.append(blocks)
         names = {block.name for block in blocks}
+        due = {rule: [each for each in names if any(fnmatchcase(each, one) for one in rule.when)] for rule in rules}
         marks = [("", time.process_time_ns())]
         if one_by_one:
-            for rule in rules:
-                if names & set(rule.when):
-                    rule.judge(step, history, config, run.facts)
+            for rule, new in due.items():
+                if new:
+                    rule.judge(step, history, config, run.facts, new)
                     marks.append((rule.code, time.process_time_ns()))
         else:
             judgement = judge(step, history, blocks)

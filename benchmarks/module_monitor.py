@@ -2,9 +2,14 @@
 
     python benchmarks/module_monitor.py
 
-The example GPT, monitored on every step: mean and std of every activation, norms of all parameters and gradients. The
+The example GPT, monitored on every step: mean and std of every activation, norms of all parameters and gradients, as
+functions or by their built-in names; the functions alone are what no monitor that calls them can be cheaper than. The
 variants take turns step by step in one process on one thread; times are medians of the differences of processor time
 within a round. Without torch-module-monitor (pip install torch-module-monitor) only forewarn is measured.
+
+Memory is what torch's allocator was asked for, that of the bare step subtracted: at the peak of a step, which lies in
+the backward pass, where no monitor holds anything; at the peak of an evaluation of a plain stack of layers, where
+hardly anything else is held and a copy of an activation shows; and in a whole step together, held or not.
 """
 
 from __future__ import annotations
@@ -13,16 +18,18 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import forewarn
 from forewarn.bench.counting import Operations
 from forewarn.trainer.gpt import GPT, GPTConfig, token_loss
 
-ROUNDS = 40
+ROUNDS = 60
 SHAPE = GPTConfig(vocab_size=256, context=64, depth=6, heads=4, width=128)
 BATCH = 8
 
@@ -55,6 +62,53 @@ class Training:
         self.at += 1
 
 
+class Evaluation:
+    """Layers in a row, of whose outputs nothing is kept for a backward pass."""
+
+    def __init__(self, monitor: Any = None) -> None:
+        self.model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+        self.monitor = monitor
+        if monitor is not None:
+            monitor.set_module(self.model)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        if self.monitor is not None:
+            self.monitor.begin_step(0)
+        self.model(torch.ones(512, 512))
+        if self.monitor is not None:
+            self.monitor.end_step()
+
+
+class FunctionsAlone:
+    """No monitor at all: hooks that call the same functions, and leave their results where they are."""
+
+    def __init__(self) -> None:
+        self.results: list[torch.Tensor] = []
+
+    def set_module(self, module: nn.Module) -> None:
+        self.parameters = list(module.parameters())
+        for each in module.modules():
+            each.register_forward_hook(self.returned)
+
+    def returned(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.results += [output.mean(), output.std()]
+
+    def begin_step(self, step: int) -> None:
+        self.results = []
+
+    def monitor_parameters(self) -> None:
+        with torch.no_grad():
+            self.results += [each.norm() for each in self.parameters]
+
+    def monitor_gradients(self) -> None:
+        self.results += [each.grad.norm() for each in self.parameters if each.grad is not None]
+
+    def end_step(self) -> None:
+        self.results = []
+
+
 def with_functions(kind: Callable[..., Any]) -> Any:
     monitor = kind(monitor_step_fn=lambda step: True)
     monitor.add_activation_metric("mean", lambda x: x.mean())
@@ -73,56 +127,75 @@ def with_built_in_names() -> forewarn.ModuleMonitor:
     return monitor
 
 
-def peak_bytes(training: Training) -> int:
-    """The most memory that one step holds at a time, beyond what was there when it began."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What torch allocated while something ran, in bytes, beyond what was there when it began."""
+
+    peak: int
+    allocated: int
+
+    @classmethod
+    def of(cls, action: Callable[[], None]) -> Memory:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            action()
+        held = most = allocated = 0
+        events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+        for event in sorted(events, key=lambda each: each.start_ns()):
+            held += event.nbytes()
+            most = max(most, held)
+            allocated += max(0, event.nbytes())
+        return cls(most, allocated)
+
+
+def counts(training: Training, evaluation: Evaluation) -> tuple[float, ...]:
+    """Operations, host syncs, and megabytes: at the peak of a step, of an evaluation, and allocated in a step."""
+    with Operations() as operations:
         training.step()
-    held = most = 0
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+    step, alone = Memory.of(training.step), Memory.of(evaluation.run)
+    megabytes = (step.peak / 1e6, alone.peak / 1e6, step.allocated / 1e6)
+    return (operations.count, operations.syncs, *megabytes)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    variants = {"bare": Training()}
+    makers: dict[str, Callable[[], Any]] = {"bare": lambda: None}
     if importlib.util.find_spec("torch_module_monitor") is None:
         print("torch-module-monitor is not installed (pip install torch-module-monitor): forewarn stands alone.")
     else:
         from torch_module_monitor import ModuleMonitor
 
-        variants["torch-module-monitor"] = Training(with_functions(ModuleMonitor))
-    variants["forewarn, functions"] = Training(with_functions(forewarn.ModuleMonitor))
-    variants["forewarn, built-in names"] = Training(with_built_in_names())
+        makers["torch-module-monitor"] = lambda: with_functions(ModuleMonitor)
+    makers["the functions alone"] = FunctionsAlone
+    makers["forewarn, functions"] = lambda: with_functions(forewarn.ModuleMonitor)
+    makers["forewarn, built-in names"] = with_built_in_names
+    variants = {name: Training(make()) for name, make in makers.items()}
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
     for at in range(ROUNDS + 3):
-        for name, training in variants.items():
+        order = order[1:] + order[:1]  # nobody always comes after the same one, whose memory is still in the cache
+        for name in order:
             begin = time.process_time()
-            training.step()
+            variants[name].step()
             if at >= 3:  # the first steps build what later ones use
                 seconds[name].append(time.process_time() - begin)
     bare = statistics.median(seconds["bare"])
     print(
         f"{len(list(variants['bare'].model.parameters()))} parameters, {ROUNDS} rounds; bare step {1e3 * bare:.1f} ms"
     )
-    print(f"{'':28}{'ms added':>10}{'% of step':>11}{'operations added':>18}{'host syncs':>12}{'MB added at peak':>18}")
-    counted = {}
-    for name, training in variants.items():
-        with Operations() as operations:
-            training.step()
-        counted[name] = (operations.count, operations.syncs, peak_bytes(training))
+    print(f"{'':26}{'time':>18}{'operations':>12}{'host':>7}{'MB at the':>12}{'MB at the':>14}{'MB allocated':>14}")
+    print(
+        f"{'added by':26}{'ms':>9}{'% step':>9}{'':>12}{'syncs':>7}{'step peak':>12}{'eval. peak':>14}{'in a step':>14}"
+    )
+    counted = {name: counts(training, Evaluation(makers[name]())) for name, training in variants.items()}
     added: dict[str, float] = {}
     for name, times in seconds.items():
         added[name] = statistics.median(each - own for each, own in zip(times, seconds["bare"], strict=True))
-        count, syncs, peak = (one - own for one, own in zip(counted[name], counted["bare"], strict=True))
-        print(
-            f"{name:28}{1e3 * added[name]:10.2f}{100 * added[name] / bare:11.1f}{count:18}{syncs:12}{peak / 1e6:18.2f}"
-        )
+        operations, syncs, *megabytes = (one - own for one, own in zip(counted[name], counted["bare"], strict=True))
+        shown = "".join(f"{each:{width}.3f}" for each, width in zip(megabytes, (12, 14, 14), strict=True))
+        print(f"{name:26}{1e3 * added[name]:9.2f}{100 * added[name] / bare:9.1f}{operations:12}{syncs:7}{shown}")
     if "torch-module-monitor" in added:
-        for name in ("forewarn, functions", "forewarn, built-in names"):
+        for name in ("the functions alone", "forewarn, functions", "forewarn, built-in names"):
             print(
                 f"{name}: {added[name] / added['torch-module-monitor']:.2f} × the time that torch-module-monitor adds"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 import forewarn
+from forewarn.probes.module_monitor.metrics import Metric
 from forewarn.trainer.data import TokenBatches, bursts, classification, images, sequences, stdlib_text
 from forewarn.trainer.gpt import GPT, GPTConfig
 from forewarn.trainer.multitask import DualTaskLSTM
@@ -62,7 +63,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def healthy(kind: str, seed: int, run: Path, steps: int = 200) -> forewarn.Monitor:
+def healthy(kind: str, seed: int, run: Path, steps: int = 200, metrics: Sequence[Metric] = ()) -> forewarn.Monitor:
     """A run as people train: AdamW, warm-up and cosine, clipping."""
     torch.manual_seed(seed)
     model, batches, peak = KINDS[kind](seed)
@@ -73,7 +74,7 @@ def healthy(kind: str, seed: int, run: Path, steps: int = 200) -> forewarn.Monit
         return min(1.0, (step + 1) / warm_up) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    with forewarn.watch(model, optimizer, run, every=5, views=[]) as monitor:
+    with forewarn.watch(model, optimizer, run, every=5, views=[], metrics=metrics) as monitor:
         for _ in range(steps):
             loss = loss_of(model, *next(batches))
             loss.backward()
@@ -102,6 +103,7 @@ class Breakable:
         self.batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
         self.run = run
         self.config = forewarn.Config()
+        self.metrics: Sequence[Metric] = ()
         self.resume = False
         self.clip: float | None = 1.0
         self.zero_grad = self.step_optimizer = True
@@ -116,8 +118,9 @@ class Breakable:
 
     def train(self, steps: int = 160) -> forewarn.Monitor:
         with forewarn.watch(
-            self.model, self.optimizer, self.run, every=5, config=self.config, resume=self.resume, views=[]
-        ) as monitor:
+            self.model, self.optimizer, self.run, every=5, config=self.config, resume=self.resume, views=[],
+            metrics=self.metrics,
+        ) as monitor:  # fmt: skip
             self.after_attach(monitor)
             for step in range(steps):
                 self.before_step(step)

@@ -1,6 +1,7 @@
 """Several processes: the first one measures and records, and what it reads is true."""
 
 import contextlib
+import copy
 import math
 import socket
 
@@ -87,6 +88,60 @@ def train_sharded(rank: int, port: int, folder: str) -> None:
 
 def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
     multiprocessing.spawn(train_sharded, (free_port(), str(tmp_path)), nprocs=2)
+
+
+def train_with_metrics(rank: int, port: int, folder: str, how: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    reference = copy.deepcopy(plain).eval()
+    metrics = [
+        forewarn.ActivationMetric("norm"),
+        forewarn.ActivationDifferenceMetric("norm", reference=reference),
+    ]
+    if how == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(plain)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match=r"0.weight is sharded, .* use forewarn.ModuleMonitor"):
+            forewarn.watch(model, optimizer, f"{folder}/no", metrics=[forewarn.GradientMetric("norm")])
+    else:
+        model = DistributedDataParallel(plain)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        metrics.append(forewarn.GradientMetric("norm", healthy=(None, 1e-9)))
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[], metrics=metrics)
+    for step in range(4):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+        output = model(x)
+        expected = (output - reference(x)).norm().item()
+        loss = output.square().mean()
+        loss.backward()
+        norm = None if how == "fsdp2" else plain[0].weight.grad.norm().item()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    monitor.close()
+    if rank == 0:
+        history = monitor.history
+        assert history.series("activation_difference_metric/norm", "[root module]").last == pytest.approx(
+            expected, 1e-4
+        )
+        assert history.series("activation_metric/norm", "[root module]").last == pytest.approx(
+            output.norm().item(), 1e-5
+        )
+        if norm is not None:
+            assert history.series("gradient_metric/norm", "0.weight").last == pytest.approx(norm, 1e-5)
+        assert {alert.code for alert in monitor.alerts} == (set() if how == "fsdp2" else {"M102"})
+    else:
+        assert monitor.history.names() == []
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_metrics_of_ones_own_are_those_of_the_first_process_and_shards_are_refused(tmp_path, how):
+    multiprocessing.spawn(train_with_metrics, (free_port(), str(tmp_path), how), nprocs=2)
 
 
 def train_tasks(rank: int, port: int, folder: str, how: str) -> None:

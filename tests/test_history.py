@@ -114,10 +114,16 @@ def test_even_the_smallest_window_slides(window):
 
 
 def test_of_what_no_rule_looks_at_only_the_last_readings_are_kept():
-    history = History(window=50, detail_window=32, judged=["gradient/norm", "train/loss"])
+    history = History(window=50, detail_window=32, judged=["gradient/norm", "train/loss", "*_metric/*"])
+    read = [
+        ("gradient/norm", ("a",)),
+        ("gradient/std", ("a",)),
+        ("user/score", ("",)),
+        ("gradient_metric/mine", ("a",)),
+    ]
     for step in range(100):
-        for name, scopes in (("gradient/norm", ("a",)), ("gradient/std", ("a",)), ("user/score", ("",))):
+        for name, scopes in read:
             history.append([Block(step, 0.0, name, scopes, np.array([step], np.float32))])
     lengths = {name: len(history.panel(name)) for name in history.names()}
-    assert lengths == {"gradient/norm": 32, "gradient/std": 8, "user/score": 50}
+    assert lengths == {"gradient/norm": 32, "gradient/std": 8, "gradient_metric/mine": 32, "user/score": 50}
     assert history.series("gradient/std", "a").values.tolist() == list(range(92, 100))

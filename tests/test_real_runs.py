@@ -9,9 +9,10 @@ from forewarn.diagnosis import replay
 from forewarn.rules import all_rules
 from forewarn.types import Severity
 from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
+from tests.metric_runs import METRIC_FAULTS, healthy_with_metrics
 from tests.real_runs import FAULTS, KINDS, TWINS, dual_task_lstm, healthy
 
-EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS}
+EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS, **METRIC_FAULTS}
 
 
 def described(monitor: forewarn.Monitor) -> list[str]:
@@ -45,6 +46,14 @@ def test_a_healthy_run_raises_no_warning(kind, tmp_path):
     assert warnings_of(healthy(kind, 0, tmp_path / "run")) == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_said_of_metrics_of_ones_own_in_a_healthy_run(kind, tmp_path):
+    monitor = healthy_with_metrics(kind, 0, tmp_path / "run")
+    assert len(monitor.history.panel("activation_metric/kurtosis")) >= 60
+    assert [alert for alert in monitor.alerts if alert.code.startswith("M")] == []
+    assert warnings_of(monitor) == []
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_healthy_run_that_looks_faulty_at_first_sight_raises_no_warning(twin, tmp_path):
     assert warnings_of(TWINS[twin](tmp_path / "run")) == []
@@ -64,6 +73,14 @@ def test_a_sparse_layer_is_not_a_dead_one(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_healthy_seeds_raise_no_warning(kind, seed, tmp_path):
     assert warnings_of(healthy(kind, seed, tmp_path / "run")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_healthy_seeds_say_nothing_of_metrics_of_ones_own(kind, seed, tmp_path):
+    monitor = healthy_with_metrics(kind, seed, tmp_path / "run")
+    assert [alert for alert in monitor.alerts if alert.code.startswith("M")] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,7 +26,7 @@ from forewarn.probes.logits import LogitsProbe
 from forewarn.probes.loop import Loop
 from forewarn.probes.loss import LossProbe
 from forewarn.probes.lr import LearningRateProbe
-from forewarn.probes.metrics import MetricsProbe
+from forewarn.probes.metrics import MetricsProbe, series_name
 from forewarn.probes.module_monitor.metrics import Metric
 from forewarn.probes.normalization import BatchNormProbe
 from forewarn.probes.parameters import Roster, block_names
@@ -78,7 +78,8 @@ def watch(
     - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
     - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
     - `resume`: go on with the run that the directory holds.
-    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps.
+    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps;
+      one with `healthy=(low, high)` is an alert when it stays outside.
     """
     optimizers = _checked(model, optimizer, scaler)
     policy = Policy.of(policy)
@@ -87,7 +88,7 @@ def watch(
     enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
     roster = Roster(model, optimizers)
     _check_parameters(roster, model)
-    facts = _facts(model, roster, settings, predicate)
+    facts = _facts(model, roster, settings, predicate, metrics)
     path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
     if earlier is not None:
@@ -194,7 +195,9 @@ def _probes(
     return {probe.name: probe for probe in everything}
 
 
-def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable[[int], bool]) -> Facts:
+def _facts(
+    model: nn.Module, roster: Roster, config: Config, predicate: Callable[[int], bool], metrics: Sequence[Metric]
+) -> Facts:
     return Facts(
         model=type(unwrapped(model)).__name__,
         num_parameters=sum(parameter.numel() for parameter in roster.parameters),
@@ -204,6 +207,7 @@ def _facts(model: nn.Module, roster: Roster, config: Config, predicate: Callable
         groups=tuple(_numbers(group) for each in roster.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
+        metrics={series_name(each): each.range for each in metrics if isinstance(each, Metric)},
         device=str(roster.parameters[0].device),
         versions={
             "forewarn": __version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,10 @@ class History:
     """The last readings of every metric: what rules look at, live and replayed."""
 
     def __init__(self, window: int = 1024, detail_window: int = 64, judged: Iterable[str] | None = None) -> None:
-        """`judged`: the metrics that rules look at, by default all; few readings of a tensor's other ones are kept."""
+        """`judged`: the metrics that rules look at, by default all; few readings of a tensor's other ones are kept.
+
+        One with a `*` in it stands for a family of them.
+        """
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -126,7 +130,7 @@ class History:
             ring = self._rings.get(block.name)
             if ring is None:
                 whole_run = block.scopes == ("",) or block.name.startswith(_OF_THE_RUN)
-                is_judged = self._judged is None or block.name in self._judged
+                is_judged = self._judged is None or _is_among(block.name, self._judged)
                 window = self._window if whole_run else self._detail_window if is_judged else _UNJUDGED_WINDOW
                 ring = self._rings[block.name] = _Ring(block.scopes, window)
             ring.append(block)
@@ -145,3 +149,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rings = {name: _Ring.from_state(one) for name, one in state.items()}
+
+
+def _is_among(name: str, names: frozenset[str]) -> bool:
+    return name in names or any(fnmatchcase(name, each) for each in names if "*" in each)

@@ -222,6 +222,15 @@ def shift_task_weight(raised: bool, why: str) -> Prescription:
     return prescribe
 
 
+def widen_range(why: str) -> Prescription:
+    """Move the bound that the finding is beyond to where its value is."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy("widen_range", {"from": finding.bound, "to": finding.value, "metric": finding.scope}, why)
+
+    return prescribe
+
+
 def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
     """The prescription where the evidence names this cause, nothing elsewhere."""
 

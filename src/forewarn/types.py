@@ -24,6 +24,12 @@ def is_metric_name(name: str) -> bool:
     return _METRIC_NAME.fullmatch(name) is not None
 
 
+def spelled_out(name: str, scope: str) -> str:
+    """A metric and one scope of it in one word, `family/scope/quantity`; only the name where there is no scope."""
+    family, _, quantity = name.partition("/")
+    return f"{family}/{scope}/{quantity}" if scope else name
+
+
 class Severity(IntEnum):
     """How urgent a finding is; ordered, so that the worst is the maximum."""
 
@@ -211,6 +217,9 @@ class Facts:
     """What the user declared, such as dropout or the number of steps."""
     every: int = 1
     """Detail is measured every so many steps once the dense start is over."""
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The user's own by the name of their series, each with the range that was declared healthy, infinite if none was;
+    what an aggregation gives under a suffix goes by the name before it."""
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0
@@ -237,6 +246,7 @@ class Facts:
         }
         for name in ("blocks", "optimizers", "groups"):
             known[name] = tuple(plain.get(name, ()))
+        known["metrics"] = {name: (low, high) for name, (low, high) in plain.get("metrics", {}).items()}
         return cls(**known)
 
 

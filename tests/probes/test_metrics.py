@@ -15,6 +15,7 @@ from forewarn import (
     ParameterDifferenceMetric,
     ParameterMetric,
 )
+from forewarn.diagnosis import replay
 
 
 def train(model, optimizer, monitor, steps, micro_batches=1):
@@ -97,7 +98,7 @@ def test_a_failing_metric_is_named_and_the_others_go_on(small, watch, caplog):
     ("metric", "error", "told"),
     [
         ("norm", TypeError, "ActivationMetric"),
-        (ActivationDifferenceMetric("norm"), ValueError, "use forewarn.ModuleMonitor"),
+        (ActivationDifferenceMetric("norm"), ValueError, "needs a model to compare with"),
         (ActivationMetric("l2 norm", torch.norm), ValueError, "can not be the name of a series"),
     ],
 )
@@ -106,6 +107,44 @@ def test_what_can_not_be_measured_is_an_error_at_attaching(small, watch, metric,
         watch(*small, metrics=[metric])
     with pytest.raises(ValueError, match="already exists"):
         watch(*small, metrics=[GradientMetric("norm"), GradientMetric("norm")])
+
+
+@pytest.mark.parametrize("healthy", [(1, 0), (1,), 3.0, ("0", 1), (float("nan"), 1.0)])
+def test_a_healthy_range_is_two_numbers_in_order(healthy):
+    with pytest.raises(ValueError, match="lowest and the highest"):
+        GradientMetric("norm", healthy=healthy)
+
+
+def test_a_healthy_range_is_stored_with_the_run(small, watch, tmp_path):
+    model, optimizer = small
+    metrics = [
+        GradientMetric("norm", healthy=(None, 1e-9)),
+        ParameterMetric("rms", healthy=(0, 5)),
+        ActivationMetric("std"),
+    ]
+    with watch(model, optimizer, run=tmp_path / "run", metrics=metrics) as monitor:
+        train(model, optimizer, monitor, 4)
+    named = {alert.scope for alert in monitor.alerts if alert.code == "M102"}
+    assert named == {f"gradient_metric/{name}/norm" for name, _ in model.named_parameters()}
+    alert = monitor.alerts[0]
+    assert alert.finding.bound == 1e-9
+    assert alert.finding.evidence == {}, "there is one bound, and it is named"
+    assert [each.action for each in alert.remedies] == ["inspect_layer", "snapshot", "widen_range"]
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert run.facts.metrics == {
+            "gradient_metric/norm": (-np.inf, 1e-9),
+            "parameter_metric/rms": (0.0, 5.0),
+            "activation_metric/std": (-np.inf, np.inf),
+        }
+        assert repr(replay(run).alerts) == repr(monitor.alerts)
+
+
+def test_a_module_monitor_takes_no_range_and_no_reference(small):
+    monitor = forewarn.ModuleMonitor()
+    with pytest.raises(ValueError, match="judged in a watched run"):
+        monitor.add(GradientMetric("norm", healthy=(0, 1)))
+    with pytest.raises(ValueError, match="set_reference_module"):
+        monitor.add(ParameterDifferenceMetric("norm", reference=small[0]))
 
 
 def test_the_weights_that_differences_are_taken_from_survive_a_resume(small, watch):

@@ -18,14 +18,14 @@ from forewarn.rules.documentation import sample_remedies
 from forewarn.rules.examples import examples
 from forewarn.settings import Settings
 from forewarn.thresholds import Thresholds
-from forewarn.types import Block, Facts, Finding, Severity, is_metric_name
+from forewarn.types import Block, Facts, Finding, Severity, is_metric_name, spelled_out
 from tests.rules.runs import facts, fired
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
     "L": {"loss", "learning"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
     "A": {"activations", "attention", "logits", "router"},
-    "E": {"evaluation"}, "T": {"tasks"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
+    "E": {"evaluation"}, "T": {"tasks"}, "M": {"metrics"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
 }  # fmt: skip
 EXAMPLES = [
     pytest.param(rule.code, example, id=f"{rule.code}-{number}")
@@ -36,6 +36,11 @@ SCOPES = ("a.weight", "b.weight", "c.weight", "a.bias")
 FACTS = facts("a.weight", "b.weight", "c.weight", vectors=["a.bias"], groups=[{"lr": 1e-3, "weight_decay": 0.1}])
 
 every_rule = pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+
+
+def metrics_of(rule):
+    """What it reads; a family stands for one of its metrics."""
+    return tuple(name.replace("*", "any") for name in rule.reads)
 
 
 @every_rule
@@ -62,7 +67,8 @@ def test_codes_and_names_are_unique():
 
 @every_rule
 def test_it_reads_metrics_and_is_judged_on_some_of_them(rule):
-    assert all(is_metric_name(name) for name in rule.reads)
+    assert all(is_metric_name(name) for name in metrics_of(rule))
+    assert not rule.is_family or (rule.per_scope and rule.reads == rule.when and len(rule.reads) == 1)
     assert rule.when
     assert set(rule.when) <= set(rule.reads)
     assert rule.hold >= 1
@@ -116,12 +122,14 @@ def strange_values():
 def test_nothing_makes_it_raise(rule, values, scopes):
     history = History(window=256, detail_window=16)
     for step, row in enumerate(values):
-        for name in rule.reads:
+        names = metrics_of(rule)
+        for name in names:
             history.append([Block(step, 0.0, name, scopes, row[: len(scopes)])])
-        for finding in rule.judge(step, history, Config(), FACTS):
+        places = [spelled_out(names[0], scope) for scope in scopes] if rule.is_family else scopes
+        for finding in rule.judge(step, history, Config(), FACTS, names):
             assert finding.code == rule.code
             assert finding.step == step
-            assert finding.scope in scopes, "a finding has the scope of a reading that can take it back"
+            assert finding.scope in places, "a finding has the scope of a reading that can take it back"
     rule.judge(0, History(), Config(), Facts())
 
 
@@ -129,8 +137,9 @@ def test_nothing_makes_it_raise(rule, values, scopes):
 def test_a_missing_companion_makes_it_neither_raise_nor_speak_of_old_readings(rule):
     history = History()
     for step in range(40):
-        history.append([Block(step, 0.0, rule.when[0], SCOPES, np.full(len(SCOPES), 1e-9, np.float32))])
-        rule.judge(step, history, Config(), FACTS)
+        name = rule.when[0].replace("*", "any")
+        history.append([Block(step, 0.0, name, SCOPES, np.full(len(SCOPES), 1e-9, np.float32))])
+        rule.judge(step, history, Config(), FACTS, [name])
 
 
 @every_rule
@@ -139,7 +148,7 @@ def test_its_evidence_is_numbers_or_names(rule):
         history = History()
         for step, blocks in example.steps():
             history.append(blocks)
-            for finding in rule.judge(step, history, Config(), example.facts):
+            for finding in rule.judge(step, history, Config(), example.facts, [block.name for block in blocks]):
                 for name, value in finding.evidence.items():
                     assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name)
                     assert isinstance(value, int | float | str)
@@ -165,7 +174,7 @@ def test_every_threshold_is_read():
 
 
 def test_no_number_of_a_rule_hides_outside_the_config():
-    for letter in "LGTUWEX":
+    for letter in "LGTUWEMX":
         for stem in FILES[letter]:
             source = (SOURCE / "rules" / f"{stem}.py").read_text()
             body = re.sub(r'""".*?"""|"[^"\n]*"|#.*', "", source, flags=re.DOTALL)

@@ -1,4 +1,5 @@
 import ctypes
+import logging
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forewarn.stats import UpdateSampler, native, sample_indices
+from forewarn.stats import UpdateSampler, dispatch, measure, native, sample_indices
 from forewarn.stats.native import library
 from tests.stats.code_paths import over_paths
 
@@ -64,6 +65,31 @@ def test_a_code_path_that_the_processor_lacks_is_refused_by_name():
         native.measure([random(10)], path="neon")
     with refused:
         native.gather_diff([random(10)], places, offsets, native.gather([random(10)], places, offsets), path="neon")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_one_tensor_by_the_short_way_has_the_same_bits(dtype, monkeypatch):
+    tensors = [random(n, dtype=dtype, seed=n) for n in (1_800_007, 3, 1, 50_001)]
+    tensors[0][5] = float("nan")
+    tensors += [tensors[3][:50_000].reshape(200, 250).t(), torch.empty(0, dtype=dtype), nn.Parameter(tensors[1])]
+    for tensor in tensors:
+        rows, _, _ = native.measure([tensor])
+        assert native.measure_one(tensor).tobytes() == rows.tobytes()
+        found = measure([tensor])
+        assert (list(found.order), found.histograms) == ([0], ())
+        assert found.rows[0].tobytes() == rows.tobytes()
+
+
+def test_a_library_that_fails_on_one_tensor_is_not_asked_again(monkeypatch, caplog):
+    monkeypatch.setattr(dispatch, "_broken", set())
+    monkeypatch.setattr(native, "measure_one", lambda tensor: 1 / 0)
+    tensor = random(1000)
+    with caplog.at_level(logging.ERROR, logger="forewarn"):
+        found = [measure([tensor]), measure([tensor])]
+    assert len(caplog.records) == 1
+    expected = native.measure([tensor])[0]
+    for each in found:
+        assert np.asarray(each.rows[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_calls_from_several_threads_at_once_do_not_disturb_each_other():

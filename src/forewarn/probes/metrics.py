@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.probes.comparison import Comparison
 from forewarn.probes.forward import hookable_modules
 from forewarn.probes.module_monitor.evaluation import Evaluation, is_sharded
 from forewarn.probes.module_monitor.hooks import ROOT, tensors_in
-from forewarn.probes.module_monitor.metrics import NOTHING, Metric, Metrics
+from forewarn.probes.module_monitor.metrics import (
+    NOTHING,
+    ActivationDifferenceMetric,
+    Metric,
+    Metrics,
+    ParameterDifferenceMetric,
+)
 from forewarn.probes.module_monitor.step_log import StepLog
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import Array, Pending, Place, Probe, Reading
@@ -31,7 +38,7 @@ class MetricsProbe(Probe):
     """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
 
     Activations are those of the measured forward passes in training mode, gradients those that the optimizer uses,
-    parameters those after the step; a parameter difference is the one from the weights at attaching.
+    parameters those after the step; differences are those from the metric's own reference.
     """
 
     name = "metrics"
@@ -46,21 +53,23 @@ class MetricsProbe(Probe):
         self._check_whole()
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
         self._log = StepLog()
-        self._at_first = {
-            name: parameter.detach().clone()
-            for name, parameter in zip(roster.names, roster.parameters, strict=True)
-            if self._metrics.asked("parameter_difference", name) != NOTHING
-        }
+        self._comparisons = [
+            Comparison(several, _SEPARATOR, roster, reference) for reference, several in _by_reference(metrics)
+        ]
 
     def inside(self) -> Sequence[Place]:
-        if not self._metrics.any("activation"):
+        running = [each for each in self._comparisons if each.runs]
+        if not running and not self._metrics.any("activation"):
             return ()
         reachable = hookable_modules(self._roster.called)
-        return [Place(module, left=self._leaving(name)) for name, module in reachable.items() if name]
+        places = [Place(module, left=self._leaving(name)) for name, module in reachable.items() if name]
+        return [*(Place(self._roster.called, entered=each.run) for each in running), *places]
 
     def forward_ended(self, output: Any) -> None:
         self._returned(ROOT, output)
         self._evaluation.forget()
+        for each in self._comparisons:
+            each.forget()
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured and not closure:
@@ -93,11 +102,12 @@ class MetricsProbe(Probe):
         return Pending(packed.tensors, decode)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first.items()}}
+        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        at_first = self._at_first()
         for name, weights in state["at_first"].items():
-            known = self._at_first.get(name)
+            known = at_first.get(name)
             if known is not None and tuple(known.shape) == tuple(weights.shape):
                 known.copy_(_tensor(weights))
 
@@ -107,6 +117,8 @@ class MetricsProbe(Probe):
     def _returned(self, name: str, output: Any) -> None:
         for place, tensor in tensors_in(name, output):
             self._evaluation.activation(self._log, "activation", place, tensor)
+            for each in self._comparisons:
+                each.activation(self._log, place, tensor)
 
     def _ask_gradients(self, at: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
@@ -117,29 +129,47 @@ class MetricsProbe(Probe):
     def _ask_parameters(self) -> None:
         named: list[tuple[str, nn.Parameter]] = list(zip(self._roster.names, self._roster.parameters, strict=True))
         if self._metrics.any("parameter"):
-            self._evaluation.parameters(self._log, "parameter", ((name, (each,)) for name, each in named))
-        alike = [(name, (each, self._at_first[name])) for name, each in named if name in self._at_first]
-        self._evaluation.parameters(self._log, "parameter_difference", alike)
+            self._evaluation.parameters(self._log, "parameter", ((name, (one,)) for name, one in named))
+        for each in self._comparisons:
+            each.parameters(self._log, named)
+
+    def _at_first(self) -> dict[str, Tensor]:
+        return {name: weights for each in self._comparisons for name, weights in each.at_first.items()}
 
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
         for name, parameter in zip(self._roster.names, self._roster.parameters, strict=True):
             if is_sharded(parameter) and any(self._metrics.asked(kind, name) != NOTHING for kind in kinds):
                 raise ValueError(
-                    f"metrics: {name} is sharded, and watch measures in the first process only; use "
-                    "forewarn.ModuleMonitor, which reduces the values of all shards"
+                    f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
+                    "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
                 )
 
 
 def _check(metric: Any) -> None:
     if not isinstance(metric, Metric) or not metric.kind:
         raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and their like, not {metric!r}")
-    if metric.kind == "activation_difference":
+    if isinstance(metric, ActivationDifferenceMetric) and metric.reference is None:
         raise ValueError(
-            f"metrics: {metric.name!r} compares with a reference that watch does not have; use forewarn.ModuleMonitor"
+            f"metrics: {metric.name!r} needs a model to compare with, such as "
+            f"forewarn.ActivationDifferenceMetric({metric.name!r}, ..., reference=copy.deepcopy(model).eval())"
         )
-    if not is_metric_name(f"{metric.kind}_metric/{metric.name}"):
+    if not is_metric_name(series_name(metric)):
         raise ValueError(f"metrics: {metric.name!r} can not be the name of a series; use letters, digits and _")
+
+
+def series_name(metric: Metric) -> str:
+    """The name under which a metric is recorded; a suffix of its aggregation comes after it."""
+    return f"{metric.kind}_metric/{metric.name}"
+
+
+def _by_reference(metrics: Sequence[Metric]) -> list[tuple[nn.Module | None, list[Metric]]]:
+    """The difference metrics, those of one reference together."""
+    found: dict[int, tuple[nn.Module | None, list[Metric]]] = {}
+    for each in metrics:
+        if isinstance(each, ActivationDifferenceMetric | ParameterDifferenceMetric):
+            found.setdefault(id(each.reference), (each.reference, []))[1].append(each)
+    return list(found.values())
 
 
 def _plain(metric: str) -> str:

@@ -88,7 +88,7 @@ def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Findin
 @rule(
     "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
     when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108"),
+    explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
     remedies=(
         advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
                "given, and at the normalisation before it", scope_is="layer"),

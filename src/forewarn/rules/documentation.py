@@ -39,8 +39,8 @@ def render_index(rules: Sequence[Rule]) -> str:
             _MADE,
             "What is judged about a training run. A rule is named by its code or its name, here, on the command line "
             "(`forewarn explain NAME`) and in `Config(disable=...)`. The first letter of a code is its family: L loss, "
-            "G gradients, U updates, W weights, A activations and attention, E evaluation, T tasks, X the monitor "
-            "itself.",
+            "G gradients, U updates, W weights, A activations and attention, E evaluation, T tasks, M metrics of your "
+            "own, X the monitor itself.",
             _table(("code", "name", "what is wrong"), rows),
             "## How to read the examples",
             _indented_as_code(shorthand),

@@ -9,7 +9,8 @@ it has one, and its values, the first at step 0. Without a name it is the first 
 Values are numbers, `nan` and `inf`; `2.0x5` is five times 2.0; `2.0+0.5x3` is 2.0 2.5 3.0, so the count is that of the
 values (prometheus writes one value more); `_` is a step without a reading, `_x5` are five. A scope with a dot in it is
 a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`. `facts/NAME` and a number is no
-series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`.
+series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`. `healthy/METRIC` and two numbers
+is the range that was declared for a metric of the user's own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(
 _NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")
 _SIZE = 8
 _DECLARED = "facts/"
+_HEALTHY = "healthy/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,17 @@ class Example:
     """By metric and scope; None where there is no reading."""
 
     hyperparameters: dict[str, float]
+    healthy: dict[str, tuple[float, float]]
+    """By the metric that the range was declared for."""
 
     @property
     def facts(self) -> Facts:
         """What is known of the parameters that the scopes name, and what is declared."""
         scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
         return Facts(
-            parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters)
-        )
+            parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters),
+            metrics=dict(self.healthy),
+        )  # fmt: skip
 
     def steps(self) -> Iterator[tuple[int, list[Block]]]:
         """The readings, step by step."""
@@ -93,13 +98,18 @@ def parse(line: str, default_metric: str) -> Example:
         if not words or not is_metric_name(metric) or (metric, scope) in series:
             raise ValueError(f"{part.strip()!r} in {line!r} is no series: a metric, once, then its values")
         series[metric, scope] = tuple(value for word in words for value in _values(word, line))
-    declared = {
-        metric.removeprefix(_DECLARED): values[0]
-        for (metric, _), values in series.items()
-        if metric.startswith(_DECLARED) and values[0] is not None
-    }
-    readings = {name: values for name, values in series.items() if not name[0].startswith(_DECLARED)}
-    return Example(kind == "fires", text.strip(), readings, declared)
+    declared: dict[str, float] = {}
+    healthy: dict[str, tuple[float, float]] = {}
+    readings: dict[tuple[str, str], tuple[float | None, ...]] = {}
+    for (metric, scope), values in series.items():
+        match values:
+            case [float(value), *_] if metric.startswith(_DECLARED):
+                declared[metric.removeprefix(_DECLARED)] = value
+            case [float(low), float(high)] if metric.startswith(_HEALTHY):
+                healthy[metric.removeprefix(_HEALTHY)] = (low, high)
+            case _:
+                readings[metric, scope] = values
+    return Example(kind == "fires", text.strip(), readings, declared, healthy)
 
 
 def _values(word: str, line: str) -> list[float | None]:

@@ -29,7 +29,7 @@ from forewarn.types import Facts, Finding, Severity
 @rule(
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "W101", "A103"),
+    explains=("L101", "W101", "A103", "M101"),
     remedies=(
         skip_batch("a step with these gradients destroys the weights that they reach"),
         roll_back(),
@@ -80,7 +80,7 @@ def _origin(nonfinite: Panel, bad: NDArray[np.intp], facts: Facts) -> dict[str, 
 
 @rule(
     "G102", "exploding-gradient", reads=("gradient/global_norm", "gradient/norm"), per_scope=True, keep=50,
-    explains=("L101", "L102", "G101", "U102", "U104"),
+    explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
     remedies=(clip_gradient(), lower_lr(0.5), warm_up(), advise(
         "inspect_batch", "a sum over a long or large batch in place of a mean scales the gradient with it"
     )),

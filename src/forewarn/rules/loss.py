@@ -29,7 +29,7 @@ _MEDIAN_ERROR = 1.2533
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
-    explains=("G101", "W101"),
+    explains=("G101", "W101", "M101"),
     remedies=(
         skip_batch(),
         roll_back(),
@@ -129,7 +129,7 @@ def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding
 
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
-    explains=("L101", "L102", "G102", "G104", "A104", "A108"),
+    explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
 def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts) -> Finding | None:

@@ -7,8 +7,9 @@ import difflib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from forewarn.config import Config
 from forewarn.history import History
 from forewarn.remedies import Prescription
 from forewarn.settings import Settings
-from forewarn.types import Block, Facts, Finding, Severity
+from forewarn.types import Block, Facts, Finding, Severity, spelled_out
 
 _log = logging.getLogger("forewarn")
 
@@ -36,7 +37,8 @@ class Rule:
     code: str
     name: str
     reads: tuple[str, ...]
-    """Metric names; any of them may be empty."""
+    """Metric names; any of them may be empty. One with a `*` in it, alone, is a family: each metric of it is judged by
+    itself, and the scope of a finding is spelled out as `family/scope/quantity`."""
     when: tuple[str, ...]
     """Those whose new readings the rule judges. A finding has a scope of theirs, and only theirs can take it back."""
     check: Check
@@ -52,6 +54,12 @@ class Rule:
     """Codes of rules whose alerts are symptoms of this one."""
     wants_config: bool
     wants_facts: bool
+    wants_metric: bool = False
+    """Whether the check of a family takes the name of the metric."""
+
+    @property
+    def is_family(self) -> bool:
+        return "*" in self.reads[0]
 
     @property
     def documentation(self) -> str:
@@ -63,19 +71,28 @@ class Rule:
         """What is wrong, in one sentence."""
         return self.documentation.partition("\n")[0]
 
-    def judge(self, step: int, history: History, config: Config, facts: Facts) -> list[Finding]:
-        """What this rule finds in the newest readings."""
+    def judge(
+        self, step: int, history: History, config: Config, facts: Facts, new: Iterable[str] = ()
+    ) -> list[Finding]:
+        """What this rule finds in the newest readings; if it is about a family, in those of the `new` ones of it."""
         look: Callable[[str], Any] = history.panel if self.per_scope else history.series
         named: dict[str, Any] = {}
         if self.wants_config:
             named["config"] = self.settings(config)
         if self.wants_facts:
             named["facts"] = facts
-        found = self.check(*map(look, self.reads), **named)
-        if found is None:
-            return []
-        findings = [found] if isinstance(found, Finding) else found
-        return [dataclasses.replace(one, code=self.code, step=step) for one in findings]
+        if not self.is_family:
+            found = self._found(map(look, self.reads), named)
+            return [dataclasses.replace(one, code=self.code, step=step) for one in found]
+        return [
+            dataclasses.replace(one, code=self.code, step=step, scope=spelled_out(metric, one.scope))
+            for metric in new
+            for one in self._found([look(metric)], {**named, "metric": metric} if self.wants_metric else named)
+        ]
+
+    def _found(self, readings: Iterable[Any], named: Mapping[str, Any]) -> Iterable[Finding]:
+        found = self.check(*readings, **named)
+        return () if found is None else [found] if isinstance(found, Finding) else found
 
     def settings(self, config: Config) -> Settings:
         """The thresholds of this rule."""
@@ -101,7 +118,8 @@ def rule(
     """Declare a rule.
 
     The check takes one series (or panel) per name it reads, then `config` and `facts` if it names them. It is called
-    when a metric in `when` has a new reading; by default that is the first that it reads.
+    when a metric in `when` has a new reading; by default that is the first that it reads. Of a family such as
+    `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`.
     """
 
     def declare(check: Check) -> Check:
@@ -111,7 +129,7 @@ def rule(
         parameters = inspect.signature(check).parameters
         _RULES[code] = Rule(
             code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,
-            wants_config="config" in parameters, wants_facts="facts" in parameters,
+            wants_config="config" in parameters, wants_facts="facts" in parameters, wants_metric="metric" in parameters,
         )  # fmt: skip
         return check
 
@@ -155,11 +173,15 @@ class Judgement:
     judged: Mapping[str, tuple[Block, ...]]
     """For the code of each rule that had something new to look at: the new readings."""
     findings: tuple[Finding, ...]
+    families: Collection[str] = ()
+    """The codes of rules about families of metrics, in whose findings the scopes are spelled out."""
 
     def covered(self, code: str) -> set[str]:
         """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
         return {
-            block.scopes[at] for block in self.judged.get(code, ()) for at in np.flatnonzero(np.isfinite(block.values))
+            spelled_out(block.name, block.scopes[at]) if code in self.families else block.scopes[at]
+            for block in self.judged.get(code, ())
+            for at in np.flatnonzero(np.isfinite(block.values))
         }
 
 
@@ -172,27 +194,43 @@ class Judge:
         self.facts = facts
         self.failed: set[str] = set()
         """Codes of rules that raised."""
+        self._families = frozenset(each.code for each in self.rules if each.is_family)
         self._by_metric: dict[str, list[Rule]] = {}
-        for each in self.rules:
-            for name in each.when:
-                self._by_metric.setdefault(name, []).append(each)
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks have just joined the history."""
         new: dict[str, list[Block]] = {}
+        due: dict[str, tuple[Rule, list[Block]]] = {}
         for block in blocks:
             new.setdefault(block.name, []).append(block)
-        due = {each.code: each for name in new for each in self._by_metric.get(name, ())}
+        for name, several in new.items():
+            for each in self._judging(name):
+                due.setdefault(each.code, (each, []))[1].extend(several)
         judged: dict[str, tuple[Block, ...]] = {}
         findings: list[Finding] = []
-        for code, each in due.items():
+        for code, (each, concerned) in due.items():
             if code in self.failed:
                 continue
             try:
-                findings += each.judge(step, history, self.config, self.facts)
-                judged[code] = tuple(block for name in each.when for block in new.get(name, ()))
+                found = each.judge(step, history, self.config, self.facts, dict.fromkeys(one.name for one in concerned))
+                findings += _read_now(found, concerned) if found and each.is_family else found
+                judged[code] = tuple(concerned)
             except Exception:
                 _log.exception("the rule %s %s failed and is switched off", code, each.name)
                 self.failed.add(code)
                 findings.append(Finding(RULE_FAILED, each.name, step, Severity.WARNING, 1.0, NO_BOUND))
-        return Judgement(step, judged, tuple(findings))
+        return Judgement(step, judged, tuple(findings), self._families)
+
+    def _judging(self, metric: str) -> list[Rule]:
+        """The rules that new readings of this metric are for."""
+        known = self._by_metric.get(metric)
+        if known is None:
+            known = [each for each in self.rules if any(fnmatchcase(metric, name) for name in each.when)]
+            self._by_metric[metric] = known
+        return known
+
+
+def _read_now(findings: Iterable[Finding], blocks: Iterable[Block]) -> list[Finding]:
+    """Those about scopes that were read: to the check of a family what is missing looks like what is not finite."""
+    read = {spelled_out(block.name, scope) for block in blocks for scope in block.scopes}
+    return [one for one in findings if one.scope in read]

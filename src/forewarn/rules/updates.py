@@ -99,7 +99,7 @@ def frozen_weight(causes: Panel, ratios: Panel, loss: Panel, levels: Panel, conf
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104",
-        "A101", "A102", "A103", "A104", "A106", "A107", "A108",
+        "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     remedies=(
         lower_lr(0.3, "an update of about a thousandth of the weights per step is what trains well"),
@@ -215,7 +215,7 @@ def update_ratio_low(
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
         "G106", "G110", "G111",
-        "A101", "A102", "A103", "A104", "A106", "A107", "A108",
+        "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     remedies=(
         restore_lr(),

@@ -24,7 +24,7 @@ from forewarn.types import Facts, Finding, Severity
 
 @rule(
     "W101", "non-finite-weight", reads=("weight/nonfinite",), per_scope=True, keep=100,
-    explains=("L101", "G101", "W104", "A103"),
+    explains=("L101", "G101", "W104", "A103", "M101"),
     remedies=(
         roll_back("no later step repairs a weight that is not a number, nor the optimizer's moments of it"),
         stop(),
@@ -53,6 +53,7 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
     "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
     explains=(
         "L101", "L102", "L103", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106", "A107", "A108",
+        "M102", "M103",
     ),
     remedies=(
         lower_lr(0.3),

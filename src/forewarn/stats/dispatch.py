@@ -17,6 +17,8 @@ _log = logging.getLogger("forewarn")
 Rows = tuple[Numbers, Numbers | None]
 Backend = Callable[[Sequence[Tensor], int], Rows]
 
+_FIRST = range(1)
+
 _broken: set[Backend] = set()
 """Backends that failed once, such as a kernel that can not be compiled here; they are not asked again."""
 
@@ -27,6 +29,8 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
     `histogram_every`: 0 for no histograms, 1 for every element, k for every k-th block of 4096 where a backend can
     leave blocks out.
     """
+    if len(tensors) == 1 and not histogram_every and (row := _row(tensors[0])) is not None:
+        return Measurement(_FIRST, (row,))
     order: Sequence[int] = range(len(tensors))
     missing = [at for at, tensor in enumerate(tensors) if tensor is None]
     if missing:
@@ -50,6 +54,17 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
         if histogram_every:
             histograms.append(np.zeros((len(missing), 2, NUM_BINS), np.int64))
     return Measurement(order, tuple(rows), tuple(histograms))
+
+
+def _row(tensor: Tensor | None) -> Numbers | None:
+    """The row of a single tensor by a short way, for what is read one at a time as it comes, such as activations."""
+    if tensor is None or _backend(tensor) is not _native:
+        return None
+    try:
+        return native.measure_one(tensor)
+    except Exception:
+        _give_up(_native)
+        return None
 
 
 def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], Sequence[Tensor]]]:
@@ -95,9 +110,14 @@ def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_every: int)
     try:
         return backend(tensors, histogram_every)
     except Exception:
-        _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
-        _broken.add(backend)
+        _give_up(backend)
         return _portable(tensors, histogram_every)
+
+
+def _give_up(backend: Backend) -> None:
+    """Within the handler of what it raised."""
+    _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
+    _broken.add(backend)
 
 
 def _native(tensors: Sequence[Tensor], histogram_every: int) -> Rows:

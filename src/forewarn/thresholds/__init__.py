@@ -37,6 +37,7 @@ from forewarn.thresholds.gradients import (
 )
 from forewarn.thresholds.loss import LossBouncing, LossDivergence, LossNotStarting, LossPlateau, LossSpike
 from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
+from forewarn.thresholds.metrics import MetricJump
 from forewarn.thresholds.tasks import GradientConflict, TaskCollapse, TaskImbalance
 from forewarn.thresholds.updates import (
     FrozenWeight,
@@ -97,3 +98,4 @@ class Thresholds(Settings):
     attention_logit_growth: LogitGrowth = LogitGrowth()
     output_logit_drift: OutputLogitDrift = OutputLogitDrift()
     dead_expert: DeadExpert = DeadExpert()
+    metric_jump: MetricJump = MetricJump()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.distributions import in_line, line_edges, over_scopes, used_bins
-from forewarn.types import Action, Alert, Block, Counts, Distribution, FrozenCause, State, Values
+from forewarn.types import Action, Alert, Block, Counts, Distribution, FrozenCause, State, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
@@ -231,8 +231,7 @@ def _tag(name: str, scope: str) -> str:
     if not scope:
         return name
     scope = _NOT_IN_A_TAG.sub("_", scope)
-    family, _, quantity = name.partition("/")
-    return f"{name}/{scope}" if name in (TOPK_GRADIENTS, TOPK_FROZEN) else f"{family}/{scope}/{quantity}"
+    return f"{name}/{scope}" if name in (TOPK_GRADIENTS, TOPK_FROZEN) else spelled_out(name, scope)
 
 
 def _fill(proto: Any, counts: Counts, zeros: int) -> None:

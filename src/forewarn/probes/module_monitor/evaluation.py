@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from numbers import Real
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forewarn.probes.module_monitor.metrics import NOTHING, Keys, Metric, Metrics
 from forewarn.probes.module_monitor.step_log import ELEMENTS, OWN, ROWS, StepLog
@@ -18,6 +19,10 @@ Named = tuple[str, tuple[Tensor, ...]]
 """A module's or parameter's name, its tensor, and the reference's if it is compared with one."""
 
 
+_WHOLE = (nn.Parameter, Tensor)
+_NUMBERS = (Tensor, Real)
+
+
 class Evaluation:
     """Logs what the metrics say. A metric that raises is named once and switched off; with `strict` it raises."""
 
@@ -26,8 +31,8 @@ class Evaluation:
         self._logger = logger
         self._strict = strict
         self._named: set[str] = set()
-        self._last: tuple[Tensor, int, Measurement] | None = None
-        """The activation that was read last, in which version, and what the engine said of it."""
+        self._last: tuple[ref[Tensor], int, Measurement] | None = None
+        """The activation that was read last, without holding it, in which version, and what the engine said of it."""
 
     def activation(self, log: StepLog, kind: str, name: str, *tensors: Tensor) -> None:
         """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
@@ -55,14 +60,14 @@ class Evaluation:
     def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
         """What the engine says of an activation. A module often returns what its last child did: that is read once."""
         tensor, version = tensors[0], tensors[0]._version
-        if len(tensors) == 1 and self._last is not None and self._last[0] is tensor and self._last[1] == version:
+        if len(tensors) == 1 and self._last is not None and self._last[0]() is tensor and self._last[1] == version:
             return self._last[2]
         found = measure((_readable(tensors),))
-        self._last = (tensor, version, found) if len(tensors) == 1 else None
+        self._last = (ref(tensor), version, found) if len(tensors) == 1 else None
         return found
 
     def forget(self) -> None:
-        """Release the last activation."""
+        """The forward is over: the next one's first activation is read, whatever it is."""
         self._last = None
 
     def parameters(self, log: StepLog, kind: str, named: Iterable[Named], prefix: str = "") -> None:
@@ -78,7 +83,7 @@ class Evaluation:
                 if asked.built_in:
                     keys, wanted = engine[ROWS if sharded else OWN]
                     keys.append(asked.built_in)
-                    wanted.append(_readable(own))
+                    wanted.append(own[0] if len(own) == 1 else _readable(own))
                 for key, metric in asked.functions:
                     try:
                         self._ask(log, metric, key, own, sharded)
@@ -86,7 +91,8 @@ class Evaluation:
                         self._give_up(metric, name, error)
             for how, (keys, wanted) in engine.items():
                 if wanted:
-                    log.rows(keys, measure(wanted), how)
+                    in_one_piece = all(map(Tensor.is_contiguous, wanted))
+                    log.rows(keys, measure(wanted if in_one_piece else [_readable((one,)) for one in wanted]), how)
 
     def _ask(self, log: StepLog, metric: Metric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
         if sharded and metric.reduce is None:
@@ -123,6 +129,8 @@ class Evaluation:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds only a part of a tensor."""
+    if type(tensor) in _WHOLE:  # asking one of these for what it has not takes longer than all else
+        return False
     return hasattr(tensor, "placements") and any(each.is_shard() for each in tensor.placements)
 
 
@@ -134,7 +142,7 @@ def local(tensor: Tensor) -> Tensor:
 def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
     assert callable(metric.fn)
     result = metric.fn(*tensors)
-    if not isinstance(result, Tensor | Real):
+    if not isinstance(result, _NUMBERS):
         raise TypeError(f"it returned {type(result).__name__}; a tensor or a number is expected")
     if isinstance(result, Tensor) and _shares_memory(result, tensors):
         return result.clone()  # a part of a tensor that the next module may change in place
@@ -143,7 +151,7 @@ def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
 
 def _shares_memory(result: Tensor, tensors: Sequence[Tensor]) -> bool:
     where = result.untyped_storage().data_ptr()
-    return any(where == each.untyped_storage().data_ptr() for each in tensors)
+    return where in [each.untyped_storage().data_ptr() for each in tensors]
 
 
 def _readable(tensors: Sequence[Tensor]) -> Tensor:

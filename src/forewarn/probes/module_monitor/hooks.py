@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.probes.hooks import Hook
+from forewarn.probes.parameters import Roster
 from forewarn.probes.tree import clean_name, unwrapped
 
 ROOT = "[root module]"
@@ -62,15 +63,19 @@ class Modules:
         self.heard = [(name, module) for module, name in self.names.items() if not excluded(name) and self._own(module)]
         """What is not excluded, by the name that it is logged under."""
         self.format_name = format_name
-        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._roster = Roster(self.root, ())
+        self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
+        """With the version of the roster that they were found in."""
         self._hooks = HooksManager()
         self._handles: list[Any] = []
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every parameter once, by the name that it is logged under, as the model was when the step began."""
-        if not self._parameters:
-            self._parameters = [(self.format_name(name), each) for name, each in self.root.named_parameters()]
-        return self._parameters
+        """Every parameter once, by the name that it is logged under, as the model is now."""
+        self._roster.refresh()
+        if self._parameters is None or self._parameters[0] != self._roster.version:
+            named = [(self.format_name(name), each) for name, each in self.root.named_parameters()]
+            self._parameters = (self._roster.version, named)
+        return self._parameters[1]
 
     def listen(
         self,
@@ -82,7 +87,6 @@ class Modules:
 
         What activation checkpointing computes again in the backward pass is not heard.
         """
-        self._parameters = []
         if self._handles:
             return
 
@@ -107,7 +111,6 @@ class Modules:
             handle.remove()
         self._handles = []
         self._hooks.remove_all_hooks()
-        self._parameters = []
 
     def _own(self, module: nn.Module) -> bool:
         """A wrapper around the whole model is not a module of it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from forewarn.probes.probe import Array
 from forewarn.stats import QUANTITIES, summarize
@@ -39,6 +40,8 @@ class Metric:
     """Over the micro-batches of a step; by default the mean over all elements."""
     reduce: Reduce | None = None
     """How the values of the shards of one tensor make the value of the whole; a built-in metric knows it by itself."""
+    healthy: tuple[float | None, float | None] | None = None
+    """In a watched run: the lowest and the highest value that are well, None for no bound; beyond, an alert tells."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -56,6 +59,17 @@ class Metric:
             raise ValueError(
                 f"metric {self.name!r}: reduce={self.reduce!r} must be one of {', '.join(get_args(Reduce))}"
             )
+        if self.healthy is not None and not _is_range(self.healthy):
+            raise ValueError(
+                f"metric {self.name!r}: healthy={self.healthy!r} must be the lowest and the highest healthy value, "
+                "such as (0, 10); None stands for no bound"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """What is healthy, infinite where nothing is declared."""
+        low, high = self.healthy or (None, None)
+        return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
     @property
     def built_in(self) -> str | None:
@@ -77,6 +91,8 @@ class ActivationDifferenceMetric(Metric):
     """Of what a module and its twin in the reference return for the same input: `fn(activation, reference)`."""
 
     kind = "activation_difference"
+    reference: nn.Module | None = field(default=None, repr=False, kw_only=True)
+    """In a watched run: what is compared with, in evaluation mode; it runs by itself on what the model is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,8 @@ class ParameterDifferenceMetric(Metric):
     """Of a parameter and the reference's: `fn(parameter, reference)`, one number."""
 
     kind = "parameter_difference"
+    reference: nn.Module | None = field(default=None, repr=False, kw_only=True)
+    """In a watched run: what is compared with, as it is at each measured step; by default the weights at attaching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,10 @@ class Metrics:
         self._off: set[tuple[str, str]] = set()
         self._asked: dict[tuple[str, str, str], Asked] = {}
 
+    def __iter__(self) -> Iterator[Metric]:
+        """Those that have not failed."""
+        return (each for place, each in self._all.items() if place not in self._off)
+
     def add(self, metric: Metric) -> None:
         place = (metric.kind, metric.name)
         if place in self._all:
@@ -157,8 +179,7 @@ class Metrics:
         return known
 
     def _matching(self, kind: str, name: str) -> list[Metric]:
-        on = (each for place, each in self._all.items() if place not in self._off)
-        return [each for each in on if each.kind == kind and re.match(each.regex, name)]
+        return [each for each in self if each.kind == kind and re.match(each.regex, name)]
 
     def _found(self, kind: str, name: str, prefix: str) -> Asked:
         matching = [(self._separator.join((prefix, name, each.name)), each) for each in self._matching(kind, name)]
@@ -167,6 +188,16 @@ class Metrics:
             tuple((key, each) for key, each in matching if not each.built_in),
             tuple((key, each.aggregate) for key, each in matching if each.built_in and each.aggregate),
         )
+
+
+def _is_range(given: Any) -> bool:
+    """Whether something is a lowest and a highest value, either of which may be None."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        return False
+    low, high = given
+    if any(not (each is None or isinstance(each, int | float)) for each in given):
+        return False
+    return low is None or high is None or bool(low <= high)
 
 
 def quantities(rows: Array) -> Mapping[str, Any]:

@@ -119,6 +119,10 @@ class ModuleMonitor:
 
     def add(self, metric: Metric) -> None:
         """Add a metric of any kind; a name that its kind has already is an error."""
+        if metric.healthy is not None:
+            raise ValueError(f"metric {metric.name!r}: healthy= is judged in a watched run; use watch(metrics=[...])")
+        if getattr(metric, "reference", None) is not None:
+            raise ValueError(f"metric {metric.name!r}: reference= is for watch; call set_reference_module here")
         self._metrics.add(metric)
 
     # Models

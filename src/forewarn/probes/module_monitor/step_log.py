@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from forewarn.probes.probe import Array
 from forewarn.probes.transfer import Transfer
 from forewarn.stats import Measurement, Numbers, in_order
 from forewarn.stats.portable import wide
+
+_device_of, _dtype_of = attrgetter("device"), attrgetter("dtype")
 
 OWN = "own"
 """Every rank has the same value, or means its own."""
@@ -48,9 +51,10 @@ class Settled:
         """The value of each key: the mean over all its elements."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
-        for each in [*self.totals, *row_totals(self.shards, OWN)]:
-            sums[each.key] = sums.get(each.key, 0.0) + each.value
-            weights[each.key] = weights.get(each.key, 0.0) + each.weight
+        keys, rows = [keys for keys, _ in self.shards], [row[None] for _, row in self.shards]
+        for key, value, weight, _ in [*self.totals, *row_totals(keys, rows, OWN)]:
+            sums[key] = sums.get(key, 0.0) + value
+            weights[key] = weights.get(key, 0.0) + weight
         return {key: sums[key] / weights[key] for key in sums if weights[key]}
 
 
@@ -76,22 +80,19 @@ class StepLog:
     """Collects device values under keys without waiting for them."""
 
     def __init__(self) -> None:
-        self._keys: list[str] = []
-        self._values: list[Tensor | float] = []
-        self._weights: list[float] = []
-        self._hows: list[str] = []
+        self._numbers: list[tuple[str, Tensor | float, float, str]] = []
+        """Key, value, weight, and what the ranks make of it."""
         self._rows: list[tuple[Sequence[Keys], Measurement, str]] = []
         self._gathered: dict[str, _Gathered] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._values or self._rows or self._gathered)
+        return bool(self._numbers or self._rows or self._gathered)
 
     def number(self, key: str, value: Tensor | float, weight: float = 1.0, how: str = OWN) -> None:
         """One number, on its device or on the host."""
-        self._keys.append(key)
-        self._values.append(value.detach() if isinstance(value, Tensor) else value)
-        self._weights.append(weight)
-        self._hows.append(how)
+        if isinstance(value, Tensor) and value.requires_grad:
+            value = value.detach()
+        self._numbers.append((key, value, weight, how))
 
     def tensor(self, key: str, value: Tensor | float, aggregate: Aggregate | None) -> None:
         """The elements of a tensor that nobody changes any more, to be averaged in the end.
@@ -107,7 +108,7 @@ class StepLog:
 
     def scalar(self, key: str, value: Tensor | float, aggregate: Aggregate) -> None:
         """A number among several of its key, which `aggregate` takes as a list."""
-        self._gather(key, aggregate).places.append(len(self._values))
+        self._gather(key, aggregate).places.append(len(self._numbers))
         self.number("", value)
 
     def rows(self, keys: Sequence[Keys], found: Measurement, how: str) -> None:
@@ -138,25 +139,26 @@ class StepLog:
         for key, entry in self._gathered.items():
             if entry.tensors:
                 extra += _aggregated(key, entry.aggregate, torch.cat(entry.tensors), failures)
-        values = [*self._values, *(value for _, value in extra)]
+        values = [*(value for _, value, _, _ in self._numbers), *(value for _, value in extra)]
         stacks, places = _stacked(values)
 
         def unpack(arrays: Sequence[Array]) -> Settled:
             numbers = np.array([math.nan if isinstance(each, Tensor) else float(each) for each in values])
             for which, array in zip(places, arrays, strict=False):
                 numbers[which] = array
-            own = len(self._values)
-            logged = zip(self._keys, numbers[:own].tolist(), self._weights, self._hows, strict=True)
-            totals = [Total(*each) for each in logged if each[0]]
+            own = len(self._numbers)
+            logged = zip(self._numbers, numbers[:own].tolist(), strict=True)
+            totals = [Total(key, value, weight, how) for (key, _, weight, how), value in logged if key]
             totals += [Total(key, float(value)) for (key, _), value in zip(extra, numbers[own:], strict=True)]
-            rows: dict[str, list[tuple[Keys, Array]]] = {OWN: [], ELEMENTS: [], ROWS: []}
+            rows: dict[str, tuple[list[Keys], list[Array]]] = {OWN: ([], []), ELEMENTS: ([], []), ROWS: ([], [])}
             at = len(stacks)
             for keys, found, how in self._rows:
                 parts = arrays[at : (at := at + len(found.rows))]
-                rows[how] += zip(keys, in_order(found.order, parts), strict=True)
+                rows[how][0].extend(keys)
+                rows[how][1].append(in_order(found.order, parts))
             whole: dict[str, list[float]] = {}
-            for each in [*row_totals(rows[OWN], OWN), *row_totals(rows[ELEMENTS], ELEMENTS)]:
-                if each.key in self._gathered:
+            for each in (*row_totals(*rows[OWN], OWN), *row_totals(*rows[ELEMENTS], ELEMENTS)):
+                if self._gathered and each.key in self._gathered:
                     whole.setdefault(each.key, []).append(each.value)
                 else:
                     totals.append(each)
@@ -165,19 +167,19 @@ class StepLog:
             for key, several in late.items():
                 found_now = _aggregated(key, self._gathered[key].aggregate, several, failures)
                 totals.extend(Total(name, float(value)) for name, value in found_now)
-            return Settled(totals, rows[ROWS], failures)
+            shards = [row for part in rows[ROWS][1] for row in part]
+            return Settled(totals, list(zip(rows[ROWS][0], shards, strict=True)), failures)
 
         return Packed([*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack)
 
 
-def row_totals(rows: Sequence[tuple[Keys, Array]], how: str) -> Iterator[Total]:
-    """The quantities that are asked of rows of the statistics engine."""
-    if rows:
-        found = quantities(np.stack([row for _, row in rows]))
-        values = {quantity: column.tolist() for quantity, column in found.items()}
-        for at, (keys, _) in enumerate(rows):
-            for key, quantity in keys:
-                yield Total(key, values[quantity][at], 1.0, how)
+def row_totals(keys: Sequence[Keys], parts: Sequence[Array], how: str) -> list[Total]:
+    """The quantities that are asked of the rows of the statistics engine, which come in parts."""
+    if not parts:
+        return []
+    found = quantities(np.concatenate(parts))
+    values = {quantity: found[quantity].tolist() for quantity in {one for asked in set(keys) for _, one in asked}}
+    return [Total(key, values[one][at], 1.0, how) for at, asked in enumerate(keys) for key, one in asked]
 
 
 def _aggregated(
@@ -195,10 +197,12 @@ def _aggregated(
 
 def _stacked(values: Sequence[Tensor | float]) -> tuple[list[Tensor], list[list[int]]]:
     """Many single numbers as one tensor for each device and type, with the places of its elements."""
-    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[int]]] = {}
-    for at, value in enumerate(values):
-        if isinstance(value, Tensor):
-            numbers, places = alike.setdefault((value.device, value.dtype), ([], []))
-            numbers.append(value if value.dim() == 0 else value.reshape(()))
-            places.append(at)
-    return [torch.stack(numbers) for numbers, _ in alike.values()], [places for _, places in alike.values()]
+    places = [at for at, value in enumerate(values) if isinstance(value, Tensor)]
+    numbers: list[Any] = [values[at] for at in places]
+    kinds = list(zip(map(_device_of, numbers), map(_dtype_of, numbers), strict=True))
+    stacks, where = [], []
+    for kind in dict.fromkeys(kinds):
+        alike = [at for at, each in enumerate(kinds) if each == kind]
+        stacks.append(torch.stack([numbers[at] if numbers[at].dim() == 0 else numbers[at].reshape(()) for at in alike]))
+        where.append([places[at] for at in alike])
+    return stacks, where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from forewarn.stats.engine import COLUMNS, NUM_BINS
 from forewarn.stats.native.library import check, library, path_number
-from forewarn.stats.native.tensors import Described
+from forewarn.stats.native.tensors import KINDS, Described
 
 Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64] | None]
 
@@ -47,3 +48,19 @@ def measure(
         )
     )
     return rows, histograms, covered
+
+
+class _One(ctypes.Structure):
+    """A table of one tensor, its columns one after another."""
+
+    _fields_ = (("pointer", ctypes.c_uint64), ("length", ctypes.c_int64), ("kind", ctypes.c_uint8))
+
+
+def measure_one(tensor: Tensor) -> NDArray[np.float64]:
+    """The row [1 × columns] of one tensor that `supports` accepts: the same number, at a third of the overhead."""
+    one = _One(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+    at = ctypes.addressof(one)
+    table = (1, at, at + _One.length.offset, at + _One.kind.offset)
+    rows = np.empty((1, len(COLUMNS)))
+    check(library().forewarn_measure(*table, 0, torch.get_num_threads(), 0, rows.ctypes.data, None, None))
+    return rows
