@@ -153,9 +153,7 @@ def _checked_weights(losses: Mapping[str, Tensor], weights: Any) -> dict[str, We
     return {name: (weights or {}).get(name, 1.0) for name in losses}
 
 
-def _check_balance(
-    balance: str, losses: Mapping[str, Tensor], declared: Mapping[str, Weight], reason: Reason
-) -> None:
+def _check_balance(balance: str, losses: Mapping[str, Tensor], declared: Mapping[str, Weight], reason: Reason) -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(
@@ -168,7 +166,7 @@ def _check_balance(
     for name, loss in losses.items():
         if balance == "uncertainty" and (first := float(loss.detach())) < 0:
             raise ValueError(
-                f"balance='uncertainty' weighs a task by 1 / loss, but the loss of task {name!r} is {first:.4g}, below 0; "
+                f"balance='uncertainty' weighs a task by 1 / loss, but that of task {name!r} is {first:.4g}, below 0; "
                 "use balance='gradnorm', or add a constant that keeps this loss above 0"
             )
     if balance == "gradnorm" and reason is not Reason.AVAILABLE:
