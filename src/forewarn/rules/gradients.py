@@ -149,7 +149,7 @@ def vanishing_gradient(
 
 
 @rule(
-    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/clip"), keep=20,
+    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
     explains=("L102", "G102", "U102", "U104"),
     remedies=(
         clip_gradient(),
@@ -159,7 +159,7 @@ def vanishing_gradient(
         advise("inspect_batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
     ),
 )  # fmt: skip
-def gradient_spike(norm: Series, loss: Series, clip: Series, config: GradientSpike) -> Finding | None:
+def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, config: GradientSpike) -> Finding | None:
     """Global gradient norm, before clipping, far above its own recent level.
 
     ## Why is this bad?
@@ -167,7 +167,8 @@ def gradient_spike(norm: Series, loss: Series, clip: Series, config: GradientSpi
     left out. A single one below ten times the level is information, as is one below a hundred times of which clipping
     leaves less than ten: heavy tails are usual, and clipping takes care of them. Several in a row, or a tall one, say
     that the run is near the edge of stability; but where the loss has just begun to fall by a tenth and more, as when a
-    model leaves a plateau, larger gradients are what learning looks like.
+    model leaves a plateau, larger gradients are what learning looks like. On a task that is all but solved one sample
+    makes the gradient of a batch many times as large, at heights that do not matter: that is information.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -182,7 +183,8 @@ def gradient_spike(norm: Series, loss: Series, clip: Series, config: GradientSpi
     severe = tall or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
     falls = now < before - config.learning * abs(before)
-    severity = Severity.WARNING if severe and not falls else Severity.INFO
+    solved = loss.last < config.negligible_share * max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
+    severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
 
 

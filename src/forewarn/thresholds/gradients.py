@@ -40,6 +40,8 @@ class GradientSpike(Spike):
     """Times the recent level, after clipping, at which a single step is a warning; before it, the square of this."""
     learning: float = between(0.1, 0.0, 1.0)
     """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
+    negligible_share: float = between(0.2, 0.0, 1.0)
+    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
