@@ -37,6 +37,10 @@ class Run:
         self.rate: Callable[[int], float] = lambda step: 1.0
         self.hyperparameters: dict[str, Any] = {}
         self.every: Any = never
+        self.planned_steps = 0
+        """Steps for which the scheduler is declared as the plan; 0 for no plan."""
+        self.resumes_after = 0
+        """Epochs after which the monitor is closed and goes on from its saved state; 0 for never."""
         self.after_epoch: Callable[[forewarn.Monitor, torch.optim.Optimizer], None] = lambda monitor, optimizer: None
 
     @torch.no_grad()
@@ -49,21 +53,30 @@ class Run:
     def train(self, epochs: int, steps: int) -> forewarn.Monitor:
         optimizer = self.optimizer(self.model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
-        config = forewarn.Config(hyperparameters=self.hyperparameters, escalation_steps=0)
-        with forewarn.watch(self.model, optimizer, self.run, every=self.every, views=[], config=config) as monitor:
-            for _ in range(epochs):
-                for _ in range(steps):
-                    loss = loss_of(self.model, *next(self.training))
-                    loss.backward()
-                    if self.clip:
-                        monitor.clip_grad_norm_(self.clip)
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
-                    monitor.step(loss)
-                if self.held_out:
-                    monitor.end_epoch(val_loss=self.validate())
-                self.after_epoch(monitor, optimizer)
+        plan = forewarn.plan_of(scheduler, self.planned_steps) if self.planned_steps else forewarn.Plan()
+        config = forewarn.Config(hyperparameters=self.hyperparameters, escalation_steps=0, plan=plan)
+        monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, views=[], config=config)
+        for epoch in range(epochs):
+            if self.resumes_after and epoch == self.resumes_after:
+                saved = monitor.state_dict()
+                monitor.close("interrupted")
+                monitor = forewarn.watch(
+                    self.model, optimizer, self.run, every=self.every, views=[], config=config, resume=True
+                )
+                monitor.load_state_dict(saved)
+            for _ in range(steps):
+                loss = loss_of(self.model, *next(self.training))
+                loss.backward()
+                if self.clip:
+                    monitor.clip_grad_norm_(self.clip)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                monitor.step(loss)
+            if self.held_out:
+                monitor.end_epoch(val_loss=self.validate())
+            self.after_epoch(monitor, optimizer)
+        monitor.close()
         return monitor
 
 
@@ -91,9 +104,11 @@ def of_kind(kind: str, seed: int, run: Path) -> Run:
 
 
 def healthy_epochs(kind: str, seed: int, run: Path, epochs: int = 5, steps: int = 40) -> forewarn.Monitor:
-    """Warm-up and cosine over all epochs, as declared."""
+    """Warm-up and cosine over all epochs, as declared, and a resume on the way; all is measured, for all rules."""
     it = of_kind(kind, seed, run)
-    total = epochs * steps
+    it.every = 10
+    it.resumes_after = epochs // 2
+    it.planned_steps = total = epochs * steps
     it.rate = lambda step: min(1.0, 10 * (step + 1) / total) * (0.55 + 0.45 * math.cos(math.pi * step / total))
     it.hyperparameters = {"epochs": epochs, "total_steps": total, "dropout": 0.1 if kind == "gpt" else 0.0}
     return it.train(epochs, steps)

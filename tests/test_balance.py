@@ -65,6 +65,27 @@ def test_uncertainty_of_a_task_without_loss_stays_in_bounds():
     assert math.isfinite(float(balancer.weights(losses(a=1), {})["a"]))
 
 
+def test_uncertainty_of_a_loss_below_zero_stands_still_and_goes_on_above():
+    balancer = Uncertainty(Balancing())
+    weights = [balancer.weights(losses(a=1), {"a": 1.0})["a"]]
+    for value in [0.25] * 30 + [-0.25] * 30 + [4.0] * 30:
+        balancer.update(losses(a=value), losses(a=1), None)
+        weights.append(balancer.weights(losses(a=1), {})["a"])
+    weights = [float(each) for each in weights]
+    assert weights[30] > 1.2
+    assert weights[60] == weights[30]
+    assert weights[90] < weights[60]
+
+
+def test_a_loss_that_starts_below_zero_is_refused_by_uncertainty(watch):
+    model = nn.Linear(2, 2)
+    monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    output = model(torch.ones(3, 2))
+    given = {"a": output[:, 0].square().mean(), "likelihood": output[:, 1].square().mean() - 100}
+    with pytest.raises(ValueError, match=r"task 'likelihood' is -\d+.*, below 0; use balance='gradnorm'"):
+        monitor.tasks(given, balance="uncertainty")
+
+
 @pytest.fixture
 def shared(watch):
     torch.manual_seed(0)

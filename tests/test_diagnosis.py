@@ -275,6 +275,11 @@ def test_the_batch_size_that_the_gradient_noise_suggests_is_information(diagnose
     assert diagnosis.exit_code == 0
 
 
+def test_under_ddp_with_one_pass_per_step_it_is_told_in_batches_of_all_ranks(diagnosed):
+    readings = {"gradient/noise_scale": [0.5], "gradient/backward_passes": [1.0]}
+    assert "scale 0.5 batches of yours: " in detail_of(diagnosed(readings), "batch size")
+
+
 def test_without_a_noise_scale_no_batch_size_is_suggested(diagnosed):
     diagnosis = diagnosed({"gradient/backward_passes": [1.0] * 3}, Facts(hyperparameters={"batch_size": 64}))
     assert "batch size" not in {check.name for check in diagnosis.checklist}

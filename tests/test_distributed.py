@@ -12,6 +12,7 @@ from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import forewarn
+from forewarn.types import Reason
 
 
 def free_port() -> int:
@@ -83,6 +84,7 @@ def train_sharded(rank: int, port: int, folder: str) -> None:
         assert not monitor.alerts, monitor.alerts
         assert monitor.history.series("gradient/global_norm").last == pytest.approx(true, rel=1e-5)
         assert monitor.history.series("update/ratio", "0.weight").last > 0
+        assert monitor.history.series("monitor/unavailable", "gradient/noise_scale").last == Reason.RANK_GRADIENT_UNSEEN
     dist.destroy_process_group()
 
 
@@ -145,8 +147,6 @@ def test_metrics_of_ones_own_are_those_of_the_first_process_and_shards_are_refus
 
 
 def train_tasks(rank: int, port: int, folder: str, how: str) -> None:
-    from forewarn.types import Reason
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(0)

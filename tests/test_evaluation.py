@@ -139,7 +139,21 @@ def test_without_a_validation_loss_one_sentence_says_so(watch, tmp_path, caplog)
     assert "no validation loss was given" in CliRunner().invoke(cli, ["check", str(tmp_path / "run")]).output
 
 
-@pytest.mark.parametrize("wrong", [{"val_loss": "2.0"}, {"train_loss": torch.ones(3)}])
+@pytest.mark.parametrize("patience", [0, 2])
+def test_losses_that_still_hold_their_graph_are_taken_as_they_are(watch, patience):
+    model, optimizer = made()
+    monitor = watch(model, optimizer, config=forewarn.Config(early_stopping_patience=patience))
+    step(model, optimizer, monitor, 3.0)
+    held = torch.tensor([2.5], requires_grad=True) * 1.0  # pytest makes a warning of torch's an error
+    monitor.end_epoch(train_loss=held.sum() + 0.5, val_loss=held)
+    assert last(monitor, "eval/loss") == 2.5
+    assert last(monitor, "evaluation/train_loss") == 3.0
+    assert held.requires_grad
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"val_loss": "2.0"}, {"train_loss": torch.ones(3)}, {"val_loss": np.complex64(1 + 2j)}]
+)
 def test_a_wrong_loss_is_an_error_that_names_it(wrong, watch):
     monitor = watch(*made())
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):

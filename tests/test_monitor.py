@@ -309,6 +309,15 @@ def test_a_directory_that_holds_a_run_is_refused_and_resume_is_offered(small, wa
         assert run.last_step == 1
 
 
+@pytest.mark.parametrize("value", [1 + 2j, np.complex64(1 + 2j), np.array([1 + 2j]), torch.tensor(1 + 2j)])
+def test_a_complex_value_is_refused_rather_than_cut(small, watch, value):
+    monitor = watch(*small)
+    with pytest.raises(TypeError, match=r"user/phase must be a real number.*record its abs\(\)"):
+        monitor.log("user/phase", value)
+    with pytest.raises(TypeError, match="loss must be a real number"):
+        monitor.step(value)
+
+
 def test_a_wrong_loss_is_refused_at_the_first_step_and_left_out_later(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer)

@@ -8,6 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import forewarn
+from forewarn.diagnosis import replay
 from forewarn.plan import Plan, plan_of
 
 STEPS = 200
@@ -57,12 +58,125 @@ def two_groups() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(3))], "lr": lr} for lr in (0.1, 0.2)])
 
 
-def test_groups_that_follow_different_schedules_have_no_one_plan():
-    warm_up, constant = lambda step: min(1.0, (step + 1) / 20), lambda step: 1.0
-    with pytest.raises(ValueError, match=r"group 1 does not follow the same schedule as group 0"):
-        plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, constant]), STEPS)
+def warm_up(step):
+    return min(1.0, (step + 1) / 20)
+
+
+def switched_off(step):
+    return 1.0 if step < 60 else 0.0
+
+
+DIFFERENT = {
+    "a function for each": lambda o: lr_scheduler.LambdaLR(o, [warm_up, switched_off]),
+    "one floor for two peaks": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS, eta_min=0.05),
+    "two peaks of a cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.3], STEPS, base_momentum=0, max_momentum=0),
+    "one after the other": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LambdaLR(o, [warm_up, lambda _: 1.0]), lr_scheduler.StepLR(o, 50)], [40]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_groups_that_follow_different_schedules_have_a_plan_each(name):
+    stepped = two_groups()
+    scheduler = DIFFERENT[name](stepped)
+    plan = plan_of(scheduler, STEPS)
+    assert plan.num_groups == (None if name == "two peaks of a cycle" else 2)  # shares of the peaks are the same there
+    assert Plan.from_dict(plan.to_dict()) == plan
+    peaks = [max(group["initial_lr"], group.get("max_lr", 0)) for group in stepped.param_groups]
+    for step in range(STEPS):
+        for at, (group, peak) in enumerate(zip(stepped.param_groups, peaks, strict=True)):
+            assert plan.share(step, at) * peak == pytest.approx(group["lr"], abs=0.005 * peak)
+        stepped.step()
+        if step < STEPS - 1:
+            scheduler.step()
+
+
+def test_groups_that_follow_the_same_schedule_have_one_plan():
     plan = plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, warm_up]), STEPS)
-    assert plan.share(9) == pytest.approx(0.5, abs=0.002)
+    assert plan.num_groups is None
+    assert plan.share(9) == plan.share(9, 1) == pytest.approx(0.5, abs=0.002)
+
+
+def test_several_optimizers_have_the_plans_of_their_schedulers():
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer(), STEPS)
+    both = lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off])
+    plan = plan_of([cosine, both], STEPS)
+    assert plan.num_groups == 3
+    assert [plan.share(100, group) for group in range(3)] == pytest.approx([0.5, 1.0, 0.0], abs=0.005)
+    with pytest.raises(TypeError, match="empty list"):
+        plan_of([], STEPS)
+
+
+def train_two_groups(tmp_path, scheduled, told, steps=STEPS, resume_at=0, **hyperparameters):
+    """The alerts about the learning rate of a small network whose two layers are groups, under a plan."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
+    stepped = torch.optim.SGD(groups)
+    scheduler = scheduled(stepped)
+    config = forewarn.Config(plan=plan_of(told(stepped), STEPS), hyperparameters=hyperparameters)
+    monitor = forewarn.watch(model, stepped, tmp_path / "run", config=config, views=[])
+    for step in range(steps):
+        if resume_at and step == resume_at:
+            state = monitor.state_dict()
+            monitor.close()
+            monitor = forewarn.watch(model, stepped, tmp_path / "run", config=config, views=[], resume=True)
+            monitor.load_state_dict(state)
+        x = torch.randn(32, 8)
+        loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+        loss.backward()
+        stepped.step()
+        stepped.zero_grad()
+        if step < STEPS - 1:
+            scheduler.step()
+        monitor.step(loss)
+    monitor.close()
+    with forewarn.open_run(tmp_path / "run") as run:
+        replayed = replay(run).alerts
+    found = [(alert.code, alert.scope) for alert in monitor.alerts if alert.code in ABOUT_RATES]
+    assert found == [(alert.code, alert.scope) for alert in replayed if alert.code in ABOUT_RATES]
+    return found
+
+
+ABOUT_RATES = {"U107", "U108", "U109", "U110", "U111"}
+
+
+def steady_then_off(optimizer):
+    """The first layer learns for 60 steps; the second goes on at its peak."""
+    return lr_scheduler.LambdaLR(optimizer, [switched_off, lambda _: 1.0])
+
+
+def swapped(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, [lambda _: 1.0, lambda step: 0.5 if step > 100 else 1.0])
+
+
+def test_each_group_is_judged_by_its_own_plan(tmp_path):
+    keep = {"total_steps": STEPS}
+    assert train_two_groups(tmp_path / "as planned", steady_then_off, steady_then_off, **keep) == []
+    found = train_two_groups(tmp_path / "one is off", steady_then_off, swapped, **keep)
+    assert found == [("U107", "0"), ("U107", "1"), ("U109", "0"), ("U111", "1")]
+
+
+def test_a_fall_by_plan_at_the_step_of_a_resume_is_no_jump(tmp_path):
+    def falls(optimizer):
+        return lr_scheduler.LambdaLR(optimizer, [lambda step: 0.1 if step >= 50 else 1.0, lambda _: 1.0])
+
+    def steady(optimizer):
+        return lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+
+    assert train_two_groups(tmp_path / "planned", falls, falls, steps=80, resume_at=50) == []
+    found = train_two_groups(tmp_path / "not planned", falls, steady, steps=80, resume_at=50)
+    assert ("U108", "") in found
+    assert ("U107", "0") in found
+    assert ("U107", "1") not in found
+
+
+def test_a_plan_for_other_groups_is_an_error_when_the_monitor_is_attached(tmp_path):
+    plan = plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off]), STEPS)
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="each of 2 parameter groups, but the optimizers have 1"):
+        forewarn.watch(model, torch.optim.SGD(model.parameters(), lr=1.0), config=forewarn.Config(plan=plan))
 
 
 def test_declared_shapes():
@@ -85,6 +199,7 @@ def test_declared_shapes():
         ({"total": 10, "shape": "knots"}, "go together"),
         ({"total": 10, "shape": "knots", "knots": "0:1 banana"}, "step:share"),
         ({"total": 10, "shape": "knots", "knots": "5:1 0:1"}, "rise"),
+        ({"total": 10, "shape": "knots", "knots": "0:1 | "}, "group without"),
         ({"total": 10, "shape": "cosinus"}, "one of"),
     ],
 )

@@ -88,6 +88,7 @@ def watch(
     enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
     roster = Roster(model, optimizers)
     _check_parameters(roster, model)
+    _check_plan(roster, settings)
     facts = _facts(model, roster, settings, predicate, metrics)
     path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
@@ -155,6 +156,15 @@ def _check_parameters(roster: Roster, model: nn.Module) -> None:
                 f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
                 "for another model, or before its parameters were replaced; make it from model.parameters()"
             )
+
+
+def _check_plan(roster: Roster, config: Config) -> None:
+    present, planned = sum(len(each.param_groups) for each in roster.optimizers), config.plan.num_groups
+    if planned not in (None, present):
+        raise ValueError(
+            f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
+            "several optimizers, plan_of takes a list of their schedulers"
+        )
 
 
 def _probes(

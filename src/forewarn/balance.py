@@ -83,7 +83,8 @@ class Uncertainty:
 
     Kendall et al. (2018): minimise `Σ exp(−s) · loss + s` over s as well, one s per task; the weight is exp(−s), which
     comes to rest at 1 / loss. s goes down its gradient `1 − exp(−s) · loss` by `rate` a step, by that much at most.
-    It suits losses with a noise floor: the weight of one that can be driven to zero grows as fast as it falls.
+    It suits losses with a noise floor: the weight of one that can be driven to zero grows as fast as it falls, up to
+    `WIDEST`. Below zero the objective has no minimum: there a weight stays as it is.
 
     Declared weights are scaled to add up to the number of tasks: Adam remembers gradients of a first weight of 1000 for
     a thousand steps, and what it moves by them stands still meanwhile.
@@ -103,7 +104,7 @@ class Uncertainty:
     def update(self, losses: Losses, first: Losses, norms: Tensor | None) -> None:
         for name, loss in losses.items():
             s = self._s[name].to(loss)
-            slope = (1 - torch.exp(-s) * loss).clamp(-1.0, 1.0).nan_to_num(nan=0.0)
+            slope = (1 - torch.exp(-s) * loss).clamp(-1.0, 1.0).where(loss >= 0, 0.0)  # not for NaN either
             self._s[name] = (s - self._settings.rate * slope).clamp(-math.log(WIDEST), math.log(WIDEST))
 
     def state_dict(self) -> dict[str, float]:

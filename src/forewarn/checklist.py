@@ -164,7 +164,7 @@ def _batch_size(run: Run) -> tuple[Check, ...]:
         return ()
     each, unit = _examples_per_pass(run.facts, float(passes[-1])), "examples"
     if each is None:
-        each, unit = 1.0, "micro-batches"
+        each, unit = 1.0, "micro-batches" if passes[-1] > 1 else "batches of yours"
     suggested, present = in_words(float(f"{scale[-1] * each:.2g}")), in_words(each * float(passes[-1]))
     detail = f"gradient noise scale {suggested} {unit}: batches up to about that size are used efficiently"
     return (Check("batch size", "info", f"{detail}; yours is {present}"),)

@@ -23,7 +23,7 @@ from forewarn.portable_state import to_arrays, to_tensors
 from forewarn.probes.evaluation import EvaluationProbe
 from forewarn.probes.gradients import GradientProbe
 from forewarn.probes.loop import Loop
-from forewarn.probes.loss import LossProbe
+from forewarn.probes.loss import LossProbe, as_scalar
 from forewarn.probes.probe import ONE, Array, Probe, Reading
 from forewarn.probes.recording import Collected, recorded
 from forewarn.probes.speed import Stopwatch
@@ -141,7 +141,7 @@ class Monitor:
         if val_loss is None and "validation" not in self._told:
             self._told.add("validation")
             _log.warning("%s", NO_VALIDATION_LOSS)
-        elif val_loss is not None and self._patience.is_over(float(val_loss)):
+        elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
             self._stop = True
         with self._stopwatch:
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -34,7 +36,10 @@ class Plan(Settings):
     floor: float = between(0.0, 0.0, 1.0)
     """Share of the peak at the end of the run, for cosine and linear."""
     knots: str = ""
-    """For the shape knots: `step:share` pairs such as "0:0 100:1 1000:0.1", straight lines between them."""
+    """For the shape knots: `step:share` pairs such as "0:0 100:1 1000:0.1", straight lines between them.
+
+    Where parameter groups follow different schedules, the knots of each in turn, with `|` between them.
+    """
 
     def __post_init__(self) -> None:
         super(Plan, self).__post_init__()
@@ -42,14 +47,20 @@ class Plan(Settings):
             raise ValueError(f"Plan.warmup ({self.warmup}) must be less than Plan.total ({self.total})")
         if (self.shape == "knots") != bool(self.knots):
             raise ValueError('Plan.knots and shape="knots" go together: give both or neither')
-        _knots(self.knots)
+        if not all(steps for steps, _ in _knots(self.knots)) and self.knots:
+            raise ValueError("Plan.knots has a parameter group without a step:share pair")
 
-    def share(self, step: int) -> float:
-        """The share of the peak that is planned for a step; NaN without a plan and after its end."""
+    @property
+    def num_groups(self) -> int | None:
+        """For how many parameter groups it has a schedule each; None if one is for all of them."""
+        return self.knots.count("|") + 1 if "|" in self.knots else None
+
+    def share(self, step: int, group: int = 0) -> float:
+        """The share of its peak that is planned for a group at a step; NaN without a plan and after its end."""
         if step >= self.total:
             return math.nan
         if self.shape == "knots":
-            steps, shares = _knots(self.knots)
+            steps, shares = _knots(self.knots)[group if self.num_groups else 0]
             return float(np.interp(step, steps, shares)) if step >= steps[0] else math.nan
         if step < self.warmup:
             return (step + 1) / self.warmup
@@ -66,10 +77,22 @@ def plan_of(scheduler: Any, total: int) -> Plan:
     """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
 
     A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone. Groups that
-    follow different schedules, as shares of their peaks, have no one plan: a ValueError.
+    follow different schedules, as shares of their peaks, have a plan each. Where several optimizers are watched, a list
+    of their schedulers, in the same order.
     """
     if total < 1:
         raise ValueError(f"total must be at least 1, not {total}")
+    schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
+    if not schedulers:
+        raise TypeError("scheduler must be a torch learning-rate scheduler, or a list of them, not an empty list")
+    courses = [course for each in schedulers for course in _courses(each, total)]
+    left = min(map(len, courses))  # what is left of the run, by the scheduler that is ahead of the others
+    knots = [_text(course, total - left) for course in _distinct([course[-left:] for course in courses])]
+    return Plan(total=total, shape="knots", knots=" | ".join(knots))
+
+
+def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
+    """For each group of a scheduler: its share of the peak from where the scheduler is now to step `total`."""
     optimizer = getattr(scheduler, "optimizer", None)
     if optimizer is None or not hasattr(scheduler, "step"):
         raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {type(scheduler).__name__}")
@@ -87,9 +110,7 @@ def plan_of(scheduler: Any, total: int) -> Plan:
         courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
         if step + 1 < total - begun:
             twin.step()
-    shares = _common(courses)
-    kept = _kept(shares)
-    return Plan(total=total, shape="knots", knots=" ".join(f"{begun + at}:{shares[at]:.6g}" for at in kept))
+    return list(courses.T)
 
 
 def _peak(group: dict[str, Any]) -> float:
@@ -98,17 +119,15 @@ def _peak(group: dict[str, Any]) -> float:
     return (max(named) if named else float(group["lr"])) or 1.0
 
 
-def _common(courses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The shares of the peak over the steps [steps × groups] that all groups follow, but for groups that are off."""
-    on = np.flatnonzero(courses.any(axis=0))
-    shares: NDArray[np.float64] = courses[:, on[0] if len(on) else 0]
-    apart = np.abs(courses[:, on] - shares[:, None]).max(axis=0)
-    for group in on[apart > _TOLERANCE * np.abs(shares).max()]:
-        raise ValueError(
-            f"a plan is one share of the peak for all parameter groups, but group {group} does not follow the same "
-            f"schedule as group {on[0]}: leave the plan out, or declare forewarn.Plan if all are meant to share one"
-        )
-    return shares
+def _distinct(courses: Sequence[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
+    """The course of each group, or the one that all follow, but for groups that are off."""
+    on = [course for course in courses if course.any()] or courses
+    alike = (np.abs(course - on[0]).max() <= _TOLERANCE * np.abs(on[0]).max() for course in on)
+    return on[:1] if all(alike) else courses
+
+
+def _text(course: NDArray[np.float64], begun: int) -> str:
+    return " ".join(f"{begun + at}:{course[at]:.6g}" for at in _kept(course))
 
 
 class _Ahead:
@@ -137,7 +156,13 @@ def _kept(shares: NDArray[np.float64]) -> list[int]:
     return kept
 
 
-def _knots(text: str) -> tuple[list[int], list[float]]:
+@functools.lru_cache(maxsize=8)  # asked for at every step
+def _knots(text: str) -> tuple[tuple[list[int], list[float]], ...]:
+    """The steps and the shares of each group."""
+    return tuple(map(_knots_of_one, text.split("|")))
+
+
+def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
     pairs = []
     for each in text.split():
         step, colon, share = each.partition(":")

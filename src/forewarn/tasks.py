@@ -82,7 +82,7 @@ class TaskLosses:
         self._loop.guard(self._probe, self._probe.look, losses)
         self._probe.share(shared, losses)
         if balance is not None:
-            _check_balance(balance, declared, self._probe.reason)
+            _check_balance(balance, losses, declared, self._probe.reason)
             balancer: Balancer = BALANCERS[balance](self._settings)
             balancer.load_state_dict(self._saved)
             self._balancer = balancer
@@ -153,7 +153,7 @@ def _checked_weights(losses: Mapping[str, Tensor], weights: Any) -> dict[str, We
     return {name: (weights or {}).get(name, 1.0) for name in losses}
 
 
-def _check_balance(balance: str, declared: Mapping[str, Weight], reason: Reason) -> None:
+def _check_balance(balance: str, losses: Mapping[str, Tensor], declared: Mapping[str, Weight], reason: Reason) -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(
@@ -163,5 +163,11 @@ def _check_balance(balance: str, declared: Mapping[str, Weight], reason: Reason)
     for name, weight in declared.items():
         if isinstance(weight, Tensor) or weight == 0:
             raise ValueError(f"balance starts from a positive number, but the weight of task {name!r} is {weight!r}")
+    for name, loss in losses.items():
+        if balance == "uncertainty" and (first := float(loss.detach())) < 0:
+            raise ValueError(
+                f"balance='uncertainty' weighs a task by 1 / loss, but that of task {name!r} is {first:.4g}, below 0; "
+                "use balance='gradnorm', or add a constant that keeps this loss above 0"
+            )
     if balance == "gradnorm" and reason is not Reason.AVAILABLE:
         raise ValueError(f"balance='gradnorm' needs each task's gradient, which is unavailable here: {reason}")

@@ -133,6 +133,8 @@ class Reason(IntEnum):
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
     NO_SHARED_LAYER = 23
+    ONE_BATCH = 30
+    RANK_GRADIENT_UNSEEN = 31
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -151,6 +153,8 @@ _REASON_IN_WORDS = {
     Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
     Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
     Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
+    Reason.ONE_BATCH: "a step has one batch, with none to compare it to",
+    Reason.RANK_GRADIENT_UNSEEN: "the gradient of one rank can not be seen before those of all ranks are averaged",
     Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
 }
 

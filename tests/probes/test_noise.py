@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forewarn.probes.noise import NoiseScale
+from forewarn.types import Reason
 from tests.conftest import last
 from tests.probes.test_accumulation import Slope
 
@@ -62,7 +63,10 @@ def test_without_noise_it_is_zero(watch):
 
 
 def test_one_pass_per_step_or_too_few_steps_give_none(watch):
-    assert "gradient/noise_scale" not in noise_scale(watch, passes=1, batch=4, steps=20).history
+    monitor = noise_scale(watch, passes=1, batch=4, steps=20)
+    assert "gradient/noise_scale" not in monitor.history
+    assert last(monitor, "monitor/unavailable", "gradient/noise_scale") == Reason.ONE_BATCH
+    assert "X103" not in {alert.code for alert in monitor.alerts}
     assert "gradient/noise_scale" not in noise_scale(watch, passes=2, batch=4, steps=9).history
     assert "gradient/noise_scale" in noise_scale(watch, passes=2, batch=4, steps=10).history
 

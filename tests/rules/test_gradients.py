@@ -89,6 +89,33 @@ def test_a_gradient_of_exactly_zero_is_another_matter():
     assert run.ledger.alerts == ()
 
 
+@pytest.mark.parametrize(
+    ("tall", "clip", "severity"),
+    [
+        (30.0, 1.0, Severity.INFO),
+        (30.0, 20.0, Severity.WARNING),
+        (200.0, 1.0, Severity.WARNING),
+        (30.0, 0.0, Severity.INFO),
+    ],
+)
+def test_a_spike_of_which_clipping_leaves_little_is_information(tall, clip, severity):
+    run = Run("G104")
+    for value in [*noise(0.1, 100), tall]:
+        run.feed({"gradient/global_norm": float(value), "train/clip": clip})
+    assert run.ledger.firing[0].severity is severity
+
+
+@pytest.mark.parametrize(("height", "severity"), [(0.1, Severity.INFO), (0.5, Severity.WARNING)])
+def test_a_spike_of_a_task_that_is_all_but_solved_is_information(height, severity):
+    run = Run("G104")
+    for value in noise(0.1, 100):
+        run.feed({"gradient/global_norm": float(value), "train/loss": 2.0})
+    for value in noise(0.1, 100):
+        run.feed({"gradient/global_norm": 0.01 * float(value), "train/loss": height})
+    run.feed({"gradient/global_norm": 1.0, "train/loss": 2 * height})
+    assert run.ledger.firing[0].severity is severity
+
+
 def test_a_gradient_spike_is_information_a_tall_or_lasting_one_a_warning():
     usual = noise(0.1, 100)
     assert Run("G104").series("gradient/global_norm", [*usual, 4.0]).ledger.firing[0].severity is Severity.INFO

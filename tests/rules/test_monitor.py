@@ -18,7 +18,10 @@ def test_each_failed_probe_stays_named():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", [r for r in Reason if r not in (Reason.AVAILABLE, Reason.STEP_SKIPPED)])
+NO_CONCERN = (Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
+
+
+@pytest.mark.parametrize("reason", [r for r in Reason if r not in (Reason.AVAILABLE, *NO_CONCERN)])
 def test_a_reading_that_cannot_be_taken_says_why(reason):
     run = Run("X103")
     run.feed({"monitor/unavailable": {"gradient/global_norm": reason}})
@@ -34,9 +37,10 @@ def test_it_is_taken_back_when_the_reading_is_there_again():
     assert alert.state is State.RESOLVED
 
 
-def test_steps_that_a_scaler_skips_are_not_reported():
+@pytest.mark.parametrize("reason", NO_CONCERN)
+def test_steps_that_a_scaler_skips_and_a_noise_scale_that_can_not_be_had_are_not_reported(reason):
     run = Run("X103")
-    run.feed({"monitor/unavailable": {"gradient/global_norm": Reason.STEP_SKIPPED}})
+    run.feed({"monitor/unavailable": {"gradient/noise_scale": reason}})
     assert run.ledger.alerts == ()
 
 

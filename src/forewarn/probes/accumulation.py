@@ -13,6 +13,7 @@ from torch import Tensor
 from forewarn.probes.noise import NoiseScale
 from forewarn.probes.probe import ONE, Array, Reading
 from forewarn.stats.norms import Norm, norm_of_all
+from forewarn.types import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class Passes:
     places: tuple[int, ...]
     """Which of all backward passes of the step they are; those that filled no gradient are not among them."""
     first: Norm | None
-    """Norm of the gradients after the first of them; None if it was not read or is of no use."""
+    """Norm of the gradients after the first of several, or of one rank; None if it was not read or is of no use."""
+    is_alone: bool
+    """Whether that norm is of this rank's gradients, where those of the last pass are the mean over all ranks."""
     scale: Tensor | None
     """The loss scale that is in that norm."""
     num_forwards: int
@@ -42,6 +45,9 @@ class Accumulation:
         self._num_optimizers = num_optimizers
         self._places: list[int] = []
         self._first: Sequence[Norm] = ()
+        self._alone: Sequence[Norm] = ()
+        self._is_averaged = False
+        """Whether the last of these passes ended with the mean over all ranks."""
         self._scale: Tensor | None = None
         self._stepped: set[int] = set()
         """The optimizers that have used these passes."""
@@ -49,25 +55,33 @@ class Accumulation:
         """Times that passes followed an optimizer step within this step."""
         self._num_forwards = 0
         self._noise = NoiseScale()
+        self._reason = Reason.AVAILABLE
+        """Why there was no noise scale the last time."""
 
     def forward_begins(self) -> None:
         self._num_forwards += 1
 
-    def filled(self, place: int) -> bool:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass has filled gradients that no optimizer has used yet."""
+        return bool(self._places) and not self._stepped
+
+    def filled(self, place: int, is_averaged: bool) -> bool:
         """Backward pass number `place` of the step has filled gradients; returns whether it is the first to do so."""
         if self._stepped:
-            self._places, self._first, self._stepped = [], (), set()
+            self._places, self._first, self._alone, self._stepped = [], (), (), set()
             self._rounds += 1
         self._places.append(place)
+        self._is_averaged = is_averaged
         return len(self._places) == 1
 
-    def keep(self, first: Sequence[Norm], scale: Tensor | None) -> None:
-        """Take the norms of all gradients after the first pass, and the loss scale in them."""
-        self._first, self._scale = first, scale
+    def keep(self, first: Sequence[Norm], alone: Sequence[Norm], scale: Tensor | None) -> None:
+        """Take the norms of all gradients after the first pass, those of this rank, and the loss scale in them."""
+        self._first, self._alone, self._scale = first, alone, scale
 
     def drop(self) -> None:
-        """Forget that norm: it can not be compared with the one at the end."""
-        self._first = ()
+        """Forget these norms: they can not be compared with the one at the end."""
+        self._first = self._alone = ()
 
     def used(self, at: int) -> None:
         """Optimizer number `at` uses what was accumulated."""
@@ -78,14 +92,17 @@ class Accumulation:
 
         The norms can be compared where every optimizer used the same passes: else the first is of more tensors.
         """
-        whole = self._rounds == 0 and len(self._stepped) == self._num_optimizers and len(self._places) > 1
-        first = norm_of_all(self._first) if whole and self._first else None
-        passes = Passes(tuple(self._places), first, self._scale, self._num_forwards)
-        self._places, self._first, self._scale, self._stepped = [], (), None, set()
+        whole = self._rounds == 0 and len(self._stepped) == self._num_optimizers
+        is_alone = not (self._first and len(self._places) > 1)
+        usable = whole and (self._is_averaged or not is_alone)
+        first = self._alone if is_alone else self._first
+        norm = norm_of_all(first) if usable and first else None
+        passes = Passes(tuple(self._places), norm, is_alone, self._scale, self._num_forwards)
+        self._places, self._first, self._alone, self._scale, self._stepped = [], (), (), None, set()
         self._rounds = self._num_forwards = 0
         return passes
 
-    def readings(self, passes: Passes, left: Array, first: float, last: float) -> Iterator[Reading]:
+    def readings(self, passes: Passes, left: Array, first: float, last: float, num_ranks: int) -> Iterator[Reading]:
         """What is recorded; `left` is what was in the gradients when each pass of the step began."""
         if not passes.places:
             return
@@ -93,13 +110,25 @@ class Accumulation:
         num_passes = len(empty) - int(np.flatnonzero(empty)[-1]) if empty.any() else len(empty)
         self.expected |= num_passes > 1
         yield Reading("gradient/backward_passes", ONE, num_passes)
-        if num_passes > 1 and num_passes == len(empty) and empty[0] and first > 0:
+        whole = num_passes == len(empty) and bool(empty[0]) and first > 0
+        if whole and not passes.is_alone:
             yield Reading("gradient/accumulation_growth", ONE, last / first)
-            if passes.num_forwards < num_passes:
-                return  # several losses of one forward pass are not several batches
-            self._noise.update(num_passes, first, last)
+        if whole and passes.num_forwards >= num_passes:  # several losses of one forward pass are not several batches
+            per_pass = num_ranks if passes.is_alone else 1
+            self._noise.update(num_passes * per_pass, first, last * per_pass, per_pass)
+            yield from self._unavailable(Reason.AVAILABLE)
             if not math.isnan(scale := self._noise.value):
                 yield Reading("gradient/noise_scale", ONE, scale)
+        elif num_ranks > 1 and passes.first is None:
+            yield from self._unavailable(Reason.RANK_GRADIENT_UNSEEN)
+        elif num_passes == 1:
+            yield from self._unavailable(Reason.ONE_BATCH)
+
+    def _unavailable(self, reason: Reason) -> Iterator[Reading]:
+        """Said when it changes: it is a property of the loop."""
+        if reason is not self._reason:
+            self._reason = reason
+            yield Reading("monitor/unavailable", ("gradient/noise_scale",), [float(reason)])
 
     def state_dict(self) -> dict[str, Any]:
         return {"expected": self.expected, "noise": self._noise.state_dict()}

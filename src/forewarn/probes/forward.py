@@ -71,17 +71,20 @@ class ForwardPass:
             if self._is_open and not recomputed and probe in self._loop.probes:
                 with self._loop.stopwatch, unseen():
                     for each in self._loop.guard(probe, target, *what) or ():
-                        each.tensor.register_hook(Hook(self._guarded(probe, each.reached)))
+                        each.tensor.register_hook(Hook(guarded(self._loop, probe, each.reached)))
 
         return seen
 
-    def _guarded(self, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        def reached(gradient: Tensor) -> None:
-            if probe in self._loop.probes:
-                with self._loop.stopwatch:
-                    self._loop.guard(probe, target, gradient)
 
-        return reached
+def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """What takes a gradient for a probe, as a hook that a backward pass is safe with."""
+
+    def reached(gradient: Tensor) -> None:
+        if probe in loop.probes:
+            with loop.stopwatch:
+                loop.guard(probe, target, gradient)
+
+    return reached
 
 
 _passing: dict[int, Tree] = {}

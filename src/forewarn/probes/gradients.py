@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from forewarn.probes.accumulation import Accumulation
 from forewarn.probes.aggregates import gradient_aggregates
 from forewarn.probes.parameters import Roster
-from forewarn.probes.probe import ONE, Array, Histograms, Pending, Probe, Reading
+from forewarn.probes.probe import ONE, Array, Followed, Histograms, Pending, Probe, Reading
+from forewarn.probes.ranks import RankGradient
 from forewarn.probes.stepping import SteppingProbe, calling_scaler, present_scale
 from forewarn.probes.tensors import Statistics, TensorReader, Visit, power_of_two
 from forewarn.stats import Numbers, norms
@@ -85,6 +86,7 @@ class GradientProbe(Probe):
         self._residual: dict[int, list[Norm]] = {}
         """Per optimizer: what was left in its gradients when the backward passes of this step began."""
         self._accumulation = Accumulation(roster.num_optimizers)
+        self._rank = RankGradient(roster.called)
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
@@ -125,37 +127,43 @@ class GradientProbe(Probe):
                 ]
                 self._residual.setdefault(at, []).append(norm_of_all(norms(left)))
 
+    def following(self) -> Sequence[Followed]:
+        is_first = not self._accumulation.is_under_way
+        return self._rank.follow(self._roster.live().values()) if is_first and not self._accumulation.expected else ()
+
     def backward_ended(self, measured: bool) -> None:
         if self._clipped_last_step and not measured:
             return  # the norm will be known from clipping
         if self._identities() == self._seen_before:
             return  # a pass that filled no gradient, such as torch.autograd.grad
-        is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1)
-        if self._clipped_last_step and not (is_first and self._accumulation.expected):
+        is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
+        if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
         live = self._roster.live()
         gradients = {
             key: gradient for key, each in live.items() if (gradient := each.grad) is not None and gradient.numel()
         }
-        found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
+        found: dict[int, Norm] = {}
+        if not self._clipped_last_step or (is_first and self._accumulation.expected):
+            found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         if is_first and self._comparable(live[key] for key in gradients):
-            self._accumulation.keep(list(found.values()), scale)
+            everything = list(found.values())
+            if self._rank.is_alone:
+                self._accumulation.keep((), everything, scale)
+            else:
+                self._accumulation.keep(everything, self._rank.norms(gradients), scale)
         if not self._clipped_last_step:
             self._latest, self._latest_scale = found, scale
 
     def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether the gradients of these parameters are of this step's passes alone, and of all ranks.
+        """Whether the gradients of these parameters are whole and of this step's passes alone.
 
-        What is frozen or in no optimizer may hold an old gradient; under DDP's `no_sync` each rank has its own, and of
-        what is sharded a part.
+        What is frozen or in no optimizer may hold an old gradient, and of what is sharded there is a part.
         """
         held = {id(each) for at in range(self._roster.num_optimizers) for each in self._held(at)}
-        synced = getattr(self._roster.called, "require_backward_grad_sync", True)
-        return synced and all(
-            each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters
-        )
+        return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
@@ -211,6 +219,7 @@ class GradientProbe(Probe):
         found, self._measured = list(self._measured.values()), {}
         residual, self._residual = list(self._residual.values()), {}
         passes = self._accumulation.collect()
+        num_ranks = self._rank.num_ranks if passes.places else 1
         names = self._roster.names
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
         tensors += [_number(left) for of_one in residual for left in of_one]
@@ -240,7 +249,7 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 yield from self._share_of_start(before, measured)
-                yield from self._accumulation.readings(passes, left.max(axis=0, initial=0), first, before)
+                yield from self._accumulation.readings(passes, left.max(axis=0, initial=0), first, before, num_ranks)
                 yield from self._unavailable(Reason.AVAILABLE, measured)
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)

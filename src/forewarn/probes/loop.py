@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forewarn.probes.forward import ForwardPass, differentiable
+from forewarn.probes.forward import ForwardPass, differentiable, guarded
 from forewarn.probes.hooks import Hook
 from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
@@ -41,6 +41,8 @@ class Loop:
         """The modules that hooks can be put on."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
+        self._followed: list[tuple[Tensor, Any]] = []
+        """Parameters with a hook of this backward pass, and how to take it off."""
         self._handles = [
             model.register_forward_pre_hook(Hook(self._forward_begins, traced=True), with_kwargs=True),
             model.register_forward_hook(Hook(self._forward_ended, traced=True), always_call=True),
@@ -55,9 +57,11 @@ class Loop:
             handle.remove()
         self._handles = []
         self._end_forward(None)
+        self._let_go()
 
     def collect(self) -> list[tuple[Probe, Pending]]:
         """The readings of the step that ends now, each ready to travel."""
+        self._let_go()  # a pass that raised has not come to its end
         collected = []
         for probe in list(self.probes):
             pending = self.guard(probe, _collected, probe, self.measured)
@@ -126,13 +130,36 @@ class Loop:
             return
         self._graph_task = task
         self._tell("backward_begins", self.measured)
+        if self.measured:
+            self._follow()
         self._at_the_end(self._backward_ended)
+
+    def _follow(self) -> None:
+        """Put on the hooks that probes want on parameters."""
+        self._let_go()
+        with self.stopwatch:
+            for probe in list(self.probes):
+                self.guard(probe, self._follow_for, probe)
+
+    def _follow_for(self, probe: Probe) -> None:
+        for each in probe.following():
+            hook = Hook(guarded(self, probe, each.reached))
+            self._followed.append((each.tensor, each.tensor.register_hook(hook)))
+
+    def _let_go(self) -> None:
+        """Take them off, and what torch would call in their place: an empty list of hooks costs time too."""
+        followed, self._followed = self._followed, []
+        for tensor, handle in followed:
+            handle.remove()
+            if not tensor._backward_hooks:
+                tensor._backward_hooks = None
 
     def _backward_ended(self) -> None:
         """All is computed here. DDP adds up the gradients of the ranks in a callback of its own: let that go first."""
         self._at_the_end(self._gradients_settled)
 
     def _gradients_settled(self) -> None:
+        self._let_go()
         self._tell("backward_ended", self.measured)
 
     def _at_the_end(self, callback: Callable[[], None]) -> None:

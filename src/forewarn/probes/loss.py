@@ -88,6 +88,10 @@ def check_name(name: Any) -> None:
         raise ValueError(f"{name!r} is recorded by the monitor itself; choose another name, such as 'user/...'")
 
 
+TAKE_A_PART = "record its abs(), its real or its imag part"
+"""What to do with a complex number."""
+
+
 def as_scalar(name: str, value: Any) -> Numbers:
     """One number, on the device where it already is; it is never waited for."""
     if isinstance(value, Tensor):
@@ -95,10 +99,14 @@ def as_scalar(name: str, value: Any) -> Numbers:
             raise ValueError(
                 f"{name} must be one number, but it is a tensor of shape {tuple(value.shape)}; pass its mean()"
             )
-        if value.is_complex() or value.dtype is torch.bool:
-            raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}")
+        if value.is_complex():
+            raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}; {TAKE_A_PART}")
+        if value.dtype is torch.bool:
+            raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}; take its float()")
         alone = value.detach()
         return alone if alone.dim() == 0 else alone.reshape(())
+    if np.iscomplexobj(value):  # float() would drop the imaginary part of one of numpy's
+        raise TypeError(f"{name} must be a real number, but it is {value!r}; {TAKE_A_PART}")
     try:
         if isinstance(value, str):
             raise TypeError

@@ -21,7 +21,7 @@ class LearningRateProbe(Probe):
 
     name = "lr"
 
-    def __init__(self, optimizers: Sequence[Optimizer], planned_share: Callable[[int], float]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], planned_share: Callable[[int, int], float]) -> None:
         self._optimizers = tuple(optimizers)
         self._planned_share = planned_share
         self._used: dict[int, list[Tensor | float]] = {}
@@ -40,7 +40,7 @@ class LearningRateProbe(Probe):
 
     def collect(self, measured: bool) -> Pending:
         used, self._used = self._used, {}
-        planned = self._planned_share(self._steps)
+        planned = [self._planned_share(self._steps, group) for group in range(len(self._peaks))]
         self._steps += bool(used)
         rates = [
             rate for at, each in enumerate(self._optimizers) for rate in (used[at] if at in used else _rates(each))
@@ -53,8 +53,9 @@ class LearningRateProbe(Probe):
             for at, array in zip(on_device, arrays, strict=True):
                 values[at] = float(array)
             yield Reading("train/lr", scopes, values)
-            if planned == planned and len(self._peaks) == len(scopes):
-                yield Reading("train/lr_plan", scopes, [planned * peak for peak in self._peaks])
+            if len(planned) == len(scopes) and not any(map(math.isnan, planned)):
+                meant = [share * peak for share, peak in zip(planned, self._peaks, strict=True)]
+                yield Reading("train/lr_plan", scopes, meant)
 
         return Pending([tensor.reshape(()) for tensor in on_device.values()], decode)
 

@@ -17,14 +17,15 @@ _FEWEST_STEPS = 10
 
 
 class NoiseScale:
-    """The simple noise scale tr(Σ) / |G|², in micro-batches, from the norms of a small and of a large batch.
+    """The simple noise scale tr(Σ) / |G|², in backward passes, from the norms of a small and of a large batch.
 
-    With G the true gradient and Σ the covariance of the gradient of one micro-batch, the squared norm of a mean over
-    b micro-batches is |G|² + tr(Σ) / b on average. The first pass of a step is b = 1, all k together are b = k: two
-    equations that give |G|² and tr(Σ) without bias (McCandlish et al. 2018, appendix A.1). Both are averaged before
-    the ratio is taken, since a mean of ratios would be biased. A factor in all gradients, such as a loss divided by k,
-    is in both and cancels. Gradients fall by orders of magnitude over a run, and the first would drown all others: so
-    each step is divided by the level of the steps before it, since its own level has its own noise, a bias again.
+    With G the true gradient and Σ the covariance of the gradient of a small batch, the squared norm of a mean over b
+    such batches is |G|² + tr(Σ) / b on average. The first pass of a step, or that of one rank, is b = 1, all k together
+    are b = k: two equations that give |G|² and tr(Σ) without bias (McCandlish et al. 2018, appendix A.1). Both are
+    averaged before the ratio is taken, since a mean of ratios would be biased. A factor in all gradients, such as a
+    loss divided by k, is in both and cancels. Gradients fall by orders of magnitude over a run, and the first would
+    drown all others: so each step is divided by the level of the steps before it, since its own level has its own
+    noise, a bias again.
     """
 
     def __init__(self) -> None:
@@ -33,9 +34,12 @@ class NoiseScale:
         self._variance = Ema(_DECAY)
         self._signal = Ema(_DECAY)
 
-    def update(self, num_passes: int, first: float, last: float) -> None:
-        """Take in the norms after the first and after the last of several passes of one step."""
-        small, large = first**2, (last / num_passes) ** 2
+    def update(self, num_batches: int, first: float, total: float, per_pass: int = 1) -> None:
+        """Take in the norms of the gradient of one of several small batches, and of the sum over all of them.
+
+        `per_pass` of them make one pass over all ranks, which is the unit of the noise scale.
+        """
+        small, large = first**2, (total / num_batches) ** 2
         if not (math.isfinite(small) and math.isfinite(large) and small > 0):
             return
         level = small if math.isnan(self._level.value) else self._level.value
@@ -43,12 +47,12 @@ class NoiseScale:
         self._num_steps += 1
         decay = min(_DECAY, 1 - 1 / self._num_steps)  # a plain mean at first: the first step weighs no more than others
         self._variance.decay = self._signal.decay = decay
-        self._variance.update((small - large) / (1 - 1 / num_passes) / level)
-        self._signal.update((num_passes * large - small) / (num_passes - 1) / level)
+        self._variance.update((small - large) / (1 - 1 / num_batches) / level / per_pass)
+        self._signal.update((num_batches * large - small) / (num_batches - 1) / level)
 
     @property
     def value(self) -> float:
-        """In micro-batches; NaN while too little was seen, or while the noise drowns the gradient altogether."""
+        """In passes; NaN while too little was seen, or while the noise drowns the gradient altogether."""
         if self._num_steps < _FEWEST_STEPS or not self._signal.value > 0:
             return math.nan
         return max(0.0, self._variance.value) / self._signal.value

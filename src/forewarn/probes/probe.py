@@ -49,11 +49,11 @@ class Pending:
 
 
 class Followed(NamedTuple):
-    """A tensor of the forward pass that a probe follows into the backward pass."""
+    """A tensor of the forward pass, or a parameter, that a probe follows into the backward pass."""
 
     tensor: Tensor
     reached: Callable[[Tensor], None]
-    """Takes the gradient of the loss with respect to the tensor."""
+    """Takes the gradient of the loss with respect to the tensor; of a parameter, before it is added to `.grad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,10 @@ class Probe:
 
     def backward_begins(self, measured: bool) -> None:
         """The first gradient of a backward pass through the model is about to be computed."""
+
+    def following(self) -> Sequence[Followed]:
+        """Parameters whose gradients to see in the pass that begins, on a measured step; let go at its end."""
+        return ()
 
     def backward_ended(self, measured: bool) -> None:
         """All gradients of a backward pass through the model have been accumulated."""

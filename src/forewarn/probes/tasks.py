@@ -45,6 +45,8 @@ class TaskProbe(Probe):
         """Why gradients can not be measured, if they can not."""
         self.first: dict[str, Tensor] = {}
         """The first loss of each task that is finite and not 0: a batch without labels is no beginning."""
+        self._begun: set[str] = set()
+        """The tasks whose first loss is known to be one."""
         self._losses: dict[str, list[Tensor]] = {}
         self._weights: dict[str, Numbers] = {}
         self._products: tuple[tuple[str, ...], Tensor] | None = None
@@ -69,11 +71,8 @@ class TaskProbe(Probe):
             now = loss.detach().reshape(())
             self._losses.setdefault(name, []).append(now)
             self._weights[name] = weight if isinstance(weight := weights[name], Tensor) else np.array(float(weight))
-            known = self.first.get(name)
-            if known is not None:
-                known = known.to(now)
-                now = known.where(known.isfinite() & (known != 0), now)
-            self.first[name] = now
+            if name not in self._begun:
+                self.first[name] = _first(self.first.get(name), now)
 
     def compare(self, losses: Mapping[str, Tensor], weights: Mapping[str, Tensor | float]) -> Tensor | None:
         """Measure the gradients of this batch; the norms of the weighted ones in the order of the losses, if known."""
@@ -105,6 +104,7 @@ class TaskProbe(Probe):
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             now, weight, first = np.array(arrays[: 3 * len(names)], np.float64).reshape(3, len(names))
+            self._begun |= {name for name, loss in zip(names, first, strict=True) if np.isfinite(loss) and loss != 0}
             yield Reading("task/loss", names, now)
             yield Reading("task/weight", names, weight)
             if looked:
@@ -124,13 +124,14 @@ class TaskProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.first = {name: torch.tensor(float(loss), dtype=torch.float64) for name, loss in state["first"].items()}
+        self._begun = set()
 
     def _shared(self, losses: Sequence[Tensor]) -> list[nn.Parameter]:
         """The parameters to compare on; the last shared layer is looked for once, and again if it is frozen or gone."""
         if self._given is not None:
             return [each for each in self._given if each.requires_grad]
-        present = {id(each) for each in self._roster.model.parameters() if each.requires_grad}
-        if not self._found or any(id(each) not in present for each in self._found):
+        present = self._roster.live()
+        if not self._found or any(id(each) not in present or not each.requires_grad for each in self._found):
             self.layer, self._found = last_shared_layer(losses, self._roster.model)
         return self._found
 
@@ -181,6 +182,14 @@ def comparisons(names: tuple[str, ...], products: Array, weights: Mapping[str, f
             cosines = np.array([products[a, b] for a, b in pairs]) / (first * second)
             yield Reading("task/ratio", scopes, first / second)
             yield Reading("task/cosine", scopes, np.clip(cosines, -1.0, 1.0))
+
+
+def _first(known: Tensor | None, now: Tensor) -> Tensor:
+    """The loss that a task began with, decided on the device: the one that is known, if it is a beginning."""
+    if known is None:
+        return now
+    known = known.to(now)
+    return known.where(known.isfinite() & (known != 0), now)
 
 
 def _beside(other: Tensor, number: Tensor | float) -> Tensor:

@@ -153,7 +153,7 @@ def vanishing_gradient(
 
 
 @rule(
-    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss"), keep=20,
+    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
     explains=("L102", "G102", "U102", "U104"),
     remedies=(
         clip_gradient(),
@@ -163,15 +163,16 @@ def vanishing_gradient(
         advise("inspect_batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
     ),
 )  # fmt: skip
-def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding | None:
+def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, config: GradientSpike) -> Finding | None:
     """Global gradient norm, before clipping, far above its own recent level.
 
     ## Why is this bad?
     A gradient spike comes one or more steps before a loss spike, and is the last moment at which the batch can still be
-    left out. A single one below ten times the level is information: heavy tails are usual, and clipping takes care of
-    them. Several in a row, or a tall one, say that the run is near the edge of stability; but where the loss has just
-    begun to fall by a tenth and more, as when a model leaves a plateau, larger gradients are what learning looks like.
-    On a task that is all but solved they jump by large factors at heights that do not matter: that is information too.
+    left out. A single one below ten times the level is information, as is one below a hundred times of which clipping
+    leaves less than ten: heavy tails are usual, and clipping takes care of them. Several in a row, or a tall one, say
+    that the run is near the edge of stability; but where the loss has just begun to fall by a tenth and more, as when a
+    model leaves a plateau, larger gradients are what learning looks like. On a task that is all but solved one sample
+    makes the gradient of a batch many times as large, at heights that do not matter: that is information.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -181,10 +182,13 @@ def gradient_spike(norm: Series, loss: Series, config: GradientSpike) -> Finding
     if not seen.outlier[0]:
         return None
     ratio, lasting = float(seen.ratio[0]), int(seen.lasting[0])
-    severe = ratio > config.warning_factor or lasting >= config.lasting_steps
+    left = min(ratio, clip.last / float(seen.level[0])) if clip.at == norm.at else ratio
+    tall = left > config.warning_factor or ratio > config.warning_factor**2
+    severe = tall or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
     falls = now < before - config.learning * abs(before)
-    solved = abs(now) < config.negligible_share * np.abs(loss.finite()).max(initial=0.0)
+    highest = max(np.abs(loss.finite()).max(initial=0.0), levels.finite().max(initial=0.0))
+    solved = abs(loss.last) < config.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
 

@@ -48,30 +48,33 @@ def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
 
 
 @rule(
-    "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr"), per_scope=True, keep=50,
+    "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
     explains=("L102", "U104", "U107"),
     remedies=(
         advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
                "optimizer's: the rate then goes on where it was"),
     ),
 )  # fmt: skip
-def lr_jump_on_resume(resumed: Panel, lr: Panel, config: LrJumpOnResume) -> Finding | None:
+def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, config: LrJumpOnResume) -> Finding | None:
     """Learning rate that is another after a resume than before it.
 
     ## Why is this bad?
     A schedule goes on from where it was. A rate that starts over sends trained weights through the warm-up, or through
     the peak, a second time; one that is lost leaves the run at whatever the config says. The loss curve has a seam.
+    What the plan of a group says for this step is no jump.
 
     ## Example
     fires: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1e-3
     quiet: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1.01e-4
+    quiet: monitor/resumed _x20 1 | train/lr{0} 1e-3x20 1e-4 | train/lr_plan{0} 1e-3x20 1e-4
     """
     if resumed.at != lr.at or "" not in resumed.scopes or len(lr) < 2:
         return None
     before, now = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         change = np.abs(np.log(now / before))
-    change[~((now > 0) & (before > 0))] = 0.0
+        off_plan = ~(np.abs(np.log(now / _planned(lr, plan))) <= math.log(config.factor))
+    change[~((now > 0) & (before > 0) & off_plan)] = 0.0
     at = int(change.argmax())
     if not change[at] > math.log(config.factor):
         return None
@@ -79,29 +82,33 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, config: LrJumpOnResume) -> Find
 
 
 @rule(
-    "U109", "lr-spent", reads=("train/lr",), per_scope=True, keep=100, explains=("L104", "L105", "U101", "U103"),
+    "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
+    explains=("L104", "L105", "U101", "U103"),
     remedies=(
         advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
         advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
         raise_lr(1.0, "go on at the rate that the run began with"),
     ),
 )  # fmt: skip
-def lr_spent(lr: Panel, config: LrSpent, facts: Facts) -> Iterator[Finding]:
+def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[Finding]:
     """Training that goes on with a learning rate of next to nothing.
 
     ## Why is this bad?
     Every further step costs what the others did and changes nothing. The usual cause is a scheduler that was made for
     epochs and is stepped with every batch, or a number of steps that counts something else. The last steps of a
     schedule that ends at zero are quiet: the run must go on for 50 steps, and for a fifth of what it took to get there.
+    So is a parameter group whose plan says so while others still learn.
 
     ## Example
     fires: train/lr{0} 1e-3x100 0x60
     quiet: train/lr{0} 1e-3x100 0x40
     quiet: train/lr{0} 1e-3x1000 0x60
+    quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = _peaks(lr, facts)
     spent = lr.last.astype(np.float64) < config.share * peaks
-    for at in np.flatnonzero(spent):
+    meant = _planned(lr, plan) < config.share * peaks
+    for at in np.flatnonzero(spent & ~(meant & bool((~spent).any()))):
         alive = np.flatnonzero(lr.values[:, at] >= config.share * peaks[at])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
@@ -140,32 +147,39 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
 
 
 @rule(
-    "U111", "lr-never-decays", reads=("train/lr",), per_scope=True, keep=1000,
+    "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
     remedies=(
         advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
                shape="cosine"),
     ),
 )  # fmt: skip
-def lr_never_decays(lr: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[Finding]:
+def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[Finding]:
     """Learning rate that is still at its peak when the run is about to end.
 
     ## Why is this bad?
     At a high rate the weights jump about in the valley that they have found; a decay lets them settle, and usually
-    lowers the loss by more than as many steps at the peak. Information: some runs mean it.
+    lowers the loss by more than as many steps at the peak. Information: some runs mean it. A group
+    whose plan says so is quiet.
 
     ## Example
     fires: train/lr{0} 1e-3x950 | facts/total_steps 1000
     quiet: train/lr{0} 1e-3x500 5e-4x450 | facts/total_steps 1000
+    quiet: train/lr{0} 1e-3x950 | train/lr_plan{0} 1e-3x950 | facts/total_steps 1000
     """
     total = declared(facts, "total_steps")
     if not lr.at + 1 >= config.share * total:
         return
     peaks = _peaks(lr, facts)
-    for at in np.flatnonzero(lr.last >= (1 - config.tolerance) * peaks):
+    bound = (1 - config.tolerance) * peaks
+    for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
-            yield found(
-                Severity.INFO, lr.last[at], (1 - config.tolerance) * peaks[at], lr.scopes[at], total_steps=total
-            )
+            yield found(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
+
+
+def _planned(lr: Panel, plan: Panel) -> Floats:
+    """What the plan of each group says for the newest step; NaN without one."""
+    known = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
+    return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
 
 
 def _peaks(lr: Panel, facts: Facts) -> Floats:

@@ -11,6 +11,11 @@ from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.series import Panel, Series
 from forewarn.types import Finding, Reason, Severity
 
+_OF_NO_CONCERN = [
+    float(each) for each in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
+]
+"""Reasons that hold for a step only, or for a reading that no rule needs."""
+
 
 @rule(
     "X101", "probe-failed", reads=("monitor/probe_failed",), per_scope=True,
@@ -66,14 +71,14 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
     ## Why is this bad?
     It is not: the monitor leaves a number out rather than give a wrong one. But the rules that need it stay silent, and
-    the evidence says why. A step that a gradient scaler skips has no readings for that step only, and is not reported.
+    the evidence says why. A step that a gradient scaler skips has no readings for that step only, and is not reported;
+    nor is a gradient noise scale for which a step has too few batches: no rule needs it.
 
     ## Example
     fires: monitor/unavailable{gradient/global_norm} 3
     quiet: monitor/unavailable{gradient/global_norm} 0 2 0
     """
-    passing = (float(Reason.AVAILABLE), float(Reason.STEP_SKIPPED))
-    for at in np.flatnonzero(np.isfinite(reasons.last) & ~np.isin(reasons.last, passing)):
+    for at in np.flatnonzero(np.isfinite(reasons.last) & ~np.isin(reasons.last, _OF_NO_CONCERN)):
         reason = int(reasons.last[at])
         known = reason in Reason._value2member_map_
         words = str(Reason(reason)) if known else "unknown"

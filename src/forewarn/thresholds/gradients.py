@@ -37,11 +37,11 @@ class GradientSpike(Spike):
     lasting_steps: int = between(3, 1)
     """Steps in a row after which a spike is a warning; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
-    """Times the recent level at which a single step is a warning."""
+    """Times the recent level, after clipping, at which a single step is a warning; before it, the square of this."""
     learning: float = between(0.1, 0.0, 1.0)
     """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
-    negligible_share: float = between(0.01, 0.0, 1.0)
-    """Share of the highest loss in memory below which a spike is information: the task is solved."""
+    negligible_share: float = between(0.2, 0.0, 1.0)
+    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

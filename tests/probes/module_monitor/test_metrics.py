@@ -225,6 +225,7 @@ def test_a_failing_metric_is_named_once_and_switched_off_and_training_goes_on(sm
     monitor.add_activation_metric("mean", lambda x: x.mean())
     monitor.add_gradient_metric("vector", lambda g: g.flatten())
     monitor.add_parameter_metric("text", lambda g: "many")
+    monitor.add_parameter_metric("phase", lambda g: torch.fft.fft(g.flatten())[1])
     monitor.add_activation_metric("bad sum", lambda x: x, "0", lambda values: values.no_such_thing)
     with caplog.at_level(logging.WARNING, logger="forewarn"):
         for step in range(3):
@@ -235,12 +236,13 @@ def test_a_failing_metric_is_named_once_and_switched_off_and_training_goes_on(sm
             optimizer.step()
             monitor.end_step()
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 4, told
+    assert len(told) == 5, told
     assert told[0].startswith("activation metric 'broken' failed on 0: ZeroDivisionError: oh no; it is switched off")
     assert "gradient metric 'vector' failed on 0.weight" in told[1]
     assert "one number is expected" in told[1]
     assert "parameter metric 'text' failed on 0.weight: TypeError: it returned str" in told[2]
-    assert "the aggregation function of activation/0/bad sum failed" in told[3]
+    assert "parameter metric 'phase' failed on 0.weight: TypeError: it returned a tensor of torch.complex64" in told[3]
+    assert "the aggregation function of activation/0/bad sum failed" in told[4]
     assert set(monitor.get_step_metrics()) == {f"activation/{name}/mean" for name in ("0", "1", "2", "[root module]")}
 
 

@@ -52,6 +52,14 @@ def test_steps_only_go_up_and_a_module_is_needed(small):
         monitor.begin_step(2)
 
 
+def test_a_complex_scalar_is_refused_rather_than_cut(small):
+    monitor = ModuleMonitor(lambda step: True)
+    monitor.set_module(small[0])
+    monitor.begin_step(0)
+    with pytest.raises(ValueError, match=r"real number for 'phase', not a tensor of .*; record its abs\(\)"):
+        monitor.log_scalar("phase", torch.tensor(1 + 2j))
+
+
 def test_scalars_are_averaged_or_aggregated_and_forced_ones_need_no_monitored_step(small):
     monitor = ModuleMonitor(lambda step: step == 0)
     monitor.set_module(small[0])

@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from forewarn.probes.loss import TAKE_A_PART
 from forewarn.probes.module_monitor.metrics import NOTHING, Keys, Metric, Metrics
 from forewarn.probes.module_monitor.step_log import ELEMENTS, OWN, ROWS, StepLog
 from forewarn.stats import Measurement, measure
@@ -144,6 +145,8 @@ def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
     result = metric.fn(*tensors)
     if not isinstance(result, _NUMBERS):
         raise TypeError(f"it returned {type(result).__name__}; a tensor or a number is expected")
+    if isinstance(result, Tensor) and result.is_complex():
+        raise TypeError(f"it returned a tensor of {result.dtype}, and a reading is a real number; {TAKE_A_PART}")
     if isinstance(result, Tensor) and _shares_memory(result, tensors):
         return result.clone()  # a part of a tensor that the next module may change in place
     return result

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from forewarn.probes.loss import TAKE_A_PART
 from forewarn.probes.module_monitor.evaluation import Evaluation
 from forewarn.probes.module_monitor.hooks import Modules, default_format_module_name_fn, tensors_in
 from forewarn.probes.module_monitor.metrics import (
@@ -375,6 +376,8 @@ class ModuleMonitor:
 
 def _number(key: str, value: Any) -> Tensor | float:
     """A value as one number that nobody changes any more."""
+    if isinstance(value, Tensor) and value.is_complex():
+        raise ValueError(f"log_scalar takes a real number for {key!r}, not a tensor of {value.dtype}; {TAKE_A_PART}")
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().clone()
     if isinstance(value, Real):
