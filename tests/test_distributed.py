@@ -3,28 +3,19 @@
 import contextlib
 import copy
 import math
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import forewarn
 from forewarn.types import Reason
+from tests.processes import in_two_processes
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def train(rank: int, port: int, folder: str, clip: bool, view: bool) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
+def train(rank: int, folder: str, clip: bool, view: bool) -> None:
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), gradient_as_bucket_view=view
     )
@@ -50,20 +41,16 @@ def train(rank: int, port: int, folder: str, clip: bool, view: bool) -> None:
             assert run.scopes("gradient/norm") == ("0.weight", "0.bias", "2.weight", "2.bias")
     else:
         assert monitor.history.names() == []
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("clip", "view"), [(False, False), (False, True), (True, False)])
 def test_under_ddp_the_norm_is_that_of_the_averaged_gradients(tmp_path, clip, view):
-    multiprocessing.spawn(train, (free_port(), str(tmp_path), clip, view), nprocs=2)
+    in_two_processes(train, str(tmp_path), clip, view)
 
 
-def train_sharded(rank: int, port: int, folder: str) -> None:
+def train_sharded(rank: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     twin = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     twin.load_state_dict(model.state_dict())
@@ -85,17 +72,13 @@ def train_sharded(rank: int, port: int, folder: str) -> None:
         assert monitor.history.series("gradient/global_norm").last == pytest.approx(true, rel=1e-5)
         assert monitor.history.series("update/ratio", "0.weight").last > 0
         assert monitor.history.series("monitor/unavailable", "gradient/noise_scale").last == Reason.RANK_GRADIENT_UNSEEN
-    dist.destroy_process_group()
 
 
 def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
-    multiprocessing.spawn(train_sharded, (free_port(), str(tmp_path)), nprocs=2)
+    in_two_processes(train_sharded, str(tmp_path))
 
 
-def train_with_metrics(rank: int, port: int, folder: str, how: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
+def train_with_metrics(rank: int, folder: str, how: str) -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     reference = copy.deepcopy(plain).eval()
     metrics = [
@@ -138,18 +121,14 @@ def train_with_metrics(rank: int, port: int, folder: str, how: str) -> None:
         assert {alert.code for alert in monitor.alerts} == (set() if how == "fsdp2" else {"M102"})
     else:
         assert monitor.history.names() == []
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 def test_metrics_of_ones_own_are_those_of_the_first_process_and_shards_are_refused(tmp_path, how):
-    multiprocessing.spawn(train_with_metrics, (free_port(), str(tmp_path), how), nprocs=2)
+    in_two_processes(train_with_metrics, str(tmp_path), how)
 
 
-def train_tasks(rank: int, port: int, folder: str, how: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
+def train_tasks(rank: int, folder: str, how: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     if how == "fsdp2":
         from torch.distributed.fsdp import fully_shard
@@ -187,20 +166,16 @@ def train_tasks(rank: int, port: int, folder: str, how: str) -> None:
             assert torch.equal(mine, each)
     other.close()
     monitor.close()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["ddp", "static", "fsdp2"])
 def test_tasks_are_compared_only_where_that_is_safe(tmp_path, how):
-    multiprocessing.spawn(train_tasks, (free_port(), str(tmp_path), how), nprocs=2)
+    in_two_processes(train_tasks, str(tmp_path), how)
 
 
-def accumulate(rank: int, port: int, folder: str, how: str) -> None:
+def accumulate(rank: int, folder: str, how: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     model = fully_shard(plain) if how == "sharded" else DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -221,9 +196,8 @@ def accumulate(rank: int, port: int, folder: str, how: str) -> None:
         assert ("gradient/accumulation_growth" in monitor.history) == (how == "synced")
         if how == "synced":
             assert monitor.history.series("gradient/accumulation_growth").last == pytest.approx(3, rel=1e-5)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["synced", "no_sync", "sharded"])
 def test_micro_batches_are_compared_only_where_their_gradients_are_those_of_all_ranks(tmp_path, how):
-    multiprocessing.spawn(accumulate, (free_port(), str(tmp_path), how), nprocs=2)
+    in_two_processes(accumulate, str(tmp_path), how)

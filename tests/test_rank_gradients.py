@@ -7,8 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +16,7 @@ from forewarn.diagnosis import replay
 from forewarn.probes.noise import NoiseScale
 from forewarn.types import Reason
 from tests.probes.test_noise import DISTANCE, SIGMA, SIZE, Quadratic
-from tests.test_distributed import free_port
+from tests.processes import in_two_processes
 
 NUM_RANKS = 2
 STEPS = 12
@@ -118,20 +117,17 @@ def train(rank, folder, how):
     assert all(map(torch.equal, weights[True], weights[False])), how
 
 
-def in_turn(rank, port, folder, function, cases):
+def in_turn(rank, folder, function, cases):
     """Starting processes takes longer than what they do here, so they do all of it."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=NUM_RANKS)
     for case in cases:
         function(rank, f"{folder}/{case}", case)
-    dist.destroy_process_group()
 
 
 HOW = ("plain", "view", "clip", "static", "find_unused", "sparse", "no_sync", "hook", "unused", "local")
 
 
 def test_the_norm_of_one_rank_is_that_of_its_own_batch_and_training_stays_bit_identical(tmp_path):
-    multiprocessing.spawn(in_turn, (free_port(), str(tmp_path), train, HOW), nprocs=NUM_RANKS)
+    in_two_processes(in_turn, str(tmp_path), train, HOW)
 
 
 def train_quadratic(rank, folder, case):
@@ -158,7 +154,7 @@ def train_quadratic(rank, folder, case):
 
 def test_on_a_quadratic_with_gaussian_noise_it_is_the_closed_form_over_all_ranks(tmp_path):
     cases = [(1, 1), (1, 4), (3, 2)]
-    multiprocessing.spawn(in_turn, (free_port(), str(tmp_path), train_quadratic, cases), nprocs=NUM_RANKS)
+    in_two_processes(in_turn, str(tmp_path), train_quadratic, cases)
     for passes, size in cases:
         with forewarn.open_run(tmp_path / f"{(passes, size)}" / "run") as run:
             (check,) = [each for each in replay(run).checklist if each.name == "batch size"]

@@ -7,17 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forewarn import ModuleMonitor
-from tests.test_distributed import free_port
-
-
-def join(rank, port):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.manual_seed(0)
+from tests.processes import in_two_processes
 
 
 class Collectives:
@@ -83,10 +77,9 @@ def elements_count_alike(rank):
         wrapped.zero_grad()
 
 
-def sharded(rank, port):
+def sharded(rank):
     from torch.distributed.fsdp import fully_shard
 
-    join(rank, port)
     model = make()
     nn.init.constant_(model[2].bias, 0.5)
     twin, reference = copy.deepcopy(model), copy.deepcopy(model)
@@ -146,11 +139,10 @@ def sharded(rank, port):
         assert found[f"parameter_difference/{name}/sum"] == pytest.approx(float(difference.sum()), rel=1e-5, abs=1e-6)
     assert found["activation/0/mean"] == pytest.approx(twin[0](x).mean().item(), rel=1e-5)
     assert not [key for key in found if "unreduced" in key]
-    dist.destroy_process_group()
 
 
 def test_under_fsdp2_shards_make_one_value_by_one_collective_of_each_kind():
-    multiprocessing.spawn(sharded, (free_port(),), nprocs=2)
+    in_two_processes(sharded)
 
 
 def a_metric_that_fails_on_one_rank_is_left_out_on_all(rank):
@@ -186,13 +178,11 @@ def models_of_their_own_are_not_reduced(rank):
         assert list(monitor.get_step_metrics()) == ["activation/0/mean"]
 
 
-def replicated(rank, port):
-    join(rank, port)
+def replicated(rank):
     elements_count_alike(rank)
     a_metric_that_fails_on_one_rank_is_left_out_on_all(rank)
     models_of_their_own_are_not_reduced(rank)
-    dist.destroy_process_group()
 
 
 def test_under_ddp_every_element_of_every_rank_counts_alike_and_a_failure_on_one_harms_nobody():
-    multiprocessing.spawn(replicated, (free_port(),), nprocs=2)
+    in_two_processes(replicated)

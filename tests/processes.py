@@ -1,0 +1,40 @@
+"""Two processes that train together, and an end to them whatever happens."""
+
+import gc
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+LONGEST_SECONDS = 180
+
+
+def in_two_processes(work: Callable[..., None], *args: Any) -> None:
+    """Call `work(rank, *args)` in two processes of one group; what one of them raises is raised here."""
+    running = multiprocessing.spawn(_joined, (free_port(), work, args), nprocs=2, join=False)
+    end = time.monotonic() + LONGEST_SECONDS
+    while not running.join(timeout=max(0.0, end - time.monotonic())):
+        if time.monotonic() >= end:
+            for process in running.processes:
+                process.kill()
+            pytest.fail(f"{work.__name__} was not done after {LONGEST_SECONDS} seconds")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _joined(rank: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    work(rank, *args)
+    gc.collect()  # a model that outlives its group ends it with Python's lock held: now and then both wait for ever
+    dist.destroy_process_group()
