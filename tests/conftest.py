@@ -22,6 +22,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How wide the terminal of a developer or of a test process is must not show in what is printed."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def small() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """Two linear layers and plain SGD, always the same."""
