@@ -76,9 +76,10 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
 
 def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
     """The last epochs in words, and what helps where that is information only."""
-    lines = [Text(f"  {epoch.words()}") for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
+    words = [epoch.words() for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
     if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
-        lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
+        words.append(NO_VALIDATION_LOSS)
+    lines = (Padding(Text(each), (0, 0, 0, 2)) for each in words)
     quiet = [alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is State.FIRING]
     return Group(Text("Evaluation", style="bold"), *lines, *advice_lines(quiet))
 
