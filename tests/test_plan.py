@@ -249,3 +249,33 @@ def test_cycles_and_restarts_of_several_groups_are_no_jump(tmp_path, every):
                 scheduler.step()
                 monitor.step(loss)
         assert [alert for alert in monitor.alerts if alert.code == "U104"] == [], name
+
+
+def test_a_schedule_that_is_not_finite_is_an_error_that_names_the_step():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 3 else math.inf)
+    with pytest.raises(ValueError, match="not finite at step 3"):
+        plan_of(scheduler, 10)
+
+
+def test_a_state_of_other_groups_leaves_the_plan_to_the_present_ones(tmp_path):
+    def started(num_groups, name):
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(2))]} for _ in range(num_groups)]
+        model = torch.nn.ParameterList(each for group in groups for each in group["params"])
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        plan = Plan(total=100, shape="knots", knots=" | ".join(["0:1 99:0", "0:1 50:1 99:0", "0:1 99:1"][:num_groups]))
+        config = forewarn.Config(plan=plan)
+        return forewarn.watch(model, optimizer, tmp_path / name, every=1, views=[], config=config), optimizer
+
+    before, _ = started(3, "before")
+    state = before.state_dict()
+    before.close()
+    monitor, optimizer = started(2, "after")
+    monitor.load_state_dict(state)
+    for group in optimizer.param_groups:
+        group["params"][0].grad = torch.ones(2)
+    optimizer.step()
+    monitor.step(1.0)
+    assert monitor._loop.failures == {}
+    assert monitor.history.panel("train/lr_plan").last == pytest.approx([0.1, 0.1])
+    monitor.close()

@@ -110,6 +110,9 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
         courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
         if step + 1 < total - begun:
             twin.step()
+    unknown = np.flatnonzero(~np.isfinite(courses).all(axis=1))
+    if len(unknown):
+        raise ValueError(f"the scheduler gives a learning rate that is not finite at step {begun + unknown[0]}")
     return list(courses.T)
 
 
@@ -166,7 +169,7 @@ def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
     pairs = []
     for each in text.split():
         step, colon, share = each.partition(":")
-        if not (colon and step.isdigit()):
+        if not (colon and step.isdigit()) or not math.isfinite(float(share)):
             raise ValueError(f"Plan.knots must be step:share pairs, not {each!r}")
         pairs.append((int(step), float(share)))
     if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):

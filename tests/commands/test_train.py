@@ -150,3 +150,17 @@ def test_values_out_of_range_are_refused(tmp_path, option, value):
     result = CliRunner().invoke(cli, ["train", "lm", "--result-dir", str(tmp_path), option, value])
     assert result.exit_code == 2
     assert option in result.output
+
+
+def test_resume_takes_the_run_that_is_named_or_else_the_newest_that_can_go_on(tmp_path):
+    for _ in range(2):
+        run("--result-dir", tmp_path, "--max-steps", 3)
+    text = run("--result-dir", tmp_path, "--model-name", "lm", "--max-steps", 5, "--resume")
+    assert f"Results are in {tmp_path}/lm." in text
+    (tmp_path / "lm-3").mkdir()
+    text = run("--result-dir", tmp_path, "--max-steps", 5, "--resume")
+    assert f"Results are in {tmp_path}/lm-2." in text
+
+
+def test_a_name_with_slashes_is_refused(tmp_path):
+    assert "without slashes" in run("--result-dir", tmp_path, "--model-name", "sizes/small", expect=3)

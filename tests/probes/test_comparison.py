@@ -1,8 +1,11 @@
 """Metrics of a watched run that compare with a reference."""
 
 import copy
+import dataclasses
 import logging
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -154,3 +157,94 @@ def test_a_reference_that_fails_is_named_once_and_the_rest_goes_on(watch, caplog
 def test_a_reference_that_can_not_be_compared_with_is_an_error_at_attaching(watch, reference, kind, told):
     with pytest.raises(ValueError, match=told):
         training(lambda model: [kind("norm", reference=reference(model))], watch)
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+
+class Cache:
+    def __init__(self):
+        self.seen = []
+
+
+class Taking(nn.Module):
+    """Changes what it is given, whatever that is, and draws random numbers that are not torch's."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kind = kind
+
+    def forward(self, given):
+        if self.kind == "dataclass":
+            given.x.mul_(0.5)
+            x = given.x
+        elif self.kind == "generator":
+            x = torch.stack(list(given))
+        elif self.kind == "object":
+            given.seen.append(torch.ones(8, 4) * (1 + len(given.seen)))
+            x = torch.stack(given.seen).sum(dim=0)
+        else:
+            x = given * random.random() * np.random.rand()
+        return self.layer(x)
+
+
+GIVEN = {
+    "dataclass": lambda x: Batch(x),
+    "generator": lambda x: (row for row in x),
+    "object": lambda x: Cache(),
+    "random numbers": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_what_the_model_is_given_is_the_same_whether_a_reference_has_seen_it_or_not(kind, watch, caplog):
+    weights = []
+    for compared in (False, True):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        model = Taking(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        metrics = [ActivationDifferenceMetric("distance", distance, reference=twin(model))] if compared else []
+        monitor = watch(model, optimizer, metrics=metrics)
+        for _ in range(4):
+            loss = model(GIVEN[kind](torch.randn(8, 4))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+        weights.append(model.layer.weight.detach().clone())
+        assert monitor._loop.failures == {}
+    assert torch.equal(*weights)
+    assert ("activation_difference_metric/distance" in monitor.history) is (kind != "generator")
+    assert ("reference of distance failed" in caplog.text) is (kind == "generator")
+
+
+def test_a_layer_that_is_replaced_by_one_of_another_shape_is_no_longer_compared(watch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer, metrics=[ParameterDifferenceMetric("norm")])
+    for step in range(4):
+        if step == 2:
+            model[1] = nn.Linear(4, 3)
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    assert monitor._loop.failures == {}
+    differences = monitor.history.panel("parameter_difference_metric/norm")
+    newest = dict(zip(differences.scopes, differences.last, strict=True))
+    assert newest["0.weight"] > 0
+    assert np.isnan(newest["1.weight"])
+
+
+def test_a_reference_that_shares_memory_with_the_model_is_an_error(watch, small):
+    model, optimizer = small
+    reference = copy.deepcopy(model).eval()
+    reference.load_state_dict(model.state_dict(), assign=True)
+    with pytest.raises(ValueError, match=r"shares 0\.weight with the watched model"):
+        watch(model, optimizer, metrics=[ParameterDifferenceMetric("norm", reference=reference)])

@@ -109,7 +109,9 @@ def test_what_can_not_be_measured_is_an_error_at_attaching(small, watch, metric,
         watch(*small, metrics=[GradientMetric("norm"), GradientMetric("norm")])
 
 
-@pytest.mark.parametrize("healthy", [(1, 0), (1,), 3.0, ("0", 1), (float("nan"), 1.0)])
+@pytest.mark.parametrize(
+    "healthy", [(1, 0), (1,), 3.0, ("0", 1), (float("nan"), 1.0), (None, float("nan")), (0, 10**400)]
+)
 def test_a_healthy_range_is_two_numbers_in_order(healthy):
     with pytest.raises(ValueError, match="lowest and the highest"):
         GradientMetric("norm", healthy=healthy)
@@ -174,3 +176,25 @@ def test_training_is_bit_identical_with_metrics(watch):
     (bare, state), (asked, other) = run([]), run(every)
     assert all(torch.equal(bare[name], asked[name]) for name in bare)
     assert torch.equal(state, other)
+
+
+@pytest.mark.parametrize("suffix", ["[max]", "max", ".max", "-max", "_max", "/max", "\nmax"])
+def test_a_range_holds_whatever_an_aggregation_puts_behind_the_name(suffix, small, watch):
+    model, optimizer = small
+    spread = ActivationMetric(
+        "spread",
+        lambda x: x.abs().max(),
+        "0",
+        aggregate=lambda values: {suffix: values.max()},
+        healthy=(np.int64(100), 1e39),
+    )
+    monitor = watch(model, optimizer, metrics=[spread, ActivationMetric("spreading", lambda x: x.sum(), "0")])
+    for _ in range(4):
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    assert [alert.scope for alert in monitor.alerts if alert.code == "M102"] == ["activation_metric/0/spread_max"]
+    assert monitor._loop.failures == {}
+    assert "activation_metric/spreading" in monitor.history

@@ -47,3 +47,32 @@ def test_parameters_are_those_of_now():
     assert [id(each) for each in tree.parameters()] == [
         id(each) for each in (model[0].weight, None, model[1][1].weight, model[1][1].bias)
     ]
+
+
+def test_a_list_that_torch_puts_another_dictionary_into_is_followed():
+    model = net()
+    tree = Tree(model)
+    assert len(tree.hookable) == 5
+    del model[2:]  # takes nothing out, but makes the dictionary anew
+    model[0] = nn.Linear(2, 7)
+    assert tree.hookable["0"] is model[0]
+    assert tree.parameters()[0] is model[0].weight
+
+
+def test_modules_are_told_apart_by_what_they_are_and_by_their_names():
+    class Alike(nn.Linear):
+        __hash__ = nn.Module.__hash__
+
+        def __eq__(self, other):
+            return True
+
+    model = nn.Sequential()
+    model.a = Alike(2, 2)
+    tree = Tree(model)
+    assert tree.hookable["a"] is model.a
+    model.a = Alike(2, 2)
+    assert tree.hookable["a"] is model.a
+    module = model.a
+    del model.a
+    model.b = module
+    assert list(tree.hookable) == ["", "b"]

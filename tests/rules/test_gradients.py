@@ -188,3 +188,12 @@ def test_the_gradients_of_a_solved_task_may_jump(level, severity):
         run.feed({"gradient/global_norm": 0.02, "train/loss": loss})
     (alert,) = run.feed({"gradient/global_norm": 0.6, "train/loss": level})
     assert alert.severity is severity
+
+
+@pytest.mark.parametrize("shift", [0.0, 11.0])
+def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
+    run = Run("G104")
+    for value, loss in zip(noise(0.1, 200), np.r_[np.linspace(10, -1, 50), np.full(150, -1.0)], strict=True):
+        run.feed({"gradient/global_norm": float(value), "train/loss": float(loss) + shift})
+    run.feed({"gradient/global_norm": 500.0, "train/loss": -1.0 + shift})
+    assert run.ledger.firing[0].severity is Severity.WARNING

@@ -199,3 +199,12 @@ def test_a_negative_loss_may_spike_far_above_all_that_was_gained(height, severit
     run = Run("L102").series("train/loss", 2 - 0.01 * STEPS[:400])
     (alert,) = run.feed({"train/loss": height})
     assert alert.severity is severity
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[-1.0] * 140 + [-0.9999], [-2.0] * 140 + [-1.984], [0.0] * 140 + [-1e-6, 1e-9], [-2.0] * 140 + [-1.9] * 2],
+    ids=["a tiny rise", "one step of bfloat16", "around zero", "two small rises"],
+)
+def test_a_small_rise_of_a_loss_that_stood_still_is_information_at_most(losses):
+    assert Run("L102").series("train/loss", losses).loud() == []

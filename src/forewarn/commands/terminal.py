@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,12 @@ def output() -> Console:
     """Standard output; where it is not a terminal, as wide as COLUMNS says, else wide enough for a table."""
     from forewarn.views.console import plain_console
 
+    columns = os.environ.get("COLUMNS", "")
+    if not (columns.isascii() and columns.isdigit() and int(columns) > 0):
+        os.environ.pop("COLUMNS", None)  # rich takes 0 and ² for numbers
+        columns = ""
     console = plain_console()
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+    if not console.is_terminal and not columns:
         console.width = PLAIN_WIDTH
     return console
 
@@ -111,9 +115,9 @@ def fresh(wanted: Path) -> Path:
     return next(path for path in _numbered(wanted) if not path.exists())
 
 
-def newest(wanted: Path) -> Path:
-    """The last that `fresh` gave and that is there; the path itself if there is none."""
-    *_, last = [wanted, *itertools.takewhile(Path.exists, _numbered(wanted))]
+def newest(wanted: Path, is_usable: Callable[[Path], bool]) -> Path:
+    """The last that `fresh` gave and that is usable; the path itself if there is none."""
+    *_, last = [wanted, *filter(is_usable, itertools.takewhile(Path.exists, _numbered(wanted)))]
     return last
 
 
@@ -146,6 +150,8 @@ def _shortest(value: float) -> float:
     """A reading as it was: 0.001 and not 0.0010000000474974513, which is what storing it in float32 makes of it."""
     import numpy as np
 
+    if value.is_integer():
+        return value  # a count or a size, not to be rounded to the digits of a float32
     with np.errstate(over="ignore"):
         stored = np.float32(value)
     return float(str(stored)) if float(stored) == value else value

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from forewarn.commands.multitask import multitask
 from forewarn.commands.options import AT_LEAST_0 as _AT_LEAST_0
@@ -113,7 +114,8 @@ command.add_command(multitask)
     _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
     _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
             help="`full`: a tag for every reading of every tensor."),
-    _option("--resume", is_flag=True, help="Go on with the newest run from its newest snapshot, bit for bit."),
+    _option("--resume", is_flag=True,
+            help="Go on with the newest run, or with that of --model-name, from its newest snapshot, bit for bit."),
 )  # fmt: skip
 @click.pass_context
 def lm(ctx: click.Context, /, **settings: Any) -> None:
@@ -129,8 +131,7 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
       forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
       forewarn train lm --resume
     """
-    wanted = Path(settings["result_dir"]) / settings["model_name"]
-    settings["model_name"] = (newest if settings["resume"] else fresh)(wanted).name
+    settings["model_name"] = _model_name(ctx, settings)
     given = _Settings(settings)
     torch = torch_on(given.device)
     torch.set_num_threads(given.threads)
@@ -144,6 +145,17 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
     _conclude(trainer)
     if trainer.interrupted:
         ctx.exit(INTERRUPTED)
+
+
+def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
+    """Where the results go: beside earlier ones, or with --resume to the newest that can go on, or the one named."""
+    results = Path(settings["result_dir"])
+    wanted = results / settings["model_name"]
+    if not settings["resume"]:
+        wanted = fresh(wanted)
+    elif ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
+        wanted = newest(wanted, lambda path: any((path / "snapshots").glob("step-*.pt")))
+    return str(wanted.relative_to(results))
 
 
 class _Settings:

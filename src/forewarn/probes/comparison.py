@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from forewarn.probes.module_monitor.evaluation import Evaluation, is_sharded
 from forewarn.probes.module_monitor.hooks import Modules, default_format_module_name_fn, tensors_in
@@ -57,13 +61,12 @@ class Comparison:
         references = self._references
         assert references is not None
         root = references.modules.root
-        given, named = tree_map_only(Tensor, lambda each: each.detach().clone(), (args, kwargs))
-        devices = {each.device for each in root.parameters() if each.device.type == "cuda"}
         references.listen(self._returned)
         try:
             if any(module.training for module in root.modules()):
                 raise RuntimeError("it is in training mode; call eval() on it")
-            with torch.no_grad(), torch.random.fork_rng(devices):
+            given, named = _copied((args, kwargs))
+            with torch.no_grad(), _random_numbers_kept(root):
                 root(*given, **named)
         except Exception as error:
             _log.warning(
@@ -88,7 +91,9 @@ class Comparison:
         known: dict[str, Any] = self.at_first
         if self._references is not None:
             known = {} if not self._asked else dict(self._references.modules.parameters())
-        pairs = ((name, (each, known[name])) for name, each in named if name in known)
+        pairs = (
+            (name, (each, known[name])) for name, each in named if name in known and known[name].shape == each.shape
+        )
         self._evaluation.parameters(log, "parameter_difference", pairs)
 
     def forget(self) -> None:
@@ -105,9 +110,9 @@ class Comparison:
     def _check(self, reference: Modules, roster: Roster) -> None:
         """A reference that can not be compared with is an error at attaching."""
         of_reference = dict(reference.parameters())
-        own = {id(each) for each in roster.parameters}
+        own = {each.data_ptr() for each in roster.parameters} - {0}  # neither empty ones nor shards have an address
         for name, each in of_reference.items():
-            if id(each) in own:
+            if each.data_ptr() in own:
                 raise ValueError(
                     f"metrics: the reference shares {name} with the watched model; use copy.deepcopy(model)"
                 )
@@ -131,3 +136,27 @@ class Comparison:
                     "metrics: the reference is in training mode, where it would drop units at random and move its "
                     "running statistics; call reference.eval() first"
                 )
+
+
+def _copied(given: Any) -> Any:
+    """All that a model is given, in containers of any kind, so that what another does to it does not show.
+
+    What can be read only once, such as a generator, can not be copied: a TypeError.
+    """
+    made: dict[int, Any] = {}
+    return tree_map(
+        lambda each: each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each, made), given
+    )
+
+
+@contextlib.contextmanager
+def _random_numbers_kept(model: nn.Module) -> Iterator[None]:
+    """Whatever is drawn in this block, by torch, numpy or Python itself, was never drawn."""
+    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

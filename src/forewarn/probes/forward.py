@@ -34,11 +34,13 @@ class ForwardPass:
         """What is to see the output of the root: its own hooks are under way, and take no more of them."""
         self._is_open = True
         _passing[id(root)] = loop.tree
-        for probe in self._probes:
-            loop.guard(probe, probe.forward_begins)
-            for place in loop.guard(probe, probe.inside) or ():
-                self._put(probe, place)
-        _passing.clear()
+        try:
+            for probe in self._probes:
+                loop.guard(probe, probe.forward_begins)
+                for place in loop.guard(probe, probe.inside) or ():
+                    self._put(probe, place)
+        finally:
+            _passing.clear()
 
     def end(self, output: Any) -> None:
         """Take every hook off; `output` is None if the forward pass raised."""

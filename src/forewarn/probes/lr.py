@@ -36,7 +36,8 @@ class LearningRateProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = int(state["steps"])
-        self._peaks = [float(each) for each in state["peaks"]]
+        if len(state["peaks"]) == len(self._peaks):  # else the groups are others now
+            self._peaks = [float(each) for each in state["peaks"]]
 
     def collect(self, measured: bool) -> Pending:
         used, self._used = self._used, {}

@@ -46,6 +46,7 @@ class MetricsProbe(Probe):
     def __init__(self, roster: Roster, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
         self._roster = roster
         self._stepping = stepping
+        self._given = tuple(metrics)
         self._metrics = Metrics(_SEPARATOR)
         for each in metrics:
             _check(each)
@@ -93,9 +94,9 @@ class MetricsProbe(Probe):
                 self._evaluation.failed(key.replace(_SEPARATOR, "/"), error)
             found: dict[str, dict[str, float]] = {}
             for key, value in settled.averages().items():
-                kind, scope, metric = key.split(_SEPARATOR)
+                kind, scope, metric = key.split(_SEPARATOR, 2)
                 if kind != "gradient" or not self._stepping.skipped:
-                    found.setdefault(f"{kind}_metric/{_plain(metric)}", {})[scope] = value
+                    found.setdefault(self._series(kind, metric), {})[scope] = value
             for name, values in found.items():
                 yield Reading(name, tuple(values), list(values.values()))
 
@@ -110,6 +111,12 @@ class MetricsProbe(Probe):
             known = at_first.get(name)
             if known is not None and tuple(known.shape) == tuple(weights.shape):
                 known.copy_(_tensor(weights))
+
+    def _series(self, kind: str, answer: str) -> str:
+        """The series of a metric, and behind it what its aggregation added: `spread[max]` is `spread_max`."""
+        metric = max((each for each in self._given if each.kind == kind and answer.startswith(each.name)), key=_length)
+        suffix = re.sub(r"[^A-Za-z0-9.]+", "_", answer[len(metric.name) :]).strip("_.")
+        return f"{series_name(metric)}_{suffix}" if suffix else series_name(metric)
 
     def _leaving(self, name: str) -> Callable[..., None]:
         return lambda args, kwargs, output: self._returned(name, output)
@@ -163,6 +170,10 @@ def series_name(metric: Metric) -> str:
     return f"{metric.kind}_metric/{metric.name}"
 
 
+def _length(metric: Metric) -> int:
+    return len(metric.name)
+
+
 def _by_reference(metrics: Sequence[Metric]) -> list[tuple[nn.Module | None, list[Metric]]]:
     """The difference metrics, those of one reference together."""
     found: dict[int, tuple[nn.Module | None, list[Metric]]] = {}
@@ -170,11 +181,6 @@ def _by_reference(metrics: Sequence[Metric]) -> list[tuple[nn.Module | None, lis
         if isinstance(each, ActivationDifferenceMetric | ParameterDifferenceMetric):
             found.setdefault(id(each.reference), (each.reference, []))[1].append(each)
     return list(found.values())
-
-
-def _plain(metric: str) -> str:
-    """A name with the suffix that an aggregation gave, as a series may be named: `spread[max]` is `spread_max`."""
-    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", metric).rstrip("_")
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:

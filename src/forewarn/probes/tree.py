@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_, methodcaller
 
 import torch
 from torch import nn
 
 _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
-_compiled_of = attrgetter("_compiled_call_impl")
+_modules_of, _parameters_of, _compiled_of = map(attrgetter, ("_modules", "_parameters", "_compiled_call_impl"))
+_values = methodcaller("values")
 
 
 def clean_name(name: str) -> str:
@@ -34,25 +35,25 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class Tree:
     """Every module of a model, and its parameters.
 
-    To see that nothing has changed takes a tenth of the time of a walk: torch's own dictionaries are kept at hand, one
-    of children and one of parameters per module.
+    To see that nothing has changed takes a fraction of the time of a walk: torch's own dictionaries are kept at hand,
+    one of children and one of parameters per module.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self._modules: list[nn.Module] = []
-        self._below: list[Iterable[nn.Module | None]] = []
-        """Views of the children of each module: what they give is always that of now."""
-        self._held: list[Iterable[nn.Parameter | None]] = []
-        """The same for parameters."""
-        self._state: tuple[list[nn.Module | None], list[object]] = ([], [])
+        self._below: list[dict[str, nn.Module | None]] = []
+        """The children of each module."""
+        self._held: list[dict[str, nn.Parameter | None]] = []
+        """Its parameters."""
+        self._state: tuple[list[object], ...] = ()
         self._hookable: dict[str, nn.Module] = {}
         self._any_compiled = False
 
     def parameters(self) -> list[nn.Parameter | None]:
         """What the modules hold at this moment; a parameter that several of them hold comes several times."""
         self._refresh()
-        return list(chain.from_iterable(self._held))
+        return list(chain.from_iterable(map(_values, self._held)))
 
     @property
     def hookable(self) -> dict[str, nn.Module]:
@@ -71,18 +72,28 @@ class Tree:
         return self._any_compiled
 
     def _refresh(self) -> None:
-        """Walk the model if a module was put in, taken out or compiled since the last time."""
+        """Walk the model if a module was put in, taken out, renamed or compiled since the last time."""
         if self._modules and self._present() == self._state:
             return
         self._modules = list(self._root.modules())
-        self._below = [module._modules.values() for module in self._modules]
-        self._held = [module._parameters.values() for module in unwrapped(self._root).modules()]
+        self._below = list(map(_modules_of, self._modules))
+        self._held = list(map(_parameters_of, self._modules))
         self._state = self._present()
         self._hookable = dict(_hookable(self._root))
         self._any_compiled = any(map(is_compiled, self._modules))
 
-    def _present(self) -> tuple[list[nn.Module | None], list[object]]:
-        return list(chain.from_iterable(self._below)), list(map(_compiled_of, self._modules))
+    def _present(self) -> tuple[list[object], ...]:
+        """What would be other if the model were; by identity, for modules may say of themselves what they are equal to.
+
+        Torch puts another dictionary in place of one now and then, as when a list of modules is cut.
+        """
+        return (
+            [all(map(is_, map(_modules_of, self._modules), self._below))],  # True, or the state is another
+            [all(map(is_, map(_parameters_of, self._modules), self._held))],
+            list(chain.from_iterable(self._below)),
+            list(map(id, chain.from_iterable(map(_values, self._below)))),
+            list(map(_compiled_of, self._modules)),
+        )
 
 
 def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -187,8 +187,8 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
     severe = tall or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
     falls = now < before - config.learning * abs(before)
-    highest = max(np.abs(loss.finite()).max(initial=0.0), levels.finite().max(initial=0.0))
-    solved = abs(loss.last) < config.negligible_share * highest
+    highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
+    solved = loss.finite().min(initial=0.0) >= 0 and loss.last < config.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
 

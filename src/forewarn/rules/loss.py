@@ -23,6 +23,9 @@ from forewarn.series import MAD_TO_STD, Bools, Panel, Series, Steps, nanmedian
 from forewarn.thresholds.loss import LossDivergence, LossSpike
 from forewarn.types import Facts, Finding, Severity, Values
 
+_ROUNDING = 0.01
+"""Share of its level that a run has gained at least: what rounding to bfloat16 alone moves a loss by."""
+
 _MEDIAN_ERROR = 1.2533
 """The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
@@ -109,10 +112,11 @@ def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding
     if len(before) < config.minimum or not math.isfinite(value):
         return None
     level = float(np.median(before))
-    gained = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf)) - level
+    highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf))
+    gained = max(highest - level, _ROUNDING * abs(level))
     reach = max(config.k * MAD_TO_STD * float(np.median(np.abs(before - level))), config.floor * gained)
     excess = value - level
-    if not excess > reach:
+    if not excess > reach or not gained > 0:
         return None
     below = np.flatnonzero(recent <= level + reach)
     lasting = len(recent) - 1 - int(below[-1])

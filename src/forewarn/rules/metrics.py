@@ -69,7 +69,8 @@ def metric_out_of_range(values: Panel, metric: str, facts: Facts) -> Iterator[Fi
     """
     low, high = _healthy(metric, facts)
     last = values.last
-    below, above = last < np.float32(low), last > np.float32(high)
+    with np.errstate(over="ignore"):  # a bound beyond float32 is none
+        below, above = last < np.float32(low), last > np.float32(high)
     declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
     for at in np.flatnonzero(np.isfinite(last) & (below | above)):
         yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -195,9 +196,13 @@ def _is_range(given: Any) -> bool:
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False
     low, high = given
-    if any(not (each is None or isinstance(each, int | float)) for each in given):
+    if any(not (each is None or isinstance(each, Real)) for each in given):
         return False
-    return low is None or high is None or bool(low <= high)
+    try:
+        least, most = (math.inf * sign if each is None else float(each) for sign, each in ((-1, low), (1, high)))
+    except OverflowError:
+        return False
+    return least <= most
 
 
 def quantities(rows: Array) -> Mapping[str, Any]:
