@@ -23,9 +23,6 @@ from forewarn.series import MAD_TO_STD, Bools, Panel, Series, Steps, nanmedian
 from forewarn.thresholds.loss import LossDivergence, LossSpike
 from forewarn.types import Facts, Finding, Severity, Values
 
-_ROUNDING = 0.01
-"""Share of its level that a run has gained at least: what rounding to bfloat16 alone moves a loss by."""
-
 _MEDIAN_ERROR = 1.2533
 """The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
@@ -113,7 +110,7 @@ def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding
         return None
     level = float(np.median(before))
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf))
-    gained = max(highest - level, _ROUNDING * abs(level))
+    gained = max(highest - level, config.rounding * abs(level))
     reach = max(config.k * MAD_TO_STD * float(np.median(np.abs(before - level))), config.floor * gained)
     excess = value - level
     if not excess > reach or not gained > 0:

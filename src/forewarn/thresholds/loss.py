@@ -22,6 +22,8 @@ class LossSpike(Spike):
     """Steps in a row after which the loss counts as not coming back: critical."""
     negligible_share: float = between(0.2, 0.0, 1.0)
     """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
+    rounding: float = between(0.01, 0.0, 1.0)
+    """Share of its level that a loss which may be negative counts as having fallen at least: bfloat16 moves it so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
