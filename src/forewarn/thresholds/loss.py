@@ -23,7 +23,7 @@ class LossSpike(Spike):
     negligible_share: float = between(0.2, 0.0, 1.0)
     """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
     rounding: float = between(0.01, 0.0, 1.0)
-    """Share of its level that a loss which may be negative counts as having fallen at least: bfloat16 moves it so far."""
+    """Share of its level that a loss below zero is taken to have fallen at least: bfloat16 alone moves it so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
