@@ -36,14 +36,13 @@ DETAIL, SCHEDULE, MEMORY = "detail on every step", "the default schedule", "memo
 WHY_NOT = {
     DETAIL: "gradients and weights are both visited, for sums and for histograms of one block in four, and the "
     "gradients of every block are followed. Beside that stand costs per tensor, which show where tensors are as small "
-    "as in `tiny`: Python asks torch for the address, size, dtype and layout of each gradient and weight, at a tenth "
-    "of a microsecond per question; percentiles and shapes of their histograms take one to two microseconds each, "
-    "judging and recording one more.",
+    "as in `tiny`: Python asks torch for the address, size, dtype and layout of each gradient and weight, makes "
+    "percentiles and shapes of their histograms, judges and records.",
     SCHEDULE: "a step without detail takes half a millisecond to one whatever the model: hooks, rules on loss and "
     "gradient norm, one row for the store. That is 0.2% of a step of 250 ms and more; on a busy machine it is lost in "
     "the noise besides.",
-    MEMORY: "the places of 1,024 sampled weights are 4.1 kB, the readings and levels that rules look back on about as "
-    "much, and the series of the model as a whole some 200 kB, however few tensors share them.",
+    MEMORY: "the places of 1,024 sampled weights are 4.1 kB; the readings and levels that rules look back on come on "
+    "top, and series of the model as a whole, however few tensors share them.",
 }
 """By what was aimed at."""
 
