@@ -20,7 +20,10 @@ from forewarn.stats.attention import AttentionSummary, attention_summary
 from forewarn.types import Reason
 
 MAX_LOGITS = 2**20
-"""Logits computed anew for one attention: 4 MB in float32, 13 ms on a CPU core. Beyond, queries are sampled."""
+"""Logits computed anew for one attention: 4 MB in float32. Beyond, queries are sampled."""
+
+MAX_QUERIES = 256
+"""Queries of a head that are looked at: their mean is off by a sixteenth of how far one differs from another."""
 
 _MAX_CALLS = 4
 """Attentions within one call of one module that are told apart; a loop over windows may make thousands."""
@@ -41,7 +44,8 @@ class AttentionProbe(Probe):
     """`attention/entropy` and `attention/max_logit` per head, and per layer; on measured steps only.
 
     Entropy is a share of the most that the mask allows: 1 looks at all keys alike, 0 at one. It is computed anew from
-    queries and keys, before dropout: at most `MAX_LOGITS` logits per attention, from evenly spaced queries.
+    queries and keys, before dropout: of at most `MAX_QUERIES` evenly spaced queries per head, and no more than
+    `MAX_LOGITS` logits per attention.
     """
 
     name = "attention"
@@ -117,7 +121,8 @@ class AttentionProbe(Probe):
         if not all(map(_is_plain, (given.query, given.key, given.mask))):
             self._left_out = Reason.UNSUPPORTED_TENSOR
             return
-        few = sampled(given, MAX_LOGITS)
+        num_heads, num_keys = given.query.shape[-3], given.key.shape[-2]
+        few = sampled(given, min(MAX_LOGITS, MAX_QUERIES * num_heads * num_keys))
         found = attention_summary(few.query, few.key, mask=few.mask, causal=few.causal, scale=few.scale)
         scope = _joined(frame.name, f"call_{frame.calls}" if frame.calls > 1 else "")
         known = self._seen.get(scope)

@@ -37,8 +37,10 @@ def sampled(given: Attended, max_logits: int, fewest_queries: int = 16) -> Atten
     left out once fewer than `fewest_queries` of each would be read: one query says little about a head.
     """
     query, key, mask = given.query, given.key, given.mask
-    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
-    query, key = query.expand(*batch, *query.shape[-3:]), key.expand(*batch, *key.shape[-3:])
+    batch = query.shape[:-3]
+    if key.shape[:-3] != batch:
+        batch = torch.broadcast_shapes(batch, key.shape[:-3])
+        query, key = query.expand(*batch, *query.shape[-3:]), key.expand(*batch, *key.shape[-3:])
     num_queries, per_query = query.shape[-2], query.shape[:-2].numel() * key.shape[-2]
     if num_queries * per_query <= max_logits:
         return replace(given, query=query, key=key)

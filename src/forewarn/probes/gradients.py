@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from forewarn.probes.accumulation import Accumulation
 from forewarn.probes.aggregates import gradient_aggregates
+from forewarn.probes.filling import Filling
 from forewarn.probes.parameters import Roster
 from forewarn.probes.probe import ONE, Array, Followed, Histograms, Pending, Probe, Reading
 from forewarn.probes.ranks import RankGradient
@@ -31,7 +32,7 @@ _UPDATES_SEARCHED = 3
 _STARTING_STEPS = 10
 """Steps whose median gradient norm is the level that the run began with."""
 
-_gradient_of, _version_of = attrgetter("grad"), attrgetter("_version")
+_gradient_of = attrgetter("grad")
 
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
@@ -81,7 +82,7 @@ class GradientProbe(Probe):
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
-        self._seen_before: tuple[list[int], list[int]] = ([], [])
+        self._filling = Filling(roster)
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
         """Per optimizer: what was left in its gradients when the backward passes of this step began."""
@@ -114,7 +115,8 @@ class GradientProbe(Probe):
         self._accumulation.forward_begins()
 
     def backward_begins(self, measured: bool) -> None:
-        self._seen_before = ([], []) if self._clipped_last_step and not measured else self._identities()
+        if measured or not self._clipped_last_step:
+            self._filling.begins()
         if measured:
             for at in range(self._roster.num_optimizers):
                 held = self._held(at)
@@ -125,16 +127,16 @@ class GradientProbe(Probe):
                     and gradient.numel()
                     and each.requires_grad  # what is frozen keeps its old one
                 ]
-                self._residual.setdefault(at, []).append(norm_of_all(norms(left)))
+                self._residual.setdefault(at, []).append(norm_of_all(norms(left)) if left else 0.0)
 
     def following(self) -> Sequence[Followed]:
         is_first = not self._accumulation.is_under_way
-        return self._rank.follow(self._roster.live().values()) if is_first and not self._accumulation.expected else ()
+        return self._rank.follow(self._roster.live) if is_first and not self._accumulation.expected else ()
 
     def backward_ended(self, measured: bool) -> None:
         if self._clipped_last_step and not measured:
             return  # the norm will be known from clipping
-        if self._identities() == self._seen_before:
+        if not self._filling.has_come():
             return  # a pass that filled no gradient, such as torch.autograd.grad
         is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
@@ -204,11 +206,6 @@ class GradientProbe(Probe):
 
     def _held(self, at: int) -> list[nn.Parameter]:
         return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
-
-    def _identities(self) -> tuple[list[int], list[int]]:
-        """Which gradient tensors there are, and how often each has been written to."""
-        gradients = [each for each in map(_gradient_of, self._roster.live().values()) if each is not None]
-        return list(map(id, gradients)), list(map(_version_of, gradients))
 
     def collect(self, measured: bool) -> Pending:
         clip, self._clip = self._clip, None

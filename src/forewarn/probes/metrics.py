@@ -134,6 +134,8 @@ class MetricsProbe(Probe):
             self._evaluation.parameters(self._log, "gradient", present)
 
     def _ask_parameters(self) -> None:
+        if not self._given:
+            return
         named: list[tuple[str, nn.Parameter]] = list(zip(self._roster.names, self._roster.parameters, strict=True))
         if self._metrics.any("parameter"):
             self._evaluation.parameters(self._log, "parameter", ((name, (one,)) for name, one in named))

@@ -57,6 +57,10 @@ class Roster:
             self._live = {key: one for key, one in zip(keys, found, strict=True) if one is not None}
         return self._live
 
+    def unknown(self) -> list[nn.Parameter]:
+        """The parameters that the model has got since the roster was last refreshed."""
+        return [one for key, one in self.live().items() if key not in self._index]
+
     def _present(self) -> list[int]:
         """The ids of the parameters that have values; who has them keeps them."""
         live = self.live()

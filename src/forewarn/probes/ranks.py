@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,12 +45,12 @@ class RankGradient:
         wrapper = _wrapper(self._called)
         return wrapper is not None and not wrapper.require_backward_grad_sync
 
-    def follow(self, parameters: Iterable[nn.Parameter]) -> list[Followed]:
-        """Whose gradients to see in the backward pass that begins."""
+    def follow(self, live: Callable[[], Mapping[int, nn.Parameter]]) -> list[Followed]:
+        """Whose gradients to see in the backward pass that begins; `live` walks the model, if there is a use for it."""
         self._seen = {}
         if self.num_ranks == 1 or not self.is_averaged:
             return []
-        return [Followed(each, partial(self._reached, id(each))) for each in parameters if each.requires_grad]
+        return [Followed(each, partial(self._reached, key)) for key, each in live().items() if each.requires_grad]
 
     def norms(self, filled: Collection[int]) -> Sequence[Norm]:
         """Those of this rank, if they are of all parameters that have a gradient now; else none.

@@ -69,9 +69,9 @@ def attention_summary(
     num_heads, num_queries, width = query.shape[-3:]
     if num_heads % key.shape[-3]:
         raise ValueError(f"{num_heads} query heads do not share {key.shape[-3]} key heads evenly")
-    summary = _nothing(num_heads, query.device)
     if not query.numel() or not key.numel():
-        return summary
+        return _nothing(num_heads, query.device)
+    summary: AttentionSummary | None = None
     if block is None:
         block = max(1, MAX_LOGITS // (query.shape[:-2].numel() * key.shape[-2]))
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
@@ -90,8 +90,10 @@ def attention_summary(
                 bias = _part(mask.detach(), start, stop, num_keys)
                 visible = visible & (bias if bias.dtype == torch.bool else bias > SHUT_OUT)
                 if bias.dtype != torch.bool:
-                    logits += bias
-            summary = summary.merge(_summarize(logits, visible))
+                    logits += bias.where(bias > SHUT_OUT, 0.0)
+            part = _summarize(logits, visible)
+            summary = part if summary is None else summary.merge(part)
+    assert summary is not None
     return summary
 
 
@@ -110,17 +112,18 @@ def _part(mask: Tensor, start: int, stop: int, num_keys: int) -> Tensor:
 
 
 def _summarize(logits: Tensor, visible: Tensor) -> AttentionSummary:
-    """The summary of a block of queries; overwrites the logits. Hidden keys are cut out: they would give 0 · −inf."""
-    hidden = ~visible
+    """The summary of a block of queries; overwrites the logits, which are finite where a key is hidden.
+
+    For the largest logit m the entropy −Σ p ln p is −ln p(m) − Σ p · (l − m): all that large numbers do cancels out.
+    """
     num_seen = visible.sum(-1)
     sees = num_seen > 0
-    logits.masked_fill_(hidden, -math.inf)
-    most = logits.amax(-1)
+    shut = torch.zeros(visible.shape, dtype=logits.dtype, device=logits.device).masked_fill_(~visible, -math.inf)
+    masked = logits + shut
+    most = masked.amax(-1)
+    weights = masked.softmax(-1)
     logits -= most.where(sees, 0.0).unsqueeze(-1)
-    weights = logits.exp()
-    total = weights.sum(-1)
-    expected = weights.mul_(logits.masked_fill_(hidden, 0.0)).sum(-1) / total
-    entropy = (total.log() - expected).where(sees, 0.0)
+    entropy = (-weights.amax(-1).log() - torch.linalg.vecdot(weights, logits)).where(sees, 0.0)
 
     def by_head(numbers: Tensor) -> Tensor:
         return numbers.expand(most.shape).movedim(-2, 0).flatten(1)

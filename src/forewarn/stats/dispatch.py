@@ -32,7 +32,8 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
     if len(tensors) == 1 and not histogram_every and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))
     order: Sequence[int] = range(len(tensors))
-    missing = [at for at, tensor in enumerate(tensors) if tensor is None]
+    described = isinstance(tensors, native.Described)
+    missing = [] if described else [at for at, tensor in enumerate(tensors) if tensor is None]
     if missing:
         order = [at for at, tensor in enumerate(tensors) if tensor is not None]
         tensors = [tensor for tensor in tensors if tensor is not None]
