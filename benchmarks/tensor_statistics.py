@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.stats import native, portable, sample_indices
+from forewarn.stats import ALL_BLOCKS, native, portable, sample_indices
 
 ROUNDS = 31
 SAMPLE_SIZE = 1024
@@ -68,8 +68,8 @@ def compare(title: str, shapes: list[tuple[int, ...]], reading: Callable[[list[T
     variants: dict[str, Callable[[], object]] = {
         "one streaming read": reading(tensors),
         "rows": lambda: native.measure(tensors),
-        "rows, histogram of every 4th block": lambda: native.measure(tensors, histogram_every=4),
-        "rows, full histogram": lambda: native.measure(tensors, histogram_every=1),
+        "rows, histogram of 16 blocks": lambda: native.measure(tensors, histogram_blocks=16),
+        "rows, full histogram": lambda: native.measure(tensors, histogram_blocks=ALL_BLOCKS),
         "sampled update, both visits": lambda: native.gather_diff(
             moved, places, offsets, native.gather(tensors, places, offsets)
         ),

@@ -44,15 +44,15 @@ from forewarn.probes.user import UserProbe
 from forewarn.probes.weights import WeightProbe
 from forewarn.rules import enabled_rules
 from forewarn.schedule import Escalation, Schedule, as_predicate
-from forewarn.stats import backend_of
+from forewarn.stats import ALL_BLOCKS, backend_of
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Block, Facts
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 
-HISTOGRAM_EVERY = {"off": 0, "sampled": 4, "full": 1}
-"""Of how many blocks of 4096 values one goes into a histogram, by `Config.histograms`."""
+HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
+"""How many blocks of 4096 values of a tensor go into its histogram at most, by `Config.histograms`."""
 
 
 def watch(
@@ -173,7 +173,7 @@ def _probes(
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
     stepping = SteppingProbe(roster.optimizers, scaler)
-    reader = TensorReader(HISTOGRAM_EVERY[config.histograms], config.exact_percentiles)
+    reader = TensorReader(HISTOGRAM_BLOCKS[config.histograms], config.exact_percentiles)
     gradients = GradientProbe(
         roster, stepping, scaler, reader,
         vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,

@@ -105,7 +105,7 @@ def test_a_sample_stands_for_the_whole_tensor():
     torch.manual_seed(0)
     tensors = [torch.randn(300_000), torch.randn(5000), torch.randn(100) * 1e-3, torch.zeros(20_000)]
     tensors[0][torch.rand(300_000) < 0.3] = 0.0
-    values, [found] = read(statistics(tensors, TensorReader(histogram_every=4)))
+    values, [found] = read(statistics(tensors, TensorReader(histogram_blocks=16)))
     for at, tensor in enumerate(tensors):
         expected, zeros = histogram(tensor.numpy())
         assert found.zeros[at] == zeros[0]
@@ -117,7 +117,7 @@ def test_a_sample_stands_for_the_whole_tensor():
 def test_where_the_sample_saw_only_zeros_nothing_is_claimed():
     tensor = torch.zeros(16 * 4096)
     tensor[5 * 4096 : 6 * 4096] = 1.0  # in a block that is not read
-    values, found = read(statistics([tensor], TensorReader(histogram_every=4)))
+    values, found = read(statistics([tensor], TensorReader(histogram_blocks=4)))
     assert found == []
     assert np.isnan(values["p50"][0])
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { BINS = 2 * NUM_BINS, COLUMNS = 7 };
+#define ALL_BLOCKS ((int64_t)1 << 40) /* more than any tensor has */
 
 static const int64_t lengths[] = {0,   1,   2,    15,   16,   17,   31,    32,    33,     63,
                                   255, 257, 4095, 4096, 4097, 8193, 12288, 16385, 262144, 262145};
@@ -146,22 +147,24 @@ static void check_measure(const Tensors *tensors)
     double *rows = allocate(row_bytes), *first_rows = allocate(row_bytes);
     int64_t *histograms = allocate(histogram_bytes), *first_histograms = allocate(histogram_bytes);
     int64_t *covered = allocate(n * sizeof *covered);
-    for (int every = 0; every <= 3; every += every ? 2 : 1) {
+    static const int64_t limits[] = {0, 3, ALL_BLOCKS};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        int64_t blocks = limits[i];
         int is_first = 1;
         for (int path = 0; forewarn_path_name(path); path++) {
             for (int threads = 1; threads <= 3; threads += 2) {
                 double *into = is_first ? first_rows : rows;
-                int64_t *counts = every == 0 ? NULL : is_first ? first_histograms : histograms;
+                int64_t *counts = blocks == 0 ? NULL : is_first ? first_histograms : histograms;
                 int status = forewarn_measure(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes,
-                                              every, threads, path, into, counts, every ? covered : NULL);
+                                              blocks, threads, path, into, counts, blocks ? covered : NULL);
                 expect(status == DONE, "measured");
                 expect(is_first || memcmp(rows, first_rows, row_bytes) == 0, "the same rows");
-                expect(is_first || !every || memcmp(histograms, first_histograms, histogram_bytes) == 0,
+                expect(is_first || !blocks || memcmp(histograms, first_histograms, histogram_bytes) == 0,
                        "the same histograms");
                 is_first = 0;
             }
         }
-        if (every == 1) {
+        if (blocks == ALL_BLOCKS) {
             check_counts(tensors, first_rows, first_histograms, covered);
         }
     }

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.stats import native, portable
-from forewarn.stats.engine import COLUMNS, LOWEST_EXPONENT, NUM_BINS
+from forewarn.stats.engine import ALL_BLOCKS, COLUMNS, LOWEST_EXPONENT, NUM_BINS
 from tests.stats.code_paths import over_paths
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -25,7 +25,7 @@ def by_torch(tensors):
 def by_path(path):
     def measure(tensors):
         assert all(map(native.supports, tensors))
-        rows, histograms, covered = native.measure(tensors, histogram_every=1, path=path)
+        rows, histograms, covered = native.measure(tensors, histogram_blocks=ALL_BLOCKS, path=path)
         assert covered.tolist() == [tensor.numel() for tensor in tensors]
         return rows, histograms
 

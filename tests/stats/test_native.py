@@ -1,5 +1,6 @@
 import ctypes
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forewarn.stats import UpdateSampler, dispatch, measure, native, sample_indices
+from forewarn.stats import ALL_BLOCKS, UpdateSampler, dispatch, measure, native, sample_indices
 from forewarn.stats.native import library
 from tests.stats.code_paths import over_paths
 
@@ -47,7 +48,7 @@ def test_results_are_the_same_bits_for_any_number_of_threads_on_any_code_path(dt
     tensors[0][[5, 700_000]] = float("nan")
     tensors += [torch.tensor([-0.0, 0.0], dtype=dtype).repeat(1000), torch.tensor([-0.0], dtype=dtype)]
     first, *others = [
-        native.measure(tensors, histogram_every=1, threads=threads, path=path)
+        native.measure(tensors, histogram_blocks=ALL_BLOCKS, threads=threads, path=path)
         for path in native.paths()
         for threads in (1, 2, 3, 1000)
     ]
@@ -94,12 +95,12 @@ def test_a_library_that_fails_on_one_tensor_is_not_asked_again(monkeypatch, capl
 
 def test_calls_from_several_threads_at_once_do_not_disturb_each_other():
     tensors = [random(n, seed=n) for n in (700_001, 600_001, 13)]
-    alone = native.measure(tensors, histogram_every=2, threads=1)
+    alone = native.measure(tensors, histogram_blocks=40, threads=1)
     found = []
 
     def call():
         for _ in range(20):
-            found.append(native.measure(tensors, histogram_every=2, threads=2))
+            found.append(native.measure(tensors, histogram_blocks=40, threads=2))
 
     callers = [threading.Thread(target=call) for _ in range(3)]
     for caller in callers:
@@ -126,7 +127,7 @@ def test_other_python_threads_run_while_it_reads():
         ticker.start()
         before = ticks[0]
         for _ in range(20):
-            native.measure(tensors, histogram_every=1, threads=1)
+            native.measure(tensors, histogram_blocks=ALL_BLOCKS, threads=1)
         during = ticks[0] - before
     finally:
         stop.set()
@@ -141,13 +142,15 @@ def test_other_python_threads_run_while_it_reads():
     st.integers(1, 30),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_a_sampled_histogram_counts_every_kth_block_from_the_first_on(size, every, dtype):
+def test_a_sampled_histogram_counts_evenly_spaced_blocks_from_the_first_on(size, most, dtype):
     tensor = random(size, dtype=dtype, seed=size)
     tensor[::5] = 0.0
-    rows, histograms, covered = native.measure([tensor], histogram_every=every)
-    kept = torch.cat([block for at, block in enumerate(tensor.split(BLOCK)) if at % every == 0])
+    rows, histograms, covered = native.measure([tensor], histogram_blocks=most)
+    blocks = tensor.split(BLOCK)
+    kept = torch.cat(blocks[:: math.ceil(len(blocks) / most)])
+    assert len(kept) <= most * BLOCK
     assert covered.tolist() == [kept.numel()]
-    np.testing.assert_array_equal(histograms, native.measure([kept], histogram_every=1)[1])
+    np.testing.assert_array_equal(histograms, native.measure([kept], histogram_blocks=ALL_BLOCKS)[1])
     np.testing.assert_array_equal(rows, native.measure([tensor])[0])
 
 
@@ -155,12 +158,12 @@ def test_without_a_histogram_there_is_none():
     _, histograms, covered = native.measure([random(5)])
     assert histograms is None
     assert covered is None
-    with pytest.raises(ValueError, match="histogram_every is -1"):
-        native.measure([random(5)], histogram_every=-1)
+    with pytest.raises(ValueError, match="histogram_blocks is -1"):
+        native.measure([random(5)], histogram_blocks=-1)
 
 
 def test_no_tensors_are_no_rows():
-    rows, histograms, _ = native.measure([], histogram_every=1)
+    rows, histograms, _ = native.measure([], histogram_blocks=ALL_BLOCKS)
     assert rows.shape == (0, 7)
     assert histograms.shape == (0, 2, 64)
 
@@ -168,13 +171,15 @@ def test_no_tensors_are_no_rows():
 def test_a_mode_that_flushes_denormal_numbers_changes_nothing_and_is_left_on():
     tensors = [torch.tensor([1e-40, -1e-42, 0.0, 1.0] * 10), torch.tensor([5e-324, 0.0], dtype=torch.float64)]
     halves = torch.arange(1, 40, dtype=torch.int16).view(torch.float16)
-    honest = {path: native.measure([*tensors, halves], histogram_every=1, path=path) for path in native.paths()}
+    honest = {
+        path: native.measure([*tensors, halves], histogram_blocks=ALL_BLOCKS, path=path) for path in native.paths()
+    }
     assert honest["portable"][0][:, 5].tolist() == [10, 1, 0]
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormal numbers")
     try:
         for path, wanted in honest.items():
-            found = native.measure([*tensors, halves], histogram_every=1, path=path)
+            found = native.measure([*tensors, halves], histogram_blocks=ALL_BLOCKS, path=path)
             assert all(part.tobytes() == same.tobytes() for part, same in zip(found, wanted, strict=True))
         assert (torch.tensor([1e-40]) * 1).item() == 0
     finally:
@@ -273,7 +278,7 @@ def test_no_torch_operation_runs():
     places, offsets = drawn(tensors, 16)
     with Counting() as counting:
         assert all(map(native.supports, tensors))
-        native.measure(tensors, histogram_every=1)
+        native.measure(tensors, histogram_blocks=ALL_BLOCKS)
         before = native.gather(tensors, places, offsets)
         native.gather_diff(tensors, places, offsets, before)
     assert counting.operations == []

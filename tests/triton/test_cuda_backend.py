@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forewarn.stats import cuda, portable
-from forewarn.stats.engine import COLUMNS
+from forewarn.stats.engine import ALL_BLOCKS, COLUMNS
 
 pytest.importorskip("triton.language", reason="`make test-triton` installs Triton")
 if not cuda.available():
@@ -69,7 +69,7 @@ def expected_histogram(values: np.ndarray) -> np.ndarray:
 
 
 def check(*tensors: torch.Tensor) -> None:
-    rows, histograms = cuda.measure(tensors, histogram_every=1)
+    rows, histograms = cuda.measure(tensors, histogram_blocks=ALL_BLOCKS)
     assert rows.dtype is torch.float64
     assert rows.device.type == DEVICE.type
     for row, histogram, tensor in zip(rows.cpu().numpy(), histograms.cpu().numpy(), tensors, strict=True):
@@ -130,7 +130,7 @@ def test_tensors_of_mixed_types_and_sizes_give_the_rows_of_the_portable_backend_
     tensors = [normal(SIZES[at % 12], DTYPES[at % 4 - at % 3], seed=at) for at in range(24)]
     tensors[5][::3] = 0.0
     tensors[11][17] = float("nan")
-    rows, histograms = cuda.measure(tensors, histogram_every=1)
+    rows, histograms = cuda.measure(tensors, histogram_blocks=ALL_BLOCKS)
     portable_rows, portable_histograms = portable.measure(tensors, True)
     torch.testing.assert_close(rows, portable_rows, rtol=1e-12, atol=1e-12)
     assert torch.equal(histograms, portable_histograms)
@@ -168,9 +168,9 @@ def test_a_tensor_without_a_finite_value_has_no_extrema():
     assert rows.tolist() == [[3, 0, 0, math.inf, -math.inf, 0, 3], [0, 0, 0, math.inf, -math.inf, 0, 0]]
 
 
-def test_a_sampled_histogram_takes_every_so_many_blocks_and_rows_take_all():
+def test_a_sampled_histogram_takes_so_many_blocks_and_rows_take_all():
     tensor = normal(9 * 4096 + 100)
-    rows, histograms = cuda.measure([tensor, normal(10)], histogram_every=3)
+    rows, histograms = cuda.measure([tensor, normal(10)], histogram_blocks=4)
     values = in_double(tensor)
     taken = np.concatenate([values[start : start + 4096] for start in range(0, len(values), 3 * 4096)])
     np.testing.assert_array_equal(histograms[0].cpu(), expected_histogram(taken))
@@ -215,12 +215,12 @@ def launching(monkeypatch) -> tuple[Launching, Launching]:
 @pytest.mark.parametrize("dtypes", [[torch.float32], DTYPES], ids=["one dtype", "all dtypes"])
 def test_one_launch_for_each_dtype_however_many_tensors(launching, num_tensors, dtypes):
     read, add = launching
-    cuda.measure([normal(3 + at, dtypes[at % len(dtypes)]) for at in range(num_tensors)], histogram_every=1)
+    cuda.measure([normal(3 + at, dtypes[at % len(dtypes)]) for at in range(num_tensors)], histogram_blocks=ALL_BLOCKS)
     assert (read.launches, add.launches) == (len(dtypes), 1)
 
 
 def test_a_type_with_empty_tensors_only_is_not_launched(launching):
-    rows, histograms = cuda.measure([torch.empty(0, device=DEVICE)], histogram_every=1)
+    rows, histograms = cuda.measure([torch.empty(0, device=DEVICE)], histogram_blocks=ALL_BLOCKS)
     assert launching[0].launches == 0
     assert rows[0, 0].item() == 0
     assert histograms.sum().item() == 0
@@ -243,7 +243,7 @@ def test_no_host_sync_and_no_operation_more_for_more_tensors():
     for num_tensors in (2, 50):
         tensors = [normal(3 + at) for at in range(num_tensors)]
         with Counting() as counting:
-            cuda.measure(tensors, histogram_every=1)
+            cuda.measure(tensors, histogram_blocks=ALL_BLOCKS)
         counted.append(counting.operations)
     assert not SYNCS & set(counted[0])
     assert counted[0] == counted[1]
@@ -252,10 +252,10 @@ def test_no_host_sync_and_no_operation_more_for_more_tensors():
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="only a real device can be waited for")
 def test_a_real_device_is_not_waited_for():
     tensors = [normal(size, dtype) for dtype in DTYPES for size in SIZES]
-    cuda.measure(tensors, histogram_every=1)
+    cuda.measure(tensors, histogram_blocks=ALL_BLOCKS)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        cuda.measure(tensors, histogram_every=1)
+        cuda.measure(tensors, histogram_blocks=ALL_BLOCKS)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

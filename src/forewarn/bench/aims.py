@@ -34,7 +34,7 @@ WORKLOADS = ("gpt6", "gpt12", "tiny")
 DETAIL, SCHEDULE, MEMORY = "detail on every step", "the default schedule", "memory per tensor, for detail"
 
 WHY_NOT = {
-    DETAIL: "gradients and weights are both visited, for sums and for histograms of one block in four, and the "
+    DETAIL: "gradients and weights are both visited, for sums and for histograms of up to 65,536 values each, and the "
     "gradients of every block are followed. Beside that stand costs per tensor, which show where tensors are as small "
     "as in `tiny`: Python asks torch for the address, size, dtype and layout of each gradient and weight, makes "
     "percentiles and shapes of their histograms, judges and records.",

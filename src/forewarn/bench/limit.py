@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from forewarn.bench.results import Visits
-from forewarn.stats import measure
+from forewarn.stats import ALL_BLOCKS, measure
 
 REPEATS = 15
 EVICTING_ELEMENTS = 32_000_000
@@ -31,7 +31,7 @@ def visits(sizes: Sequence[int]) -> Visits:
         lambda: torch.linalg.vector_norm(whole),
         lambda: torch.dot(whole, whole),
         lambda: measure(tensors),
-        lambda: measure(tensors, histogram_every=1),
+        lambda: measure(tensors, histogram_blocks=ALL_BLOCKS),
     ]
     spent: list[list[float]] = [[] for _ in ways]
     for _ in range(REPEATS):

@@ -22,13 +22,13 @@ from forewarn.types import Counts
 class TensorReader:
     """What is read of tensors on a measured step."""
 
-    histogram_every: int = 0
-    """0 for no histograms, 1 for those of all values, k for those of every k-th block of 4096."""
+    histogram_blocks: int = 0
+    """0 for no histograms, else of how many blocks of 4096 values per tensor at most."""
     exact: bool = False
     """Whether percentiles come from sorting each tensor rather than from its histogram."""
 
     def read(self, tensors: Sequence[Tensor | None]) -> Visit:
-        found = measure(tensors, self.histogram_every)
+        found = measure(tensors, self.histogram_blocks)
         return Visit(found, *(exact_percentiles(tensors, list(PERCENTS.values())) if self.exact else ([], [])), self)
 
 
@@ -53,7 +53,7 @@ class Visit:
         rows = in_order(order, [arrays.pop(0) for _ in self.found.rows])
         counts: Counts | None = None
         exact: Array | None = None
-        if self.reader.histogram_every:
+        if self.reader.histogram_blocks:
             parts = [arrays.pop(0) if isinstance(part, Tensor) else part for part in self.found.histograms]
             counts = in_order(order, parts, np.empty((0, 2, NUM_BINS))).astype(np.int64, copy=False)
         if self.reader.exact:

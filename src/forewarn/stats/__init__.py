@@ -6,13 +6,14 @@ holds sums, so rows of micro-batches or shards add up to the row of the whole.
 
 from forewarn.stats.attention import AttentionSummary, attention_summary
 from forewarn.stats.dispatch import backend_of, looked_at, measure
-from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers, in_order
+from forewarn.stats.engine import ALL_BLOCKS, COLUMNS, NUM_BINS, Measurement, Numbers, in_order
 from forewarn.stats.native import Standing
 from forewarn.stats.norms import norms
 from forewarn.stats.sampling import UpdateSampler, sample_indices
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
-    "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "Standing", "UpdateSampler",
-    "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices", "summarize",
+    "ALL_BLOCKS", "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "Standing",
+    "UpdateSampler", "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices",
+    "summarize",
 ]  # fmt: skip

@@ -87,13 +87,13 @@ def supports(tensor: Tensor) -> bool:
     )
 
 
-def measure(tensors: Sequence[Tensor], histogram_every: int = 0, powers: bool = False) -> tuple[Tensor, Tensor | None]:
+def measure(tensors: Sequence[Tensor], histogram_blocks: int = 0, powers: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows [n × columns] in double precision and histograms [n × 2 × bins] in int64, on the one device of the tensors.
 
     With `powers` the columns are `MOMENTS`, otherwise `COLUMNS`.
 
-    Histograms are of every value with `histogram_every=1`, of every k-th block of 4096 values of a tensor with k,
-    and not made with 0. Nothing waits for the device: addresses travel with the table from pinned memory.
+    Histograms are of at most `histogram_blocks` blocks of 4096 values per tensor, evenly spaced from the first on, and
+    not made with 0. Nothing waits for the device: addresses travel with the table from pinned memory.
     """
     refused = [at for at, tensor in enumerate(tensors) if not supports(tensor)]
     devices = {tensor.device for tensor in tensors}
@@ -105,10 +105,12 @@ def measure(tensors: Sequence[Tensor], histogram_every: int = 0, powers: bool = 
     device = devices.pop()
     plan = _plan(tuple(tensor.numel() for tensor in tensors), tuple(tensor.dtype for tensor in tensors))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return _launch(plan, _on_device(plan, tensors, device), len(tensors), histogram_every, powers)
+        return _launch(plan, _on_device(plan, tensors, device), len(tensors), histogram_blocks, powers)
 
 
-def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int, powers: bool) -> tuple[Tensor, Tensor | None]:
+def _launch(
+    plan: _Plan, table: Tensor, num_tensors: int, most_blocks: int, powers: bool
+) -> tuple[Tensor, Tensor | None]:
     import triton.language as tl
 
     from forewarn.stats import cuda_kernels
@@ -118,7 +120,7 @@ def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int, powers: bo
     # Every column but `count`, which is known beforehand.
     partials = torch.empty((num_columns - 1, plan.num_chunks), dtype=torch.float64, device=device)
     rows = torch.empty((num_tensors, num_columns), dtype=torch.float64, device=device)
-    histograms = torch.zeros((num_tensors, 2, NUM_BINS), dtype=torch.int64, device=device) if every else None
+    histograms = torch.zeros((num_tensors, 2, NUM_BINS), dtype=torch.int64, device=device) if most_blocks else None
     for dtype, first_chunk, num_chunks in plan.launches:
         cuda_kernels.read_chunks[(num_chunks,)](
             table,
@@ -127,10 +129,10 @@ def _launch(plan: _Plan, table: Tensor, num_tensors: int, every: int, powers: bo
             num_tensors,
             plan.num_chunks,
             first_chunk,
-            every,
+            most_blocks,
             torch.empty(0, dtype=dtype, device=device),
             WIDE=tl.float64 if dtype is torch.float64 else tl.float32,
-            HISTOGRAM=bool(every),
+            HISTOGRAM=bool(most_blocks),
             POWERS=powers,
             CHUNK=_CHUNK,
             TILE=_TILE,

@@ -13,7 +13,7 @@ import triton
 from triton import language as tl
 
 # Counts that change between calls are not compiled in: the kernel is compiled once for each dtype.
-_VARYING = ["num_tensors", "num_chunks", "first_chunk", "every"]
+_VARYING = ["num_tensors", "num_chunks", "first_chunk", "most_blocks"]
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def read_chunks(
     num_tensors,
     num_chunks,
     first_chunk,
-    every,
+    most_blocks,
     like,
     WIDE: tl.constexpr,
     HISTOGRAM: tl.constexpr,
@@ -68,6 +68,8 @@ def read_chunks(
     values = tl.load(table + tensor).to(like.dtype)
     length = tl.load(table + num_tensors + tensor)
     start = (chunk - tl.load(table + 2 * num_tensors + tensor)) * CHUNK
+    if HISTOGRAM:
+        stride = tl.cdiv(tl.cdiv(length, BLOCK), most_blocks)  # from one block that is counted to the next
 
     lane = tl.arange(0, TILE)
     bins = tl.arange(0, 2 * NUM_BINS)
@@ -97,7 +99,7 @@ def read_chunks(
             cubes += square * clean
             fourths += square * square
         if HISTOGRAM:  # noqa: SIM102 - decided when compiled, the next one when run
-            if (offset // BLOCK) % every == 0:
+            if (offset // BLOCK) % stride == 0:
                 counted = finite & (x != 0.0)
                 place = tl.minimum(tl.maximum(_binary_exponent(x) - LOWEST_EXPONENT, 0), NUM_BINS - 1)
                 place = tl.where(counted, tl.where(x > 0.0, place + NUM_BINS, place), 0)

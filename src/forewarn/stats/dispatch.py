@@ -23,13 +23,13 @@ _broken: set[Backend] = set()
 """Backends that failed once, such as a kernel that can not be compiled here; they are not asked again."""
 
 
-def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measurement:
+def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
     """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN.
 
-    `histogram_every`: 0 for no histograms, 1 for every element, k for every k-th block of 4096 where a backend can
-    leave blocks out.
+    `histogram_blocks`: 0 for no histograms, else of how many blocks of 4096 per tensor at most, evenly spaced, where a
+    backend can leave blocks out.
     """
-    if len(tensors) == 1 and not histogram_every and (row := _row(tensors[0])) is not None:
+    if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))
     order: Sequence[int] = range(len(tensors))
     described = isinstance(tensors, native.Described)
@@ -42,7 +42,7 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
     histograms: list[Numbers] = []
     which: list[int] = []
     for backend, places, part in _parts(present):
-        found, counts = _measured(backend, part, histogram_every)
+        found, counts = _measured(backend, part, histogram_blocks)
         which += places
         rows.append(found)
         if counts is not None:
@@ -52,7 +52,7 @@ def measure(tensors: Sequence[Tensor | None], histogram_every: int = 0) -> Measu
     if missing:
         order = [*order, *missing]
         rows.append(np.full((len(missing), len(COLUMNS)), np.nan))
-        if histogram_every:
+        if histogram_blocks:
             histograms.append(np.zeros((len(missing), 2, NUM_BINS), np.int64))
     return Measurement(order, tuple(rows), tuple(histograms))
 
@@ -105,14 +105,14 @@ def _backend(tensor: Tensor) -> Backend:
     return _portable
 
 
-def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_every: int) -> Rows:
+def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
     if backend is _portable:
-        return _portable(tensors, histogram_every)
+        return _portable(tensors, histogram_blocks)
     try:
-        return backend(tensors, histogram_every)
+        return backend(tensors, histogram_blocks)
     except Exception:
         _give_up(backend)
-        return _portable(tensors, histogram_every)
+        return _portable(tensors, histogram_blocks)
 
 
 def _give_up(backend: Backend) -> None:
@@ -121,14 +121,14 @@ def _give_up(backend: Backend) -> None:
     _broken.add(backend)
 
 
-def _native(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
-    rows, histograms, _ = native.measure(tensors, histogram_every)
+def _native(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    rows, histograms, _ = native.measure(tensors, histogram_blocks)
     return rows, histograms
 
 
-def _triton(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
-    return cuda.measure(tensors, histogram_every)
+def _triton(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    return cuda.measure(tensors, histogram_blocks)
 
 
-def _portable(tensors: Sequence[Tensor], histogram_every: int) -> Rows:
-    return portable.measure(tensors, bool(histogram_every))
+def _portable(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    return portable.measure(tensors, bool(histogram_blocks))

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from forewarn.distributions.bins import LOWEST_EXPONENT, NUM_BINS
 
-__all__ = ["COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
+__all__ = ["ALL_BLOCKS", "COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
+
+ALL_BLOCKS = 1 << 40
+"""More blocks of 4096 values than a tensor has: a histogram of so many is one of all values."""
 
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
 """What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""

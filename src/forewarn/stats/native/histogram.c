@@ -93,10 +93,18 @@ void add_counts(Counts *counts, int64_t *histogram)
     histogram[NUM_BINS] -= counts->positive_zeros;
 }
 
-int64_t num_covered(int64_t length, int64_t histogram_every)
+static int64_t num_parts(int64_t length, int64_t part) { return length / part + (length % part != 0); }
+
+int64_t block_stride(int64_t length, int64_t most_blocks)
 {
-    int64_t num_blocks = (length + BLOCK - 1) / BLOCK;
-    int64_t num_counted = (num_blocks + histogram_every - 1) / histogram_every;
-    int last_is_counted = num_blocks > 0 && (num_blocks - 1) % histogram_every == 0;
+    int64_t stride = num_parts(num_parts(length, BLOCK), most_blocks);
+    return stride ? stride : 1;
+}
+
+int64_t num_covered(int64_t length, int64_t most_blocks)
+{
+    int64_t num_blocks = num_parts(length, BLOCK), stride = block_stride(length, most_blocks);
+    int64_t num_counted = num_parts(num_blocks, stride);
+    int last_is_counted = num_blocks > 0 && (num_blocks - 1) % stride == 0;
     return num_counted * BLOCK - (last_is_counted ? num_blocks * BLOCK - length : 0);
 }

@@ -29,7 +29,7 @@ typedef struct {
     const void *const *data;
     const int64_t *lengths;
     const uint8_t *dtypes;
-    int64_t histogram_every;
+    int64_t histogram_blocks;
     int64_t *histograms;
     const Path *path;
     Chunk *chunks;
@@ -70,10 +70,11 @@ static void read_chunk(Job *job, Chunk *chunk)
     Dtype dtype = (Dtype)job->dtypes[chunk->tensor];
     const char *values = (const char *)job->data[chunk->tensor] + (size_t)chunk->begin * element_size(dtype);
     int64_t left = job->lengths[chunk->tensor] - chunk->begin, block = chunk->begin / BLOCK;
+    int64_t stride = job->histogram_blocks ? block_stride(job->lengths[chunk->tensor], job->histogram_blocks) : 0;
     Counts counts;
     left = left < CHUNK ? left : CHUNK;
-    if (job->histogram_every) {
-        clear_counts(left / job->histogram_every, &counts);
+    if (stride) {
+        clear_counts(left / stride, &counts);
     }
     chunk->row = empty_row;
     for (; left > 0; left -= BLOCK, block++) {
@@ -83,13 +84,13 @@ static void read_chunk(Job *job, Chunk *chunk)
         if (!isfinite(row.sum_squares)) {
             careful_row(dtype, values, length, &row);
         }
-        if (job->histogram_every && block % job->histogram_every == 0) {
+        if (stride && block % stride == 0) {
             count_block(job->path, dtype, values, length, &row, &counts);
         }
         add_row(&row, &chunk->row);
         values += length * element_size(dtype);
     }
-    if (job->histogram_every) {
+    if (stride) {
         pthread_mutex_lock(&job->adding_counts);
         add_counts(&counts, job->histograms + 2 * NUM_BINS * chunk->tensor);
         pthread_mutex_unlock(&job->adding_counts);
@@ -167,10 +168,10 @@ static void read_tensors(Job *job, int64_t num_tensors, int num_threads, double 
 }
 
 int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t *lengths, const uint8_t *dtypes,
-                     int64_t histogram_every, int num_threads, int path, double *rows, int64_t *histograms,
+                     int64_t histogram_blocks, int num_threads, int path, double *rows, int64_t *histograms,
                      int64_t *covered)
 {
-    Job job = {.data = data, .lengths = lengths, .dtypes = dtypes, .histogram_every = histogram_every,
+    Job job = {.data = data, .lengths = lengths, .dtypes = dtypes, .histogram_blocks = histogram_blocks,
                .histograms = histograms, .path = find_path(path), .adding_counts = PTHREAD_MUTEX_INITIALIZER};
     if (!job.path) {
         return NO_SUCH_PATH;
@@ -182,10 +183,10 @@ int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t
     if (!job.chunks) {
         return NO_MEMORY;
     }
-    if (histogram_every) {
+    if (histogram_blocks) {
         memset(histograms, 0, (size_t)num_tensors * 2 * NUM_BINS * sizeof *histograms);
         for (int64_t i = 0; i < num_tensors; i++) {
-            covered[i] = num_covered(lengths[i], histogram_every);
+            covered[i] = num_covered(lengths[i], histogram_blocks);
         }
     }
     fenv_t environment; /* of the host, which may take denormal numbers for zeros; threads inherit the default one */

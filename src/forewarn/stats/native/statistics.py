@@ -19,27 +19,28 @@ Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64
 
 def measure(
     tensors: Sequence[Tensor],
-    histogram_every: int = 0,
+    histogram_blocks: int = 0,
     threads: int | None = None,
     path: str | None = None,
 ) -> Measured:
     """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
 
-    With `histogram_every` of 1 the histograms [n × 2 × bins] count all values by sign and by the power of two of their
-    magnitude, with k those of every k-th block of 4096, the first one always; the last array says how many elements of
-    each tensor are in these blocks. `threads` is torch's own number unless given, `path` the best of `paths()`.
+    With `histogram_blocks` the histograms [n × 2 × bins] count values by sign and by the power of two of their
+    magnitude: those of at most so many blocks of 4096 per tensor, evenly spaced from the first on. The last array says
+    how many elements of each tensor are in these blocks. `threads` is torch's own number unless given, `path` the best
+    of `paths()`.
     """
-    if histogram_every < 0:
-        raise ValueError(f"histogram_every is {histogram_every}; it is 0 for none, 1 for all, k for every k-th block")
+    if histogram_blocks < 0:
+        raise ValueError(f"histogram_blocks is {histogram_blocks}; it is 0 for none, else the most per tensor")
     described = Described.of(tensors)
     num = len(tensors)
     rows = np.empty((num, len(COLUMNS)))
-    histograms = np.empty((num, 2, NUM_BINS), np.int64) if histogram_every else None
-    covered = np.empty(num, np.int64) if histogram_every else None
+    histograms = np.empty((num, 2, NUM_BINS), np.int64) if histogram_blocks else None
+    covered = np.empty(num, np.int64) if histogram_blocks else None
     check(
         library().forewarn_measure(
             *described.arguments,
-            histogram_every,
+            histogram_blocks,
             torch.get_num_threads() if threads is None else threads,
             path_number(path),
             rows.ctypes.data,

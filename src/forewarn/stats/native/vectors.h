@@ -56,12 +56,14 @@ INLINE void row_of_floats(Dtype dtype, const void *values, size_t length, Row *r
 {
     Doubles sum[LANES / DOUBLES] = {0}, squares[LANES / DOUBLES] = {0};
     Floats min = WIDE(set1_ps)(INFINITY), max = WIDE(set1_ps)(-INFINITY);
+    Doubles one = WIDE(set1_pd)(1.0);
     Zeros zeros = {0};
     size_t whole = length - length % LANES;
     for (size_t i = 0; i < whole; i += LANES) {
         for (size_t k = 0; k < LANES / DOUBLES; k++) {
             Doubles wide = load_doubles(dtype, values, i + DOUBLES * k);
-            sum[k] += wide;
+            /* As `sum[k] + wide`, but by the units that multiply: those that only add convert the next floats. */
+            sum[k] = WIDE(fmadd_pd)(wide, one, sum[k]);
             /* The square of a float is exact in a double: fused or not, the result is the same. */
             squares[k] = WIDE(fmadd_pd)(wide, wide, squares[k]);
         }
