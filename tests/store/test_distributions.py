@@ -138,7 +138,7 @@ def test_damage_is_told(tmp_path, write):
     writer = write()
     writer.append(0, [], [made(0)])
     writer.close()
-    for body in (b"no zlib", b"", _compressed(b"\x00\x02\x02" + bytes(7 * 2)), "text"):
+    for body in (b"no zlib", b"", _compressed(b"\x00\x02\x02", bytes(7 * 2)), "text"):
         connection = sqlite3.connect(tmp_path / "run" / "run.db")
         connection.execute("UPDATE distributions SET body = ?", [body])
         connection.commit()
@@ -172,9 +172,9 @@ def test_any_counts_come_back(num_scopes, lowest, width, largest):
     zeros = random.integers(0, largest + 1, num_scopes)
     one = Distribution(0, 0.0, NAME, tuple(map(str, range(num_scopes))), counts, zeros)
     seen = 0
-    for first, count, plain in bands(one):
+    for first, count, header, plain in bands(one):
         for place in range(count):
-            found, its_zeros = _unpacked(_compressed(plain), count, place)
+            found, its_zeros = _unpacked(_compressed(header, bytes(plain)), count, place)
             assert np.array_equal(found, counts[first + place])
             assert its_zeros == zeros[first + place]
             seen += 1

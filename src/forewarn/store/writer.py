@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forewarn.store import database, manifest
-from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter
+from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter, Item
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
 from forewarn.store.distributions import INSERT_DISTRIBUTION, bands
@@ -26,7 +26,7 @@ from forewarn.store.mounts import network_file_system
 from forewarn.store.plain import encoded, storable
 from forewarn.store.records import Record, to_json
 from forewarn.store.truncation import truncate
-from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding
+from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding, Values
 
 _INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
 _MOST_STEPS = 1 << 63
@@ -105,22 +105,19 @@ class RunWriter:
             return
         times = [block.time for block in blocks]
         shared = not blocks or times.count(times[0]) == len(times)
-        body = b"".join([np.ascontiguousarray(block.values, FLOATS).data for block in blocks])
+        body = _joined([block.values for block in blocks])
         packed = np.array(times[:1] if shared else times, TIMES).tobytes()
         with self._lock:
             layouts = tuple([self._interning.layout(block.name, block.scopes) for block in blocks])
             pattern = self._interning.pattern(shared, layouts)
-            histograms = [
-                (int(step), one.time, storable(one.name), self._interning.scopes(one.scopes), *band)
-                for one, its_bands in banded
-                for band in its_bands
-            ]
-            for statement, parameters in self._interning.news():
-                background.put(statement, parameters)
-            background.put(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body), len(body))
+            rows: list[Item] = [(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body))]
+            num_bytes = len(body)
+            for one, its_bands in banded:
+                known = int(step), one.time, storable(one.name), self._interning.scopes(one.scopes)
+                rows += [(INSERT_DISTRIBUTION, (*known, *band)) for band in its_bands]
+                num_bytes += sum(counts.nbytes for *_, counts in its_bands)
+            background.put([*self._interning.news(), *rows], num_bytes)
             self._num_rows += 1
-            for band in histograms:
-                background.put(INSERT_DISTRIBUTION, band, len(band[-1]))
 
     def record(
         self,
@@ -140,7 +137,7 @@ class RunWriter:
         background = self._ready()
         if background is not None and not background.full:
             text = encoded(data)
-            background.put(INSERT_EVENT, (time.time(), storable(kind), text), len(text))
+            background.put([(INSERT_EVENT, (time.time(), storable(kind), text))], len(text))
 
     def flush(self) -> None:
         """Wait until all that was handed over is on disk, or `failure` says why it is not."""
@@ -164,7 +161,7 @@ class RunWriter:
         background = self._ready()
         if background is not None and not background.full:
             text = to_json(record)
-            background.put(_INSERT_RECORD, (time.time(), step, kind, text), len(text))
+            background.put([(_INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
     def _create(self, description: Manifest) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -172,7 +169,7 @@ class RunWriter:
             raise FileExistsError(self.path / manifest.NAME)
         self.journal = _journal_for(self.path)
         file = self.path / database.NAME
-        database.create_database(file, self.journal)
+        database.create_database(file, self.journal, database.page_bytes_for(len(description.facts.parameters)))
         try:
             write_manifest(self.path, replace(description, journal=self.journal))
         except OSError:
@@ -207,10 +204,16 @@ class RunWriter:
         self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
 
 
+def _joined(values: Sequence[Values]) -> memoryview:
+    """The bytes of many arrays in a row: one copy on the training thread, and SQLite reads it where it lies."""
+    whole = np.concatenate([np.empty(0, FLOATS), *values], axis=None, dtype=FLOATS, casting="unsafe")
+    return whole.view(np.uint8).data
+
+
 def _finish(background: BackgroundWriter, reason: str) -> None:
     if os.getpid() != background.process:
         return
-    background.put(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))
+    background.put([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
     background.stop()
 
 
