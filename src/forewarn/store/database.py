@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from forewarn.store.distributions import teach_compression
+from forewarn.store.distributions import teach_packing
 from forewarn.store.manifest import FORMAT
 
 NAME = "run.db"
@@ -98,10 +98,11 @@ def create_database(path: Path, journal: str, page_bytes: int) -> None:
         raise
 
 
-def add_missing_tables(connection: sqlite3.Connection) -> None:
-    """Bring a database of an older version up to date."""
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a database of an older version up to date: what is written to it from now on is of this one."""
     for statement in _TABLES_OF_HISTOGRAMS.split(";"):
         connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def delete_database(path: Path) -> None:
@@ -125,7 +126,7 @@ def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) ->
         (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_BYTES // page_bytes}")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchall()
-        teach_compression(connection)
+        teach_packing(connection)
     except sqlite3.Error:
         connection.close()
         raise

@@ -16,9 +16,10 @@ import numpy as np
 
 from forewarn.store import database, manifest
 from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter, Item
+from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
-from forewarn.store.distributions import INSERT_DISTRIBUTION, bands
+from forewarn.store.distributions import INSERT_DISTRIBUTION
 from forewarn.store.errors import RunError
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
@@ -185,7 +186,7 @@ class RunWriter:
         self.journal = _journal_for(self.path)
         connection = database.open_for_writing(file, self.journal)
         try:
-            database.add_missing_tables(connection)
+            database.upgrade(connection)
             truncate(connection, step, time.time())
             self._num_rows = database.num_rows(connection)
             generation = database.generation_of(connection)
