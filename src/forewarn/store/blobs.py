@@ -8,6 +8,7 @@ That is almost as small as a general compression and takes a fraction of its tim
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from forewarn.distributions import NUM_BINS
 from forewarn.store.errors import RunError
 from forewarn.types import Counts, Distribution
 
-_BAND_BYTES = 24 << 10
-"""About so much is unpacked to read one histogram: more is slower to read, less slower to write."""
+_BAND_BYTES = 16 << 10
+"""About so much is looked through to read one histogram: more is slower to read, less slower to write."""
 
 _KIND = 1
 _HEADER = struct.Struct("<BBBB")
@@ -54,7 +55,8 @@ def bands(distribution: Distribution) -> Iterator[tuple[int, int, bytes, memoryv
     table[:, : 2 * width].reshape(num_scopes, 2, width)[:] = counts[:, :, bins]
     table[:, -1] = zeros
     header = _HEADER.pack(_KIND, bins.start, width, size)
-    stride = max(1, _BAND_BYTES // (table.shape[1] * size))
+    num_bands = max(1, math.ceil(table.nbytes / _BAND_BYTES))
+    stride = max(1, math.ceil(num_scopes / num_bands))
     for first in range(0, num_scopes, stride):
         band = table[first : first + stride]
         yield first, len(band), header, band.data
@@ -73,9 +75,10 @@ def packed(header: bytes, counts: bytes) -> bytes:
 def unpacked(blob: bytes, num_scopes: int, place: int) -> tuple[Counts, int]:
     """The counts and the zeros of the scope at `place` among those of a blob. Raises RunError if it is damaged."""
     try:
-        lowest, width, size, planes = _planes_of_format_1(blob) if blob[0] == _ZLIB else _planes(blob, num_scopes)
-        its_bytes = planes.reshape(size, num_scopes, 2 * width + 1)[:, place]
-        numbers = np.ascontiguousarray(its_bytes.T).view(f"<u{size}").reshape(-1)
+        find = _row_of_format_1 if blob[0] == _ZLIB else _row
+        lowest, planes = find(blob, num_scopes, place)
+        numbers = np.ascontiguousarray(planes.T).view(f"<u{len(planes)}").reshape(-1)
+        width = len(numbers) // 2
         counts = np.zeros((2, NUM_BINS), np.int64)
         counts[:, lowest : lowest + width] = numbers[:-1].reshape(2, width)
         return counts, int(numbers[-1])
@@ -83,28 +86,35 @@ def unpacked(blob: bytes, num_scopes: int, place: int) -> tuple[Counts, int]:
         raise RunError(f"a histogram is damaged ({error})") from error
 
 
-def _planes(blob: bytes, num_scopes: int) -> tuple[int, int, int, Bytes]:
+def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
+    """The first bin, and the bytes of one scope by their weight. Those of the others are only counted."""
     kind, lowest, width, size = _HEADER.unpack_from(blob)
     end = len(blob) - _CHECKSUM.size
     if kind != _KIND or _CHECKSUM.unpack_from(blob, end) != (zlib.adler32(blob[:end]),):
         raise ValueError("its bytes are not those that were written")
     stored = np.frombuffer(blob, np.uint8)[_HEADER.size : end]
-    num_bytes = size * num_scopes * (2 * width + 1)
+    row_bytes = 2 * width + 1
+    num_bytes = size * num_scopes * row_bytes
     num_places = -(-num_bytes // 8)
     begin = -(-num_places // 8)
     if begin > len(stored):  # also a number of scopes that would take all the memory
         raise ValueError(f"it is not of {num_scopes} scopes")
-    places, rest = _with_zeros(num_places, stored[:begin], stored[begin:])
-    planes, rest = _with_zeros(num_bytes, places, rest)
-    if len(rest):
-        raise ValueError(f"{len(rest)} bytes are left over")
-    return lowest, width, size, planes
+    places, kept = _with_zeros(np.unpackbits(stored[:begin], count=num_places).view(np.bool_), stored[begin:])
+    there = np.unpackbits(places, count=num_bytes).view(np.bool_)
+    if np.count_nonzero(there) != len(kept):
+        raise ValueError(f"it is not of {num_scopes} scopes")
+    planes = np.empty((size, row_bytes), np.uint8)
+    for plane in range(size):
+        at = (plane * num_scopes + place) * row_bytes
+        planes[plane], _ = _with_zeros(there[at : at + row_bytes], kept[np.count_nonzero(there[:at]) :])
+    return lowest, planes
 
 
-def _planes_of_format_1(blob: bytes) -> tuple[int, int, int, Bytes]:
+def _row_of_format_1(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
     plain = zlib.decompress(blob)
     lowest, width, size = _HEADER_OF_FORMAT_1.unpack_from(plain)
-    return lowest, width, size, np.frombuffer(plain, np.uint8, offset=_HEADER_OF_FORMAT_1.size)
+    planes = np.frombuffer(plain, np.uint8, offset=_HEADER_OF_FORMAT_1.size)
+    return lowest, planes.reshape(size, num_scopes, 2 * width + 1)[:, place]
 
 
 def _without_zeros(numbers: Bytes) -> tuple[Bytes, Bytes]:
@@ -113,10 +123,9 @@ def _without_zeros(numbers: Bytes) -> tuple[Bytes, Bytes]:
     return np.packbits(there), numbers[there]
 
 
-def _with_zeros(count: int, places: Bytes, kept: Bytes) -> tuple[Bytes, Bytes]:
-    """What `_without_zeros` was given, `count` bytes, and what of `kept` does not belong to it."""
-    there = np.unpackbits(places, count=count).view(np.bool_)
-    numbers = np.zeros(count, np.uint8)
+def _with_zeros(there: NDArray[np.bool_], kept: Bytes) -> tuple[Bytes, Bytes]:
+    """The bytes with their zeros, and what of `kept` does not belong to them."""
+    numbers = np.zeros(len(there), np.uint8)
     num_kept = int(np.count_nonzero(there))
     numbers[there] = kept[:num_kept]
     return numbers, kept[num_kept:]
