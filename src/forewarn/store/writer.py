@@ -207,7 +207,9 @@ class RunWriter:
 
 def _joined(values: Sequence[Values]) -> memoryview:
     """The bytes of many arrays in a row: one copy on the training thread, and SQLite reads it where it lies."""
-    whole = np.concatenate([np.empty(0, FLOATS), *values], axis=None, dtype=FLOATS, casting="unsafe")
+    if not values:
+        return memoryview(b"")
+    whole = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
     return whole.view(np.uint8).data
 
 
