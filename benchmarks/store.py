@@ -2,12 +2,14 @@
 
     python benchmarks/store.py
 
-Prints the cost of `append` on the training thread of a loop that computes, the throughput and size of the store, and
-the time to read one series. Everything is written to a temporary directory; put it on another disk with TMPDIR.
+Prints the cost of `append` on the training thread of a loop that computes, what a step measured in detail costs there
+and on the thread that writes, the throughput and size of the store, and the time to read one series. Everything is
+written to a temporary directory; put it on another disk with TMPDIR.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from forewarn.store import RunWriter, open_run
-from forewarn.types import Block, Facts
+from forewarn.types import Block, Distribution, Facts, ParameterFacts
 
 _RANDOM = np.random.default_rng(0)
 
@@ -26,6 +28,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         appending(root / "appending")
+        measured_steps(root / "small", num_tensors=1000, tensor_size=529)
+        measured_steps(root / "large", num_tensors=148, tensor_size=166_000)
         many_series(root / "many", num_series=10_000, num_steps=400)
         one_series(root / "one", num_steps=1_000_000)
 
@@ -63,6 +67,58 @@ def appending(path: Path, num_rounds: int = 5, num_steps: int = 300) -> None:
 def _step(names: list[str], scopes: tuple[str, ...]) -> np.ndarray:
     sum(number * number for number in range(100_000))
     return _RANDOM.random((len(names), len(scopes)), dtype=np.float32)
+
+
+def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: int = 300) -> None:
+    """33 metrics and two histograms of every tensor, six steps a batch as when a step takes about 80 ms."""
+    scopes = tuple(f"blocks.{i // 10}.layer{i % 10}.weight" for i in range(num_tensors))
+    names = [f"gradient/quantity_{i}" for i in range(33)]
+    values = _RANDOM.random((len(names), num_tensors), dtype=np.float32)
+    histograms = [_histograms(num_tensors, tensor_size) for _ in range(8)]
+    parameter = ParameterFacts((tensor_size,), "Linear.weight", "float32", 0, True)
+    writer = RunWriter(path, facts=Facts(parameters=dict.fromkeys(scopes, parameter)), config={})
+    zeros = np.zeros(num_tensors, np.int64)
+    elsewhere = np.zeros(4 << 20)
+    appends: list[float] = []
+    whole, here = time.process_time(), time.thread_time()
+    for step in range(num_steps):
+        blocks = [Block(step, 1.0, name, scopes, row) for name, row in zip(names, values, strict=True)]
+        both = [
+            Distribution(step, 1.0, f"{family}/histogram", scopes, histograms[(step + at) % 8], zeros)
+            for at, family in enumerate(("gradient", "weight"))
+        ]
+        elsewhere += 1  # a training step leaves nothing in the caches of the processor
+        begin = time.perf_counter()
+        writer.append(step, blocks, both)
+        appends.append(time.perf_counter() - begin)
+        if step % 6 == 5:
+            writer.flush()
+    writer.close()
+    behind = time.process_time() - whole - (time.thread_time() - here)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    with open_run(path) as run:
+        found = run.histograms("gradient/histogram", scopes[num_tensors // 2])
+        assert np.array_equal(found.counts[5], histograms[5][num_tensors // 2])
+        reading = _milliseconds(lambda: run.histograms("gradient/histogram", scopes[num_tensors // 3])) / num_steps
+    print(
+        f"{num_tensors:,} tensors in detail, {values.size:,} values and {2 * num_tensors:,} histograms a step:\n"
+        f"  append {1e6 * statistics.median(appends):.0f} µs on the training thread, "
+        f"{1e6 * behind / num_steps:.0f} µs of CPU time on the one that writes;\n"
+        f"  {size / num_steps / 1e3:.0f} kB a step, of which "
+        f"{(size / num_steps - values.nbytes) / (2 * num_tensors):.0f} bytes a histogram; "
+        f"one histogram read in {1e3 * reading:.0f} µs"
+    )
+
+
+def _histograms(num_tensors: int, tensor_size: int) -> np.ndarray:
+    """What normal values of different scales count by sign and power of two."""
+    edges = [math.erf(2.0**power / math.sqrt(2)) for power in range(-30, 5)]
+    shares = np.diff(edges, prepend=0.0)
+    counts = np.zeros((num_tensors, 2, 64), np.int64)
+    for tensor, shift in enumerate(_RANDOM.integers(0, 8, num_tensors)):
+        both = _RANDOM.multinomial(tensor_size, np.concatenate([shares, shares]) / (2 * shares.sum()))
+        counts[tensor, :, 10 + shift : 10 + shift + len(shares)] = both.reshape(2, -1)
+    return counts
 
 
 def many_series(path: Path, num_series: int, num_steps: int) -> None:

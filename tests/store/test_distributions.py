@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.store import RunError, RunWriter, open_run
-from forewarn.store.distributions import _compressed, _unpacked, bands
+from forewarn.store.blobs import bands, packed, unpacked
 from forewarn.store.errors import UnknownSeriesError
 from forewarn.types import Block, Distribution, Facts
 from tests.store.rows import append_all, check_against, training
@@ -37,6 +40,31 @@ def check(run, name: str, expected: list[Distribution], scopes=(0, 63, 64, 149))
         assert found.times.tolist() == [one.time for one in expected]
         assert np.array_equal(found.counts, np.array([one.counts[at] for one in expected]).reshape(-1, 2, 64))
         assert found.zeros.tolist() == [one.zeros[at] for one in expected]
+
+
+def first_blob(one: Distribution) -> bytes:
+    """All scopes in the blob that format 1 had: a zlib stream of a header and of the counts, byte by byte."""
+    numbers = np.concatenate([one.counts.reshape(len(one.counts), 2 * 64), one.zeros[:, None]], axis=1)
+    planes = b"".join(((numbers >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8))
+    return zlib.compress(bytes([0, 64, 2]) + planes)
+
+
+def read(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(path / "run.db")
+    found = connection.execute(statement).fetchall()
+    connection.close()
+    return found
+
+
+def read_bodies(path: Path) -> list[bytes]:
+    return [body for (body,) in read(path, "SELECT body FROM distributions ORDER BY id")]
+
+
+def change(path: Path, statement: str, *parameters: object) -> None:
+    connection = sqlite3.connect(path / "run.db")
+    connection.execute(statement, parameters)
+    connection.commit()
+    connection.close()
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -138,13 +166,67 @@ def test_damage_is_told(tmp_path, write):
     writer = write()
     writer.append(0, [], [made(0)])
     writer.close()
-    for body in (b"no zlib", b"", _compressed(b"\x00\x02\x02" + bytes(7 * 2)), "text"):
-        connection = sqlite3.connect(tmp_path / "run" / "run.db")
-        connection.execute("UPDATE distributions SET body = ?", [body])
-        connection.commit()
-        connection.close()
+    whole = read_bodies(tmp_path / "run")[0]
+    flipped = [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in (0, 1, 2, 3, 10, len(whole) // 2)]
+    for body in (
+        *(b"no blob", b"", b"x\x9cno zlib", first_blob(made(0, ("a",))), "text", whole[:-1], whole + b"\0", *flipped),
+        packed(b"\x01\x00\x02\x02", bytes(7 * 2)),  # of fewer scopes than it stands for
+    ):
+        change(tmp_path / "run", "UPDATE distributions SET body = ?", body)
         with open_run(tmp_path / "run") as run, pytest.raises(RunError, match="a histogram is damaged"):
             run.histograms(NAME, SCOPES[0])
+    change(tmp_path / "run", "UPDATE distributions SET body = ?", whole)
+    for count in (len(SCOPES) - 1, len(SCOPES) + 1, 1 << 60):
+        change(tmp_path / "run", "UPDATE distributions SET count = ?", count)
+        with open_run(tmp_path / "run") as run, pytest.raises(RunError, match="a histogram is damaged"):
+            run.histograms(NAME, SCOPES[0])
+
+
+def test_histograms_of_format_1_are_read_and_the_run_goes_on_in_format_2(tmp_path, write):
+    writer = write()
+    for step in range(4):
+        writer.append(step, [], [made(step)])
+    writer.close()
+    path = tmp_path / "run"
+    for step in range(4):
+        change(
+            path,
+            "UPDATE distributions SET first = 0, count = 150, body = ? WHERE step = ?",
+            first_blob(made(step)),
+            step,
+        )
+    change(path, "PRAGMA user_version = 1")
+    description = path / "run.json"
+    description.write_text(description.read_text().replace('"format": 2', '"format": 1'))
+    with open_run(path) as run:
+        check(run, NAME, [made(step) for step in range(4)])
+    writer = write(resume_at=3)
+    for step in (3, 4):
+        writer.append(step, [], [made(step)])
+    writer.close()
+    with open_run(path) as run:
+        check(run, NAME, [made(step) for step in range(5)])
+    assert '"format": 2' in description.read_text()
+    assert read(path, "PRAGMA user_version") == [(2,)]
+
+
+def test_counts_may_be_written_to_once_they_were_handed_over(tmp_path, write):
+    writer = write()
+    one = made(0)
+    writer.append(0, [], [one])
+    one.counts[:] = 7
+    one.zeros[:] = 7
+    writer.close()
+    with open_run(tmp_path / "run") as run:
+        check(run, NAME, [made(0)])
+
+
+def test_a_metric_without_scopes_has_no_histograms(tmp_path, write):
+    writer = write()
+    writer.append(0, [], [made(0, ()), made(0)])
+    writer.close()
+    with open_run(tmp_path / "run") as run:
+        check(run, NAME, [made(0)])
 
 
 def test_a_run_of_an_older_version_has_no_histograms_and_can_be_resumed(tmp_path, write):
@@ -172,9 +254,9 @@ def test_any_counts_come_back(num_scopes, lowest, width, largest):
     zeros = random.integers(0, largest + 1, num_scopes)
     one = Distribution(0, 0.0, NAME, tuple(map(str, range(num_scopes))), counts, zeros)
     seen = 0
-    for first, count, plain in bands(one):
+    for first, count, header, plain in bands(one):
         for place in range(count):
-            found, its_zeros = _unpacked(_compressed(plain), count, place)
+            found, its_zeros = unpacked(packed(header, bytes(plain)), count, place)
             assert np.array_equal(found, counts[first + place])
             assert its_zeros == zeros[first + place]
             seen += 1

@@ -67,7 +67,7 @@ def test_a_directory_above_runs_names_some_of_them(tmp_path, write):
     [
         ("{", r"run\.json is not JSON"),
         ("[]", r"run\.json was not written by forewarn"),
-        ('{"format": 99}', r"format 99, and this forewarn reads up to 1: .* upgrade with pip install -U forewarn"),
+        ('{"format": 99}', r"format 99, and this forewarn reads up to 2: .* upgrade with pip install -U forewarn"),
         ('{"format": 1, "facts": {}}', r"run\.json is damaged"),
         ('{"format": 1, "facts": {"parameters": 3}, "config": {}, "journal": "WAL"}', r"run\.json is damaged"),
     ],

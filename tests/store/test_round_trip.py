@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.store import RunWriter, open_run
-from forewarn.types import Block, Facts
+from forewarn.types import Block, Facts, ParameterFacts
 from tests.store.rows import LAYERS, Row, append_all, bits, check_against, training
 
 
@@ -39,10 +39,11 @@ def test_a_run_comes_back_from_chunks_of_every_level(tmp_path, write):
     rows = training(400, every=7)
     writer = write()
     with open_run(tmp_path / "run") as run:
-        for begin in range(0, 400, 50):
-            append_all(writer, rows[begin : begin + 50])
+        for end in range(10, 401, 10):  # a batch of many rows would be merged at once, and levels be left out
+            append_all(writer, rows[end - 10 : end])
             writer.flush()
-            check_against(run, rows[: begin + 50])
+            if end % 50 == 0:
+                check_against(run, rows[:end])
     writer.close()
     levels = {level for (level,) in _query(tmp_path / "run", "SELECT DISTINCT level FROM chunks")}
     assert len(levels) >= 3
@@ -50,6 +51,28 @@ def test_a_run_comes_back_from_chunks_of_every_level(tmp_path, write):
     with open_run(tmp_path / "run") as run:
         check_against(run, rows)
         assert bits(run.steps(start=333)) == bits(rows[333:])
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    ("num_tensors", "page_bytes"), [(0, 4096), (64, 4096), (148, 16384), (1000, 65536), (9999, 65536)]
+)
+def test_pages_are_as_large_as_the_steps_of_a_run_are_wide(tmp_path, write, num_tensors, page_bytes):
+    one = ParameterFacts((2, 3), "Linear.weight", "float32", 0, True)
+    facts = Facts(parameters={f"layers.{at}.weight": one for at in range(num_tensors)})
+    rows = training(100, every=3)
+    writer = write(facts=facts)
+    append_all(writer, rows[:50])
+    writer.flush()
+    with open_run(tmp_path / "run") as run:
+        check_against(run, rows[:50])
+    writer.close()
+    writer = write(facts=Facts(), resume_at=40)
+    append_all(writer, rows[40:])
+    writer.close()
+    assert _query(tmp_path / "run", "PRAGMA page_size") == [(page_bytes,)]
+    with open_run(tmp_path / "run") as run:
+        check_against(run, rows)
 
 
 def test_every_kind_of_nan_keeps_its_bits(tmp_path, write):

@@ -72,11 +72,12 @@ class BackgroundWriter:
         """Whether there is no place for more; what has none is to be counted with `drop`."""
         return self._num_bytes >= _MOST_BYTES or self._superseded
 
-    def put(self, statement: str, parameters: Sequence[Any], num_bytes: int = 0) -> None:
+    def put(self, items: Sequence[Item], num_bytes: int = 0) -> None:
+        """Take statements that belong together, whose parameters hold so many bytes of values or text."""
         with self._changed:
-            self._items.append((statement, parameters))
-            self._num_put += 1
-            self._num_bytes += num_bytes + _ITEM_BYTES
+            self._items += items
+            self._num_put += len(items)
+            self._num_bytes += num_bytes + len(items) * _ITEM_BYTES
             if self._num_bytes >= _HURRY_BYTES and not self._urgent and self.failure is None:
                 self._urgent = True
                 self._changed.notify_all()

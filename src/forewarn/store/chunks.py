@@ -13,8 +13,11 @@ from forewarn.types import Values
 
 FLOATS = np.dtype("<f4")
 
-_BAND_VALUES = 4096
-"""A band is about 16 KB: what is read to get one series out of thousands, and few enough rows to write quickly."""
+_BAND_VALUES = 4000
+"""A band is almost 16 KB: what is read to get one series out of thousands, and few enough rows to write quickly.
+
+It stays a little below, so that one with all that SQLite adds fits in a page of 16 KB, and four in one of 64.
+"""
 
 _COLUMNS = "id, layout, first, last, count, level, band, band_scopes"
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from forewarn.store.distributions import teach_compression
+from forewarn.store.distributions import teach_packing
 from forewarn.store.manifest import FORMAT
 
 NAME = "run.db"
@@ -29,9 +29,13 @@ _APPLICATION = int.from_bytes(b"4wrn", "big")
 
 _BUSY_SECONDS = 20.0
 _LEFT_BEHIND_SECONDS = 30.0
-_CHECKPOINT_PAGES = 4000
+_CHECKPOINT_BYTES = 16 << 20
 """The log is copied into the database every 16 MB rather than SQLite's 4: each time costs an fsync."""
 _LOG_BYTES = 64 << 20
+_PAGE_BYTES = 1 << 12, 1 << 16
+"""The smallest page, SQLite's own choice, and the largest that it can have."""
+_PAGE_BYTES_PER_TENSOR = 64
+"""Half of what a tensor that is measured in detail writes at a step."""
 
 _TABLES = """
 CREATE TABLE generation (number INTEGER NOT NULL);
@@ -66,11 +70,21 @@ CREATE INDEX IF NOT EXISTS distributions_by_name ON distributions (name, scopes,
 """Made when they are missing, too: a run that was begun by an older version is resumed by this one."""
 
 
-def create_database(path: Path, journal: str) -> None:
+def page_bytes_for(num_tensors: int) -> int:
+    """The size of a page for a run of so many tensors, a power of two.
+
+    SQLite copies, checks and writes page by page: wide rows are cheaper in large pages. Each table takes a page at
+    least, and each commit writes a few: a run with little to record stays small.
+    """
+    smallest, largest = _PAGE_BYTES
+    return min(largest, max(smallest, 1 << (num_tensors * _PAGE_BYTES_PER_TENSOR - 1).bit_length()))
+
+
+def create_database(path: Path, journal: str, page_bytes: int) -> None:
     """A new database with empty tables. Raises FileExistsError if there is a file already."""
     path.open("xb").close()
     try:
-        connection = open_for_writing(path, journal)
+        connection = open_for_writing(path, journal, page_bytes)
         try:
             with transaction(connection):
                 for statement in (_TABLES + _TABLES_OF_HISTOGRAMS).split(";"):
@@ -84,10 +98,11 @@ def create_database(path: Path, journal: str) -> None:
         raise
 
 
-def add_missing_tables(connection: sqlite3.Connection) -> None:
-    """Bring a database of an older version up to date."""
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a database of an older version up to date: what is written to it from now on is of this one."""
     for statement in _TABLES_OF_HISTOGRAMS.split(";"):
         connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def delete_database(path: Path) -> None:
@@ -96,16 +111,22 @@ def delete_database(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def open_for_writing(path: Path, journal: str) -> sqlite3.Connection:
-    """A connection that writes without waiting for the disk: a killed process loses nothing that was committed."""
+def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) -> sqlite3.Connection:
+    """A connection that writes without waiting for the disk: a killed process loses nothing that was committed.
+
+    `page_bytes` is for a new database; one that has content keeps the size of its pages.
+    """
     connection = sqlite3.connect(_uri(path, "mode=rw"), uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
     try:
+        if page_bytes is not None:
+            connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute(f"PRAGMA journal_mode = {journal}").fetchall()
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = OFF")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_BYTES // page_bytes}")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchall()
-        teach_compression(connection)
+        teach_packing(connection)
     except sqlite3.Error:
         connection.close()
         raise

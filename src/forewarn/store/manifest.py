@@ -14,8 +14,11 @@ from forewarn.types import Facts
 
 NAME = "run.json"
 
-FORMAT = 1
-"""The version of the run directory; raised when an older reader would misread a newer run."""
+FORMAT = 2
+"""The version of the run directory; raised when an older reader would misread a newer run.
+
+2: histograms are packed without zlib. Runs of format 1 are read, and become 2 when they are resumed.
+"""
 
 
 @dataclass(frozen=True, slots=True)

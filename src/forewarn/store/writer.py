@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from forewarn.store import database, manifest
-from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter
+from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter, Item
+from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
-from forewarn.store.distributions import INSERT_DISTRIBUTION, bands
+from forewarn.store.distributions import INSERT_DISTRIBUTION
 from forewarn.store.errors import RunError
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
@@ -26,7 +27,7 @@ from forewarn.store.mounts import network_file_system
 from forewarn.store.plain import encoded, storable
 from forewarn.store.records import Record, to_json
 from forewarn.store.truncation import truncate
-from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding
+from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding, Values
 
 _INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
 _MOST_STEPS = 1 << 63
@@ -105,22 +106,19 @@ class RunWriter:
             return
         times = [block.time for block in blocks]
         shared = not blocks or times.count(times[0]) == len(times)
-        body = b"".join([np.ascontiguousarray(block.values, FLOATS).data for block in blocks])
+        body = _joined([block.values for block in blocks])
         packed = np.array(times[:1] if shared else times, TIMES).tobytes()
         with self._lock:
             layouts = tuple([self._interning.layout(block.name, block.scopes) for block in blocks])
             pattern = self._interning.pattern(shared, layouts)
-            histograms = [
-                (int(step), one.time, storable(one.name), self._interning.scopes(one.scopes), *band)
-                for one, its_bands in banded
-                for band in its_bands
-            ]
-            for statement, parameters in self._interning.news():
-                background.put(statement, parameters)
-            background.put(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body), len(body))
+            rows: list[Item] = [(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body))]
+            num_bytes = len(body)
+            for one, its_bands in banded:
+                known = int(step), one.time, storable(one.name), self._interning.scopes(one.scopes)
+                rows += [(INSERT_DISTRIBUTION, (*known, *band)) for band in its_bands]
+                num_bytes += sum(counts.nbytes for *_, counts in its_bands)
+            background.put([*self._interning.news(), *rows], num_bytes)
             self._num_rows += 1
-            for band in histograms:
-                background.put(INSERT_DISTRIBUTION, band, len(band[-1]))
 
     def record(
         self,
@@ -140,7 +138,7 @@ class RunWriter:
         background = self._ready()
         if background is not None and not background.full:
             text = encoded(data)
-            background.put(INSERT_EVENT, (time.time(), storable(kind), text), len(text))
+            background.put([(INSERT_EVENT, (time.time(), storable(kind), text))], len(text))
 
     def flush(self) -> None:
         """Wait until all that was handed over is on disk, or `failure` says why it is not."""
@@ -164,7 +162,7 @@ class RunWriter:
         background = self._ready()
         if background is not None and not background.full:
             text = to_json(record)
-            background.put(_INSERT_RECORD, (time.time(), step, kind, text), len(text))
+            background.put([(_INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
     def _create(self, description: Manifest) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -172,7 +170,7 @@ class RunWriter:
             raise FileExistsError(self.path / manifest.NAME)
         self.journal = _journal_for(self.path)
         file = self.path / database.NAME
-        database.create_database(file, self.journal)
+        database.create_database(file, self.journal, database.page_bytes_for(len(description.facts.parameters)))
         try:
             write_manifest(self.path, replace(description, journal=self.journal))
         except OSError:
@@ -188,7 +186,7 @@ class RunWriter:
         self.journal = _journal_for(self.path)
         connection = database.open_for_writing(file, self.journal)
         try:
-            database.add_missing_tables(connection)
+            database.upgrade(connection)
             truncate(connection, step, time.time())
             self._num_rows = database.num_rows(connection)
             generation = database.generation_of(connection)
@@ -207,10 +205,18 @@ class RunWriter:
         self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
 
 
+def _joined(values: Sequence[Values]) -> memoryview:
+    """The bytes of many arrays in a row: one copy on the training thread, and SQLite reads it where it lies."""
+    if not values:
+        return memoryview(b"")
+    whole = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
+    return whole.view(np.uint8).data
+
+
 def _finish(background: BackgroundWriter, reason: str) -> None:
     if os.getpid() != background.process:
         return
-    background.put(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))
+    background.put([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
     background.stop()
 
 
