@@ -10,9 +10,11 @@ from forewarn.stats.engine import COLUMNS, NUM_BINS, Measurement, Numbers, in_or
 from forewarn.stats.native import Standing
 from forewarn.stats.norms import norms
 from forewarn.stats.sampling import UpdateSampler, sample_indices
+from forewarn.stats.spread import spread_of
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
     "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "Standing", "UpdateSampler",
-    "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices", "summarize",
+    "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices", "spread_of",
+    "summarize",
 ]  # fmt: skip
