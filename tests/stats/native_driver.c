@@ -289,7 +289,7 @@ static void check_layers(const Tensors *tensors)
 /* Of tensors and of ones that are four and a half times as large, so that their counts are scaled up. */
 static void check_spread(const Tensors *tensors)
 {
-    static const int64_t percents[] = {1, 50, 100};
+    static const int64_t percents[] = {1, 2, 5, 10, 25, 50, 75, 95, 99, 100}; /* more than are found at once */
     static const ShapeBounds bounds = {100, 1e-6, 2, 10, 100, 1.0 / 3, 0.05, 50, 1.14};
     enum { NUM_PERCENTS = sizeof percents / sizeof percents[0] };
     size_t n = (size_t)tensors->num_tensors;

@@ -8,6 +8,7 @@
 
 #include <fenv.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { COUNT, SUM, SUM_SQUARES, MIN, MAX, ZEROS, NONFINITE, NUM_COLUMNS }; /* of a row */
@@ -16,7 +17,8 @@ enum {
     BOTH_SIDES = 2 * NUM_BINS,
     BELOW = 8, /* bins around that of the root mean square in which modes are looked for */
     WINDOW = BELOW + 4,
-    NUM_CELLS = 2 * WINDOW + 1 /* of both sides, with the one around zero in the middle */
+    NUM_CELLS = 2 * WINDOW + 1, /* of both sides, with the one around zero in the middle */
+    AT_ONCE = 8                 /* percentiles */
 };
 
 static const double least_width = 1e-6, even = 1e-4, half_ln2 = 0.34657359027997264;
@@ -165,46 +167,87 @@ static double rise_at(const Line *line, int at, double width)
     return 0;
 }
 
-/* How far into a bin a share of its values reaches, where log2 of the density rises by that much over the bin. */
-static double distance(double share, double rise)
-{
-    if (rise < even) {
-        return share + share * (1 - share) * rise * half_ln2;
-    }
-    return log2(1 + share * (exp2(rise) - 1)) / rise;
-}
+/* Values that are looked for in a line, up to AT_ONCE of them. Each step is done for all before the next one: that is a
+ * quarter faster, for a processor works on several logarithms at a time. */
+typedef struct {
+    int num, places[AT_ONCE];              /* the cells that they lie in */
+    double inside[AT_ONCE];                /* the share of the cell that has been passed, in the order of the values */
+    double lows[AT_ONCE], widths[AT_ONCE]; /* the bin in powers of two, cut off at minimum and maximum */
+    double rises[AT_ONCE];                 /* of log2 of the density over it */
+    double distances[AT_ONCE];             /* from its lower end, as a share of its width */
+} Wanted;
 
-/* The value in a cell that is not the one of the zeros, where the share `inside` of the cell has been passed. */
-static double value_at(const Line *line, int at, double inside)
-{
-    int positive = at > line->middle, away = positive ? at - line->middle : line->middle - at;
-    double exponent = away - 1 + line->first_bin + LOWEST_EXPONENT;
-    double low = larger(exponent, line->lowest[positive]), high = line->highest[positive];
-    if (exponent < LOWEST_EXPONENT + NUM_BINS - 1) {
-        high = smaller(exponent + 1, high);
-    }
-    double width = larger(high - low, least_width), rise = rise_at(line, at, width) * width;
-    int falls = rise < 0; /* seen from its other end it rises */
-    double far = distance(positive != falls ? inside : 1 - inside, fabs(rise));
-    double magnitude = exp2(low + width * (falls ? 1 - far : far));
-    return positive ? magnitude : -magnitude;
-}
-
-/* The percentiles of one tensor, `stride` apart: the ⌈p · n⌉-th smallest of n values, more than none. */
-static void find_percentiles(const Line *line, int64_t total, const double *row, int64_t num_percents,
-                             const int64_t *percents, int64_t stride, float *percentiles)
+/* The ⌈p · n⌉-th smallest of n values, of which there are some. */
+static void find_places(const Line *line, int64_t total, const int64_t *percents, Wanted *wanted)
 {
     int64_t end = line->cells[0]; /* of the cell that is looked at, counted from the smallest value */
-    int at = 0;
-    for (int64_t i = 0; i < num_percents; i++) {
+    for (int i = 0, at = 0; i < wanted->num; i++) {
         int64_t rank = total / 100 * percents[i] + (total % 100 * percents[i] + 99) / 100;
         while (end < rank) {
             end += line->cells[++at];
         }
-        double here = (double)line->cells[at], inside = ((double)(rank - end) + here - 0.5) / here;
-        double found = at == line->middle ? 0 : value_at(line, at, inside);
+        double here = (double)line->cells[at];
+        wanted->places[i] = at;
+        wanted->inside[i] = ((double)(rank - end) + here - 0.5) / here;
+    }
+}
+
+static void find_bins(const Line *line, Wanted *wanted)
+{
+    for (int i = 0; i < wanted->num; i++) {
+        int outward = wanted->places[i] - line->middle, positive = outward > 0;
+        double exponent = abs(outward) - 1 + line->first_bin + LOWEST_EXPONENT, high = line->highest[positive];
+        if (exponent < LOWEST_EXPONENT + NUM_BINS - 1) {
+            high = smaller(exponent + 1, high);
+        }
+        wanted->lows[i] = larger(exponent, line->lowest[positive]);
+        wanted->widths[i] = larger(high - wanted->lows[i], least_width);
+        wanted->rises[i] = rise_at(line, wanted->places[i], wanted->widths[i]) * wanted->widths[i];
+    }
+}
+
+/* How far into its bin each lies. One that falls is seen from its other end, from where it rises. */
+static void find_distances(const Line *line, Wanted *wanted)
+{
+    double shares[AT_ONCE], factors[AT_ONCE], logarithms[AT_ONCE];
+    for (int i = 0; i < wanted->num; i++) {
+        int positive = wanted->places[i] > line->middle, falls = wanted->rises[i] < 0;
+        shares[i] = positive != falls ? wanted->inside[i] : 1 - wanted->inside[i];
+        factors[i] = exp2(fabs(wanted->rises[i]));
+    }
+    for (int i = 0; i < wanted->num; i++) {
+        logarithms[i] = log2(1 + shares[i] * (factors[i] - 1));
+    }
+    for (int i = 0; i < wanted->num; i++) {
+        double rise = fabs(wanted->rises[i]), linear = shares[i] + shares[i] * (1 - shares[i]) * rise * half_ln2;
+        double distance = rise < even ? linear : logarithms[i] / rise;
+        wanted->distances[i] = wanted->rises[i] < 0 ? 1 - distance : distance;
+    }
+}
+
+/* Percentiles of one tensor, `stride` apart. */
+static void write_percentiles(const Line *line, const Wanted *wanted, const double *row, int64_t stride,
+                              float *percentiles)
+{
+    for (int i = 0; i < wanted->num; i++) {
+        int outward = wanted->places[i] - line->middle;
+        double magnitude = exp2(wanted->lows[i] + wanted->widths[i] * wanted->distances[i]);
+        double found = outward > 0 ? magnitude : outward < 0 ? -magnitude : 0;
         found = found < row[MIN] ? row[MIN] : found;
         percentiles[i * stride] = (float)(found > row[MAX] ? row[MAX] : found);
+    }
+}
+
+static void find_percentiles(const Line *line, int64_t total, const double *row, int64_t num_percents,
+                             const int64_t *percents, int64_t stride, float *percentiles)
+{
+    for (int64_t i = 0; i < num_percents; i += AT_ONCE) {
+        Wanted wanted;
+        wanted.num = (int)(num_percents - i < AT_ONCE ? num_percents - i : AT_ONCE);
+        find_places(line, total, percents + i, &wanted);
+        find_bins(line, &wanted);
+        find_distances(line, &wanted);
+        write_percentiles(line, &wanted, row, stride, percentiles + i * stride);
     }
 }
 
@@ -217,7 +260,7 @@ static int64_t scale_up(const int64_t *counts, double scale, int64_t *scaled)
 {
     int64_t sum = 0;
     for (int bin = 0; bin < BOTH_SIDES; bin++) {
-        scaled[bin] = (int64_t)rint((double)counts[bin] * scale);
+        scaled[bin] = llrint((double)counts[bin] * scale);
         sum += scaled[bin];
     }
     return sum;
