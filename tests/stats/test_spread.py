@@ -135,8 +135,10 @@ def test_at_a_bound_itself_both_say_the_same(bound):
 
 def test_the_bounds_of_shapes_are_those_of_numpy(monkeypatch):
     """They are handed over, not written down twice."""
-    fields = [name for name, _ in native.spread._ShapeBounds._fields_]
-    assert [getattr(native.spread._BOUNDS, name) for name in fields] == [getattr(shape, name.upper()) for name in fields]
+    fields = native.spread._BOUNDS_OF_SHAPES
+    assert [getattr(native.spread._BOUNDS, name) for name in fields] == [
+        getattr(shape, name.upper()) for name in fields
+    ]
     counts, rows = of_normal_values(5000)
     monkeypatch.setattr(native.spread._BOUNDS, "least_values", 5001.0)
     assert np.isnan(native.spread_of(counts, rows).shapes[0])

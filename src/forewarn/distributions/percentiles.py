@@ -84,7 +84,7 @@ def _magnitudes(
 
 
 def _distance(share: Floats, rise: Floats) -> Floats:
-    """How far into a bin this share of its values reaches, where log2 of the density rises by that much over the bin."""
+    """How far into a bin a share of its values reaches, where log2 of the density rises by that much over the bin."""
     even = rise < _EVEN
     steep = np.where(even, 1.0, rise)
     return np.where(

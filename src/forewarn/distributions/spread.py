@@ -30,7 +30,7 @@ class Spread:
 
 
 def spread_of(counts: Counts, rows: Floats) -> Spread:
-    """The spread of tensors from their histograms [n × 2 × bins], maybe of a sample, and the engine's rows [n × columns].
+    """The spread of tensors from their histograms [n × 2 × bins], maybe of a sample, and their rows [n × columns].
 
     The library of `forewarn.stats.native` does the same in C; whatever changes here changes there.
     """

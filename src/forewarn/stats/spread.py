@@ -16,5 +16,4 @@ def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
 
     On the host, once both are there: tensors may have been read on any device.
     """
-    backend = native if native.available() else distributions
-    return backend.spread_of(counts, rows)
+    return native.spread_of(counts, rows) if native.available() else distributions.spread_of(counts, rows)

@@ -12,25 +12,25 @@ from forewarn.stats.engine import COLUMNS
 from forewarn.stats.native.library import check, library
 from forewarn.types import Counts
 
+_BOUNDS_OF_SHAPES = (
+    "least_values", "collapsed_spread", "shifted_mean", "heavy_kurtosis", "chance", "valley", "least_peak",
+    "significant", "in_bin",
+)  # fmt: skip
+"""The fields of `ShapeBounds` in interface.h, in their order: constants of `forewarn.distributions.shape`."""
+
 
 class _ShapeBounds(ctypes.Structure):
     """`ShapeBounds` of interface.h."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_double)
-        for name in (
-            "least_values", "collapsed_spread", "shifted_mean", "heavy_kurtosis", "chance", "valley", "least_peak",
-            "significant", "in_bin",
-        )
-    )  # fmt: skip
+    _fields_ = tuple((name, ctypes.c_double) for name in _BOUNDS_OF_SHAPES)
 
 
-_BOUNDS = _ShapeBounds(*(getattr(shape, name.upper()) for name, _ in _ShapeBounds._fields_))
+_BOUNDS = _ShapeBounds(*(getattr(shape, name.upper()) for name in _BOUNDS_OF_SHAPES))
 _PERCENTS = np.array(list(PERCENTS.values()), np.int64)
 
 
 def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
-    """As `forewarn.distributions.spread_of`, in a tenth of the time.
+    """As `forewarn.distributions.spread_of`, in a fourth to a sixth of the time.
 
     Shapes and counts are the same to the last bit, percentiles but for the last bit of a float32.
     """
@@ -55,6 +55,4 @@ def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
             ctypes.addressof(num_scaled),
         )
     )
-    return Spread(
-        dict(zip(PERCENTS, percentiles, strict=True)), shapes, whole if num_scaled.value else counts, zeros
-    )
+    return Spread(dict(zip(PERCENTS, percentiles, strict=True)), shapes, whole if num_scaled.value else counts, zeros)
