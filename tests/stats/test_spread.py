@@ -133,6 +133,27 @@ def test_at_a_bound_itself_both_say_the_same(bound):
         assert {Shape.HEALTHY, Shape.HEAVY_TAILS} <= set(found.shapes)
 
 
+@pytest.mark.parametrize("around", ["modes", "tails", "few"])
+def test_thousands_of_histograms_close_to_the_bounds_have_the_same_shapes(around):
+    random, num = np.random.default_rng(0), 20_000
+    counts = np.zeros((num, 2, 64), np.int64)
+    if around == "modes":  # peaks and valleys of about as many values as it takes
+        counts[:, :, 28:44] = random.choice([0, 0, 0, 1, 16, 17, 49, 50, 51, 150, 1000], (num, 2, 16))
+    elif around == "tails":  # a heap, and about as many values far from it as it takes
+        counts[:, :, 28:40] = random.integers(900, 1100, (num, 2, 12)) * 2 ** np.arange(12) // 256
+        counts[:, :, 42] = random.integers(0, 40, (num, 2))
+    else:
+        counts[:, :, 38:40] = random.choice([24, 25, 26], (num, 2, 2))
+    magnitudes = 1.5 * 2.0 ** np.arange(-40, 24)
+    moments = [(counts[:, 1] - counts[:, 0]) @ magnitudes, counts.sum(axis=1) @ (magnitudes * magnitudes)]
+    nothing, counted = np.zeros(num), counts.sum(axis=(1, 2)).astype(np.float64)
+    found = both(counts, np.stack([counted, *moments, nothing - 1e4, nothing + 1e4, nothing, nothing], axis=1))
+    seen = {Shape(int(each)) for each in found.shapes if not np.isnan(each)}
+    expected = {"modes": Shape.MULTI_MODAL, "tails": Shape.HEAVY_TAILS, "few": Shape.HEALTHY}[around]
+    assert {Shape.HEALTHY, expected} <= seen
+    assert np.isnan(found.shapes).any() == (around == "few")
+
+
 def test_the_bounds_of_shapes_are_those_of_numpy(monkeypatch):
     """They are handed over, not written down twice."""
     fields = native.spread._BOUNDS_OF_SHAPES
@@ -151,6 +172,9 @@ def test_counts_that_need_no_scaling_are_handed_through():
     scaled = native.spread_of(counts, rows).counts
     assert scaled is not counts
     assert np.array_equal(scaled, 2 * counts)
+    several, rows = np.repeat(counts, 3, axis=0), np.repeat(rows, 3, axis=0)
+    rows[[0, 2], 0] /= 2
+    assert np.array_equal(native.spread_of(several, rows).counts, several * np.array([1, 2, 1])[:, None, None])
 
 
 def test_arrays_in_another_order_are_read_all_the_same():

@@ -21,6 +21,7 @@ enum {
     AT_ONCE = 8                 /* percentiles */
 };
 
+/* As in percentiles.py. */
 static const double least_width = 1e-6, even = 1e-4, half_ln2 = 0.34657359027997264;
 
 /* The counts of one tensor by the power of two of the magnitude, and in which bins there are any. */
