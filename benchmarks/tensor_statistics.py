@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forewarn import distributions
 from forewarn.stats import ALL_BLOCKS, native, portable, sample_indices
 
 ROUNDS = 31
@@ -65,6 +66,9 @@ def compare(title: str, shapes: list[tuple[int, ...]], reading: Callable[[list[T
     moved = [tensor * 1.001 for tensor in tensors]
     drawn = [sample_indices(str(at), tensor.numel(), SAMPLE_SIZE) for at, tensor in enumerate(tensors)]
     places, offsets = np.concatenate(drawn), np.cumsum([0, *map(len, drawn)])
+    rows, counts, _ = native.measure(tensors, histogram_blocks=16)
+    if counts is None:
+        sys.exit("the library has counted nothing")
     variants: dict[str, Callable[[], object]] = {
         "one streaming read": reading(tensors),
         "rows": lambda: native.measure(tensors),
@@ -74,6 +78,8 @@ def compare(title: str, shapes: list[tuple[int, ...]], reading: Callable[[list[T
             moved, places, offsets, native.gather(tensors, places, offsets)
         ),
         "asking `supports`": lambda: all(map(native.supports, tensors)),
+        "percentiles and shapes": lambda: native.spread_of(counts, rows),
+        "percentiles and shapes, numpy": lambda: distributions.spread_of(counts, rows),
         "rows, plain C path": lambda: native.measure(tensors, path="portable"),
         "rows, torch operations": lambda: portable.measure(tensors),
     }

@@ -66,6 +66,14 @@ def test_a_constant_a_single_value_and_zeros_are_exact():
     assert 4.0 <= estimated([0.0] * 90 + [5.0] * 10)["p95"] <= 5.0
 
 
+def test_the_last_of_very_many_values_in_a_bin_is_not_taken_for_the_maximum():
+    """Where the density falls so steeply that a float32 takes what is left for nothing."""
+    counts = np.zeros((1, 2, 64), np.int64)
+    counts[0, 1, [40, 41, 45]] = [99 * 2**21, 1, 2**21 - 1]
+    found = percentiles(counts, np.array([0]), np.array([1.0]), np.array([60.0]))
+    assert 1.0 <= found["p95"][0] <= found["p99"][0] <= 2.0
+
+
 def test_nothing_has_no_percentiles():
     assert np.isnan(list(estimated([]).values())).all()
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import forewarn
-from forewarn.distributions import PERCENTS
+from forewarn.distributions import PERCENTS, whole_tensors
 from forewarn.probes.probe import Histograms
-from forewarn.probes.tensors import Statistics, TensorReader, power_of_two, whole_tensors
+from forewarn.probes.tensors import Statistics, TensorReader, power_of_two
 from forewarn.probes.transfer import on_host
 from forewarn.types import Distribution, Reason, Shape
 from tests.distributions.made import histogram, ranked

@@ -48,6 +48,16 @@ def test_values_on_the_cpu_arrive_at_once_and_unchanged():
     assert arrays[2].tolist() == [1.0]
 
 
+def test_what_a_tensor_holds_is_copied_and_an_array_handed_over():
+    line: Transfer[str] = Transfer()
+    tensor, array = torch.zeros(3, dtype=torch.float64), np.zeros(3)
+    line.send("a", [tensor, array])
+    tensor += 1  # as the training goes on
+    ((_, (of_tensor, of_array)),) = line.receive()
+    assert of_tensor.tolist() == [0, 0, 0]
+    assert of_array is array
+
+
 def test_values_on_the_way_are_polled_and_never_waited_for(monkeypatch):
     slow_device(monkeypatch)
     line: Transfer[int] = Transfer()

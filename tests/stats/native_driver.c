@@ -289,6 +289,65 @@ static void check_layers(const Tensors *tensors)
     expect(forewarn_add_layer(&nothing, NULL, 0, 5, 1, 1, 0, 99) == NO_SUCH_PATH, "no such path");
 }
 
+/* Of tensors and of ones that are four and a half times as large, so that their counts are scaled up. */
+static void check_spread(const Tensors *tensors)
+{
+    static const int64_t percents[] = {1, 2, 5, 10, 25, 50, 75, 95, 99, 100}; /* more than are found at once */
+    static const ShapeBounds bounds = {100, 1e-6, 2, 10, 100, 1.0 / 3, 0.05, 50, 1.14};
+    enum { NUM_PERCENTS = sizeof percents / sizeof percents[0] };
+    size_t n = (size_t)tensors->num_tensors;
+    double *rows = allocate(n * COLUMNS * sizeof *rows);
+    int64_t *histograms = allocate(n * BINS * sizeof *histograms), *whole = allocate(n * BINS * sizeof *whole);
+    int64_t *covered = allocate(n * sizeof *covered), *zeros = allocate(n * sizeof *zeros), num_scaled = -1;
+    float *percentiles = allocate(NUM_PERCENTS * n * sizeof *percentiles), *shapes = allocate(n * sizeof *shapes);
+    int64_t *given_percents = allocate(sizeof percents);
+    memcpy(given_percents, percents, sizeof percents);
+    expect(forewarn_measure(tensors->num_tensors, tensors->data, tensors->lengths, tensors->dtypes, ALL_BLOCKS, 1, 0,
+                            rows, histograms, covered)
+               == DONE,
+           "measured");
+    for (int times = 1; times <= 2; times++) {
+        int64_t num_to_scale = 0;
+        for (size_t i = 0; i < n; i++) {
+            int64_t nonzero = (int64_t)(rows[i * COLUMNS] - rows[i * COLUMNS + 5] - rows[i * COLUMNS + 6]);
+            if (times == 2 && nonzero > 0 && i % 3) {
+                rows[i * COLUMNS] += 3.5 * (double)nonzero;
+                num_to_scale++;
+            }
+        }
+        int status = forewarn_spread(tensors->num_tensors, histograms, rows, NUM_PERCENTS, given_percents, &bounds,
+                                     percentiles, shapes, zeros, whole, &num_scaled);
+        expect(status == DONE && num_scaled == num_to_scale, "scaled up what has to be");
+        for (size_t i = 0; i < n; i++) {
+            const double *row = rows + i * COLUMNS;
+            const int64_t *own = histograms + i * BINS, *scaled = whole + i * BINS;
+            int is_scaled = times == 2 && i % 3 != 0, is_empty = tensors->lengths[i] == (int64_t)row[6];
+            for (int bin = 0; num_scaled && bin < BINS; bin++) {
+                int64_t least = is_scaled ? own[bin] * 9 / 2 : own[bin]; /* rounded down, the other one to even */
+                expect(scaled[bin] == least || (is_scaled && scaled[bin] == least + own[bin] % 2), "whole counts");
+            }
+            expect(zeros[i] == (int64_t)row[5], "zeros as they were");
+            expect(isnan(shapes[i]) || (shapes[i] >= 0 && shapes[i] <= 5), "a shape");
+            for (size_t k = 0; k < NUM_PERCENTS; k++) {
+                float found = percentiles[k * n + i], before = k ? percentiles[(k - 1) * n + i] : found;
+                expect(is_empty ? isnan(found) : found >= before, "percentiles rise");
+                expect(is_empty || (found >= (float)row[3] && found <= (float)row[4]), "between minimum and maximum");
+            }
+        }
+    }
+    expect(forewarn_spread(0, NULL, NULL, NUM_PERCENTS, percents, &bounds, NULL, NULL, NULL, NULL, &num_scaled) == DONE
+               && num_scaled == 0,
+           "no tensors have no spread");
+    free(rows);
+    free(histograms);
+    free(whole);
+    free(covered);
+    free(zeros);
+    free(percentiles);
+    free(shapes);
+    free(given_percents);
+}
+
 int main(int num_arguments, char **arguments)
 {
     int64_t longest = num_arguments > 1 ? atoll(arguments[1]) : INT64_MAX, short_lengths[NUM_SHORT];
@@ -300,11 +359,13 @@ int main(int num_arguments, char **arguments)
         Tensors tensors = make_tensors(short_lengths, NUM_SHORT, longest, kind);
         check_measure(&tensors);
         check_sampling(&tensors);
+        check_spread(&tensors);
         free_tensors(&tensors);
         tensors = make_tensors(lengths, NUM_LENGTHS, longest, kind);
         check_measure(&tensors);
         check_sampling(&tensors);
         check_layers(&tensors);
+        check_spread(&tensors);
         free_tensors(&tensors);
     }
     for (int path = 0; forewarn_path_name(path); path++) {

@@ -15,8 +15,9 @@ from forewarn.distributions.bins import (
 )
 from forewarn.distributions.percentiles import PERCENTS, percentiles
 from forewarn.distributions.shape import LEAST_VALUES, shapes
+from forewarn.distributions.spread import Spread, spread_of, whole_tensors
 
 __all__ = [
-    "LEAST_VALUES", "LOWEST_EXPONENT", "NUM_BINS", "PERCENTS", "in_line", "line_edges", "merged", "over_scopes",
-    "percentiles", "shapes", "shifted", "used_bins",
+    "LEAST_VALUES", "LOWEST_EXPONENT", "NUM_BINS", "PERCENTS", "Spread", "in_line", "line_edges", "merged",
+    "over_scopes", "percentiles", "shapes", "shifted", "spread_of", "used_bins", "whole_tensors",
 ]  # fmt: skip

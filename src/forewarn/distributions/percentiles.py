@@ -22,11 +22,13 @@ _WANTED = np.array(list(PERCENTS.values()))
 _TINY = 1e-300
 """Stands for no magnitude at all where a logarithm is taken."""
 _LAST_EXPONENT = LOWEST_EXPONENT + NUM_BINS - 1
-_EVEN = 1e-2
+_LEAST_WIDTH = 1e-6
+"""Of what is left of a bin between minimum and maximum, as a power of two."""
+_EVEN = 1e-4
 """A rise that is as good as none; the formula below divides by it."""
+_HALF_LN2 = 0.34657359027997264
 
 Floats = NDArray[np.float64]
-Singles = NDArray[np.float32]  # inside a bin float32 is more than enough, and its logarithms are several times as fast
 Places = NDArray[np.int64]
 
 
@@ -45,50 +47,61 @@ def percentiles(counts: Counts, zeros: Counts, least: Floats, most: Floats) -> d
     ranks = (total[:, None] * _WANTED + 99) // 100 + before[:, None]
     place = np.minimum(np.searchsorted(ends, ranks), line.size - 1)
     here = np.maximum(line.reshape(-1)[place], 1)
-    inside = ((ranks - ends[place] + here - 0.5) / here).astype(np.float32)
+    inside = (ranks - ends[place] + here - 0.5) / here
     outward = place - np.arange(num_cells // 2, line.size, num_cells)[:, None]  # from the zeros in the middle
     with np.errstate(invalid="ignore", over="ignore"):  # minimum and maximum of nothing are infinite
         magnitude = _magnitudes(line, place, outward, inside, here, bins.start, least, most)
-        found = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None])
+        found = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None]).astype(np.float32)
     found[total == 0] = np.nan
-    return dict(zip(PERCENTS, found.T.astype(np.float32), strict=True))
+    return dict(zip(PERCENTS, found.T, strict=True))
 
 
 def _magnitudes(
     line: Counts,
     place: Places,
     outward: Places,
-    inside: Singles,
+    inside: Floats,
     here: Counts,
     first_bin: int,
     least: Floats,
     most: Floats,
-) -> Singles:
+) -> Floats:
     """Magnitudes in the bins at `place`, where the share `inside` of a bin has been passed in the order of the values.
 
     `outward` is how far a bin lies from the zeros, negative on the negative side.
     """
     positive, away = outward > 0, np.abs(outward)
-    exponent = (away + (first_bin - 1 + LOWEST_EXPONENT)).astype(np.float32)
+    exponent = (away + (first_bin - 1 + LOWEST_EXPONENT)).astype(np.float64)
     low = np.maximum(exponent, np.where(positive, *_logarithms(least, -most)))
     largest = np.where(positive, *_logarithms(most, -least))
     high = np.where(exponent < _LAST_EXPONENT, np.minimum(exponent + 1, largest), largest)
-    width = np.maximum(high - low, np.float32(1e-6))
+    width = np.maximum(high - low, _LEAST_WIDTH)
     rise = _rise(line, place, positive, away, here / width, width) * width
-    rise[np.abs(rise) < _EVEN] = _EVEN
-    share = np.where(positive, inside, 1 - inside)
-    found: Singles = np.exp2(low + width * np.log2(1 + share * (np.exp2(rise) - 1)) / rise)
+    falls = rise < 0  # seen from its other end it rises, and no two numbers that are nearly the same are subtracted
+    distance = _distance(np.where(positive ^ falls, inside, 1 - inside), np.abs(rise))
+    found: Floats = np.exp2(low + width * np.where(falls, 1 - distance, distance))
     return found
 
 
-def _logarithms(*values: Floats) -> list[Singles]:
+def _distance(share: Floats, rise: Floats) -> Floats:
+    """How far into a bin a share of its values reaches, where log2 of the density rises by that much over the bin."""
+    even = rise < _EVEN
+    steep = np.where(even, 1.0, rise)
+    return np.where(
+        even,
+        share + share * (1 - share) * rise * _HALF_LN2,  # what the other comes to
+        np.log2(1 + share * (np.exp2(steep) - 1)) / steep,
+    )
+
+
+def _logarithms(*values: Floats) -> list[Floats]:
     """log2 as columns, a very small one where a value is not positive."""
-    return [np.log2(np.maximum(one, _TINY)).astype(np.float32)[:, None] for one in values]
+    return [np.log2(np.maximum(one, _TINY))[:, None] for one in values]
 
 
 def _rise(
-    line: Counts, place: Places, positive: NDArray[np.bool_], away: Places, density: Floats, width: Singles
-) -> Singles:
+    line: Counts, place: Places, positive: NDArray[np.bool_], away: Places, density: Floats, width: Floats
+) -> Floats:
     """How steeply log2 of the density rises over a bin: from its two neighbours, or from the one there is."""
     flat = line.reshape(-1)
     side = np.where(positive, 1, -1)
@@ -97,5 +110,5 @@ def _rise(
     ratio = np.where(above > 0, above, density) / np.where(below > 0, below, density)
     ratio[(above == 0) & (below == 0)] = 1.0
     both = (above > 0) & (below > 0)
-    rise: Singles = np.log2(ratio.astype(np.float32)) * np.where(both, np.float32(0.5), 2 / (1 + width))
+    rise: Floats = np.log2(ratio) * np.where(both, 0.5, 2 / (1 + width))
     return rise

@@ -31,11 +31,11 @@ LEAST_PEAK = 0.05
 SIGNIFICANT = 50
 """Values that a peak must hold, and that a valley would hold if it were none: what is beyond chance."""
 
-_IN_BIN = 31 / 5 / (7 / 3) ** 2
+IN_BIN = 279 / 245
 """Fourth over squared second moment of values that fill a bin evenly, in units of its lower end."""
 _WINDOW = np.arange(-8, 4)
 """The bins in which modes are looked for, from that of the root mean square."""
-_WIDTHS = np.exp2(np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None], dtype=np.float32)
+_WIDTHS = np.exp2(np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None])
 """How wide they are, with the cell around zero in the middle."""
 
 
@@ -47,12 +47,12 @@ def shapes(counts: Counts, rows: Floats) -> Values:
     """
     count, total, squares, least, most, zeros, nonfinite = rows.T
     counted = counts.sum(axis=(1, 2))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         nonzero = count - zeros - nonfinite
         mean, mean_square = total / nonzero, squares / nonzero
         spread = np.sqrt(np.maximum(mean_square - mean * mean, 0.0))
         kinds = np.full(len(counts), float(Shape.HEALTHY), np.float32)
-        kinds[_kurtosis(counts) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS
+        kinds[_kurtosis(counts, counted) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS
         kinds[np.abs(mean) >= SHIFTED_MEAN * spread] = Shape.SHIFTED
         enough = np.flatnonzero(counted >= LEAST_VALUES)
         kinds[enough[_multi_modal(counts, counted, mean_square, enough)]] = Shape.MULTI_MODAL
@@ -62,13 +62,17 @@ def shapes(counts: Counts, rows: Floats) -> Values:
     return kinds
 
 
-def _kurtosis(counts: Counts) -> Floats:
-    """The fourth moment over the squared second, about zero: centres that are far from it are another shape."""
+def _kurtosis(counts: Counts, counted: Counts) -> Floats:
+    """The fourth moment over the squared second, about zero: centres that are far from it are another shape.
+
+    From the smallest bin to the largest, each in units of the one at hand: that cancels out and cannot overflow.
+    """
     bins = used_bins(counts)
-    pooled = np.add(counts[:, 0, bins], counts[:, 1, bins], dtype=np.float64)
-    squares = 4.0 ** np.arange(bins.start - bins.stop, 0)  # in units that cancel out and cannot overflow
-    count, second, fourth = np.stack([squares**0, squares, squares * squares]) @ pooled.T
-    kurtosis: Floats = _IN_BIN * count * fourth / (second * second)
+    second, fourth = np.zeros(len(counts)), np.zeros(len(counts))
+    for pooled in np.add(counts[:, 0, bins], counts[:, 1, bins], dtype=np.float64).T:
+        second = second / 4 + pooled
+        fourth = fourth / 16 + pooled
+    kurtosis: Floats = IN_BIN * counted * fourth / (second * second)
     return kurtosis
 
 
@@ -78,25 +82,24 @@ def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, which: ND
     A peak lies below 4.5 times the root mean square, or its values would make that larger; what lies far below it is
     one cell around zero.
     """
-    size = np.sqrt(np.where(mean_square > 0, mean_square, 1.0)[which])
+    known = np.isfinite(mean_square) & (mean_square > 0)
+    size = np.sqrt(np.where(known, mean_square, 1.0)[which])
     bins = np.frexp(size)[1] - 1 - LOWEST_EXPONENT + _WINDOW[:, None]
     at = which * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
     inside = (bins >= 0) & (bins < NUM_BINS)
     flat, total = counts.reshape(-1), counted[which]
-    num_bins = len(_WINDOW)
-    cells = np.empty((2 * num_bins + 1, len(which)), np.float32)
-    np.multiply(flat[at][::-1], inside[::-1], out=cells[:num_bins], casting="unsafe")
-    np.multiply(flat[at + NUM_BINS], inside, out=cells[num_bins + 1 :], casting="unsafe")
-    cells[num_bins] = total - cells[:num_bins].sum(axis=0) - cells[num_bins + 1 :].sum(axis=0)
+    negative, positive = flat[at] * inside, flat[at + NUM_BINS] * inside
+    around_zero = total - negative.sum(axis=0) - positive.sum(axis=0)
+    cells = np.concatenate([negative[::-1], around_zero[None], positive]).astype(np.float64)
     density = cells / _WIDTHS
-    peaks = density * (cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * total).astype(np.float32))
+    peaks = density * (cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * total))
     lower = np.minimum(_highest_so_far(peaks), _highest_so_far(peaks[::-1])[::-1])
     valleys: NDArray[np.bool_] = (lower * _WIDTHS >= SIGNIFICANT) & (density < VALLEY * lower)
     found: NDArray[np.bool_] = np.any(valleys, axis=0)
     return found
 
 
-def _highest_so_far(peaks: Values) -> Values:
+def _highest_so_far(peaks: Floats) -> Floats:
     """`np.maximum.accumulate` down the rows, several times as fast."""
     highest = peaks.copy()
     for at in range(1, len(highest)):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -295,7 +296,7 @@ class GradientProbe(Probe):
     def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
         if len(self._start) < _STARTING_STEPS:
             self._start += [norm] if math.isfinite(norm) else []
-        elif measured and (level := float(np.median(self._start))) > 0:
+        elif measured and (level := median(self._start)) > 0:
             yield Reading("gradient/share_of_start", ONE, norm / level)
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.distributions import NUM_BINS, PERCENTS, percentiles, shapes, shifted
+from forewarn.distributions import NUM_BINS, PERCENTS, shifted
 from forewarn.probes.probe import Array, Histograms, Reading
-from forewarn.stats import COLUMNS, Measurement, Numbers, in_order, measure, summarize
+from forewarn.stats import COLUMNS, Measurement, Numbers, in_order, measure, spread_of, summarize
 from forewarn.stats.quantiles import exact_percentiles
 from forewarn.stats.summary import rescale
 from forewarn.types import Counts
@@ -105,29 +105,13 @@ class Statistics:
             yield Reading(f"{family}/{quantity}", names, values)
         found = {} if self.exact is None else dict(zip(PERCENTS, self.exact.T, strict=True))
         if self.counts is not None:
-            counts, zeros = whole_tensors(self.counts, self.rows)
-            found = found or percentiles(counts, zeros, self.rows[:, 3], self.rows[:, 4])
-            yield Reading(f"{family}/shape", names, shapes(self.counts, self.rows))
-            if counts.any() or zeros.any():
-                yield Histograms(f"{family}/histogram", names, counts, zeros)
+            spread = spread_of(self.counts, self.rows)
+            found = found or dict(spread.percentiles)
+            yield Reading(f"{family}/shape", names, spread.shapes)
+            if not np.isnan(spread.percentiles["p50"]).all():  # something was counted
+                yield Histograms(f"{family}/histogram", names, spread.counts, spread.zeros)
         for quantity, values in found.items():
             yield Reading(f"{family}/{quantity}", names, values)
-
-
-def whole_tensors(counts: Counts, rows: Array) -> tuple[Counts, Counts]:
-    """Histograms that stand for all values, scaled up from the sample, and how many values are exactly zero.
-
-    Tensors of different sizes then add up. Where nothing was counted of what is there, nothing is known: no zeros
-    either.
-    """
-    zeros = np.nan_to_num(rows[:, 5])
-    nonzero = np.nan_to_num(rows[:, 0] - rows[:, 6]) - zeros
-    counted = counts.sum(axis=(1, 2))
-    partly = np.flatnonzero((counted < nonzero) & (counted > 0))
-    if len(partly):
-        counts = counts.copy()
-        counts[partly] = np.rint(counts[partly] * (nonzero[partly] / counted[partly])[:, None, None])
-    return counts, np.where((counted == 0) & (nonzero > 0), 0, zeros).astype(np.int64)
 
 
 def power_of_two(scale: float) -> int | None:

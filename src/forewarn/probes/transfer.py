@@ -64,12 +64,13 @@ def new_event(device: torch.device) -> Any:
 
 
 def on_host(numbers: Numbers) -> Array:
-    """Values as a float64 array, waited for if they are elsewhere."""
-    if isinstance(numbers, Tensor):
-        plain = numbers.detach() if numbers.requires_grad else numbers
-        plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
-        numbers = plain.cpu().numpy()
-    return numbers.astype(np.float64)
+    """Values as a float64 array, waited for if they are elsewhere; a copy of a tensor's, which may change later."""
+    if not isinstance(numbers, Tensor):
+        return numbers.astype(np.float64, copy=False)  # given away: nobody writes to it any more
+    plain = numbers.detach() if numbers.requires_grad else numbers
+    plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
+    found: Array = plain.cpu().numpy().astype(np.float64)
+    return found
 
 
 @dataclass(slots=True)

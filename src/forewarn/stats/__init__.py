@@ -10,10 +10,11 @@ from forewarn.stats.engine import ALL_BLOCKS, COLUMNS, NUM_BINS, Measurement, Nu
 from forewarn.stats.native import Standing
 from forewarn.stats.norms import norms
 from forewarn.stats.sampling import UpdateSampler, sample_indices
+from forewarn.stats.spread import spread_of
 from forewarn.stats.summary import QUANTITIES, summarize
 
 __all__ = [
     "ALL_BLOCKS", "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "Standing",
     "UpdateSampler", "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices",
-    "summarize",
+    "spread_of", "summarize",
 ]  # fmt: skip

@@ -7,10 +7,11 @@ The numbers are those of `forewarn.stats.portable`. They depend neither on the p
 
 from forewarn.stats.native.library import available, paths, why_not
 from forewarn.stats.native.sampling import gather, gather_diff
+from forewarn.stats.native.spread import spread_of
 from forewarn.stats.native.statistics import measure, measure_one
 from forewarn.stats.native.tensors import Described, Standing, described, supports
 
 __all__ = [
     "Described", "Standing", "available", "described", "gather", "gather_diff", "measure", "measure_one", "paths",
-    "supports", "why_not",
+    "spread_of", "supports", "why_not",
 ]  # fmt: skip

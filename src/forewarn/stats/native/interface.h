@@ -13,7 +13,7 @@
 #define EXPORTED
 #endif
 
-enum { INTERFACE_VERSION = 3 }; /* changes with any function here: a library built from older sources is not used */
+enum { INTERFACE_VERSION = 4 }; /* changes with any function here: a library built from older sources is not used */
 
 enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_PATH = 2, NO_SUCH_PLACE = 3 };
 
@@ -61,5 +61,19 @@ typedef struct {
 /* Reads every so many rows of a tensor [outer × units × inner], from the first on, and adds them to a tally. */
 EXPORTED int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
                                 int64_t every, int dtype, int path);
+
+/* Where one shape of a distribution ends and another begins: the constants of forewarn/distributions/shape.py. */
+typedef struct {
+    double least_values, collapsed_spread, shifted_mean, heavy_kurtosis, chance, valley, least_peak, significant, in_bin;
+} ShapeBounds;
+
+/* How the values of tensors are spread, from their histograms [n × 2 × 64], maybe of a sample, and rows [n × 7].
+ *
+ * Gives percentiles [percents × n] at percents that rise, the number of the shape of each tensor [n], and how many of
+ * its values are zero [n]. If the counts of any tensor have to be scaled up to stand for all of its values, `whole`
+ * [n × 2 × 64] is filled for all tensors; `num_scaled` says for how many they were. */
+EXPORTED int forewarn_spread(int64_t num_tensors, const int64_t *counts, const double *rows, int64_t num_percents,
+                             const int64_t *percents, const ShapeBounds *bounds, float *percentiles, float *shapes,
+                             int64_t *zeros, int64_t *whole, int64_t *num_scaled);
 
 #endif

@@ -8,7 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-INTERFACE_VERSION = 3
+INTERFACE_VERSION = 4
 """The same number as in interface.h: a library built from other sources is not used."""
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -84,4 +84,5 @@ def _loaded() -> ctypes.CDLL | str:
     loaded.forewarn_gather.argtypes = [*_TENSORS, _Address, _Address, _Address]
     loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Int, _Address]
     loaded.forewarn_add_layer.argtypes = [_Address, _Address, _Long, _Long, _Long, _Long, _Int, _Int]
+    loaded.forewarn_spread.argtypes = [_Long, _Address, _Address, _Long, *[_Address] * 7]
     return loaded

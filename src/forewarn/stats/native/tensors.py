@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -100,6 +100,9 @@ class Described(Sequence[Tensor]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.tensors[at]
+
+    def __iter__(self) -> Iterator[Tensor]:  # by `__getitem__` it would take as long as all that is measured
+        return iter(self.tensors)
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
