@@ -17,7 +17,7 @@ from forewarn.remedies import (
 )
 from forewarn.rules.registry import found, rule
 from forewarn.rules.tensors import kinds, matrices
-from forewarn.series import Panel, nanmedian
+from forewarn.series import Panel, median
 from forewarn.thresholds.weights import WeightNormsApart, WeightNormSpike, WeightShrinking
 from forewarn.types import Facts, Finding, Severity
 
@@ -128,7 +128,7 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> I
         apart = float(size[largest] / size[smallest])
         if apart <= config.factor:
             continue
-        usual = float(nanmedian(size[known][:, None])[0])
+        usual = median(size[known])
         outlier, peer = (largest, smallest) if size[largest] / usual > usual / size[smallest] else (smallest, largest)
         yield found(
             Severity.WARNING, apart, config.factor, norm.scopes[outlier],
