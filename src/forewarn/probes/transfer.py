@@ -24,7 +24,7 @@ class _Here:
     """Values that are in host memory already."""
 
     def __init__(self, tensors: Sequence[Numbers]) -> None:
-        self._arrays = [on_host(tensor) for tensor in tensors]
+        self._arrays = [on_host(each) if isinstance(each, Tensor) else np.asarray(each, np.float64) for each in tensors]
 
     def arrived(self) -> bool:
         return True
@@ -64,7 +64,7 @@ def new_event(device: torch.device) -> Any:
 
 
 def on_host(numbers: Numbers) -> Array:
-    """Values as a float64 array, waited for if they are elsewhere."""
+    """Values as a float64 array of their own, waited for if they are elsewhere."""
     if isinstance(numbers, Tensor):
         plain = numbers.detach() if numbers.requires_grad else numbers
         plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16

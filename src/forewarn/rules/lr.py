@@ -106,7 +106,9 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = _peaks(lr, facts)
-    spent = lr.last.astype(np.float64) < config.share * peaks
+    spent = lr.last < config.share * peaks
+    if not spent.any():
+        return
     meant = _planned(lr, plan) < config.share * peaks
     for at in np.flatnonzero(spent & ~(meant & bool((~spent).any()))):
         alive = np.flatnonzero(lr.values[:, at] >= config.share * peaks[at])
@@ -139,10 +141,10 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
     """
     total = declared(facts, "total_steps")
     severity, least = (Severity.INFO, config.steps) if math.isnan(total) else (Severity.WARNING, config.share * total)
-    if lr.at < least or len(lr) < 2:
+    if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
-    rises = np.diff(lr.values.astype(np.float64), axis=0)
-    for at in np.flatnonzero((rises > 0).all(axis=0)):
+    rises = lr.values[1:] > lr.values[:-1]
+    for at in np.flatnonzero(rises.all(axis=0)):
         yield found(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
 
 
@@ -184,5 +186,5 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
 
 def _peaks(lr: Panel, facts: Facts) -> Floats:
     """The highest rate of each group that was seen or named."""
-    seen: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=0, initial=0.0)
+    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0)
     return np.maximum(seen, declared_peaks(lr, facts))
