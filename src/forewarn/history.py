@@ -55,13 +55,12 @@ class _Ring:
             self._steps[:keep] = self._steps[self._end - keep :]
             self._values[:keep] = self._values[self._end - keep :]
             self._end = keep
-        row = self._values[self._end]
         if usual or block.scopes == self.scopes:
-            row[:] = block.values
+            self._values[self._end] = block.values
         else:
-            row[:] = np.nan
+            self._values[self._end] = np.nan
             position = {scope: at for at, scope in enumerate(self.scopes)}
-            row[[position[scope] for scope in block.scopes]] = block.values
+            self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1

@@ -17,9 +17,6 @@ from forewarn.stats.portable import wide
 
 T = TypeVar("T")
 
-_HOST = torch.device("cpu")
-
-
 class _Here:
     """Values that are in host memory already."""
 
@@ -68,7 +65,7 @@ def on_host(numbers: Numbers) -> Array:
     if isinstance(numbers, Tensor):
         plain = numbers.detach() if numbers.requires_grad else numbers
         plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
-        numbers = plain.cpu().numpy()
+        numbers = (plain if plain.is_cpu else plain.cpu()).numpy()
     return numbers.astype(np.float64)
 
 
@@ -79,6 +76,9 @@ class _Parcel(Generic[T]):
     shipments: list[Any]
 
     def arrays(self) -> list[Array]:
+        if len(self.shipments) == 1:
+            only: list[Array] = self.shipments[0].arrays()
+            return only
         found: list[Array] = [np.empty(0)] * sum(map(len, self.places))
         for places, shipment in zip(self.places, self.shipments, strict=True):
             for at, array in zip(places, shipment.arrays(), strict=True):
@@ -93,17 +93,15 @@ class Transfer(Generic[T]):
         self._queue: deque[_Parcel[T]] = deque()
 
     def send(self, label: T, tensors: Sequence[Numbers]) -> None:
-        places: dict[torch.device, list[int]] = {}
+        here: list[int] = []
+        elsewhere: dict[torch.device, list[int]] = {}
         for at, tensor in enumerate(tensors):
-            device = tensor.device if isinstance(tensor, Tensor) else _HOST
-            places.setdefault(device, []).append(at)
-        shipments = [
-            _Here([tensors[at] for at in which])
-            if device.type == "cpu"
-            else _UnderWay(device, [tensor for at in which if isinstance(tensor := tensors[at], Tensor)])
-            for device, which in places.items()
-        ]
-        self._queue.append(_Parcel(label, list(places.values()), shipments))
+            far = isinstance(tensor, Tensor) and not tensor.is_cpu
+            (elsewhere.setdefault(tensor.device, []) if far else here).append(at)
+        shipments: list[Any] = [_Here([tensors[at] for at in here])] if here else []
+        for device, which in elsewhere.items():
+            shipments.append(_UnderWay(device, [tensors[at] for at in which]))
+        self._queue.append(_Parcel(label, [here, *elsewhere.values()] if here else [*elsewhere.values()], shipments))
 
     def receive(self, wait: bool = False) -> list[tuple[T, list[Array]]]:
         """What has arrived since the last call, in the order of sending; `wait` is for the end of a run."""

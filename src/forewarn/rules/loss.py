@@ -80,7 +80,7 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
     quiet: 9.0-0.05x150 1.6 1.7 1.6
     quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
     """
-    if (loss.values[-config.window :] < 0).any():
+    if np.fmin.reduce(loss.values[-config.window :], initial=0.0) < 0:
         return _spike_by_spread(loss, levels, config)
     seen = loss.deviation(config)
     if not seen.outlier:

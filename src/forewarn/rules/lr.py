@@ -106,11 +106,11 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = _peaks(lr, facts)
-    spent = lr.last < config.share * peaks
-    if not spent.any():
+    spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
+    if not any(spent):
         return
-    meant = _planned(lr, plan) < config.share * peaks
-    for at in np.flatnonzero(spent & ~(meant & bool((~spent).any()))):
+    meant = _planned(lr, plan) < config.share * np.array(peaks)
+    for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
         alive = np.flatnonzero(lr.values[:, at] >= config.share * peaks[at])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
@@ -171,7 +171,7 @@ def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts)
     total = declared(facts, "total_steps")
     if not lr.at + 1 >= config.share * total:
         return
-    peaks = _peaks(lr, facts)
+    peaks = np.array(_peaks(lr, facts))
     bound = (1 - config.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
@@ -184,7 +184,7 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
     return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
 
 
-def _peaks(lr: Panel, facts: Facts) -> Floats:
+def _peaks(lr: Panel, facts: Facts) -> list[float]:
     """The highest rate of each group that was seen or named."""
-    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0)
-    return np.maximum(seen, declared_peaks(lr, facts))
+    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
+    return [max(both) for both in zip(declared_peaks(lr, facts), seen, strict=True)]

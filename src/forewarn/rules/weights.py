@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -79,8 +80,10 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, facts: Facts) -> Ite
     if len(earlier) < config.minimum:
         return
     # `last > factor · median` is the same as: at least half of the earlier ones lie below `last / factor`
-    below = np.count_nonzero(earlier < last / np.float32(config.factor), axis=0)
-    for at in matrices(2 * below >= len(earlier), norm.scopes, facts):
+    least = last / np.float32(config.factor)
+    likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, facts))
+    below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
+    for at in itertools.compress(likely, 2 * below >= len(earlier)):
         column = earlier[np.isfinite(earlier[:, at]), at]
         if len(column) < config.minimum:
             continue
