@@ -23,7 +23,7 @@ _UNJUDGED_WINDOW = 8
 """Readings kept of what no rule looks at, for people and for snapshots."""
 
 _FEW_SCOPES = 8
-"""With no more than these a ring lies in memory by scope: what is looked at is the course of each, not the newest row."""
+"""With no more than these a ring lies in memory by scope: it is the course of each that is looked at then."""
 
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 

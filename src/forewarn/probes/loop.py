@@ -194,7 +194,7 @@ def _is_transformed() -> bool:
 
 
 def _ready(pending: Pending) -> Pending:
-    """Readings with those of their values that are on the host taken out of their tensors: here a failure has a name."""
+    """Readings whose values, where they are on the host, are taken out of their tensors: a failure has a name here."""
     return Pending([_at_hand(each) for each in pending.tensors], pending.decode) if pending.tensors else pending
 
 

@@ -17,6 +17,7 @@ from forewarn.stats.portable import wide
 
 T = TypeVar("T")
 
+
 class _Here:
     """Values that are in host memory already."""
 
@@ -94,14 +95,17 @@ class Transfer(Generic[T]):
 
     def send(self, label: T, tensors: Sequence[Numbers]) -> None:
         here: list[int] = []
-        elsewhere: dict[torch.device, list[int]] = {}
+        elsewhere: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for at, tensor in enumerate(tensors):
-            far = isinstance(tensor, Tensor) and not tensor.is_cpu
-            (elsewhere.setdefault(tensor.device, []) if far else here).append(at)
-        shipments: list[Any] = [_Here([tensors[at] for at in here])] if here else []
-        for device, which in elsewhere.items():
-            shipments.append(_UnderWay(device, [tensors[at] for at in which]))
-        self._queue.append(_Parcel(label, [here, *elsewhere.values()] if here else [*elsewhere.values()], shipments))
+            if isinstance(tensor, Tensor) and not tensor.is_cpu:
+                elsewhere.setdefault(tensor.device, []).append((at, tensor))
+            else:
+                here.append(at)
+        parcel = _Parcel(label, [here], [_Here([tensors[at] for at in here])]) if here else _Parcel(label, [], [])
+        for device, several in elsewhere.items():
+            parcel.places.append([at for at, _ in several])
+            parcel.shipments.append(_UnderWay(device, [tensor for _, tensor in several]))
+        self._queue.append(parcel)
 
     def receive(self, wait: bool = False) -> list[tuple[T, list[Array]]]:
         """What has arrived since the last call, in the order of sending; `wait` is for the end of a run."""

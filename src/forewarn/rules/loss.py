@@ -173,13 +173,15 @@ def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, fa
     if len(values) < 4 * window:
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)
-    halves = newest[: window // 2], newest[window // 2 :]
+    least = config.factor * np.float64(np.fmin.reduce(values))
+    if 2 * np.count_nonzero(newest <= least) > window:
+        return None  # so their median does not exceed it either
     now = median(newest)
-    if not now > config.factor * float(np.fmin.reduce(values)):
+    if not now > least:
         return None
     if not (_rise(middle, newest) > config.significance and _rise(oldest, middle) > config.significance):
         return None
-    if not _rise(*halves) > config.significance / 2:
+    if not _rise(newest[: window // 2], newest[window // 2 :]) > config.significance / 2:
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
