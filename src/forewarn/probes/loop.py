@@ -121,6 +121,8 @@ class Loop:
         return stepped
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._forward is None and not self.measured:
+            return
         with self.stopwatch:
             self._end_forward(None)
             if self.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
@@ -133,8 +135,9 @@ class Loop:
             over.end(output)
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        with self.stopwatch:
-            self._end_forward(output)
+        if self._forward is not None:
+            with self.stopwatch:
+                self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
         try:
