@@ -35,7 +35,8 @@ class Life:
     def step(self, step, *findings, judged=None, values=None):
         codes = [each.code for each in self.rules] if judged is None else judged
         block = Block(step, 0.0, METRIC, self.scopes, np.array(values or [1.0] * len(self.scopes), np.float32))
-        return self.ledger.update(Judgement(step, dict.fromkeys(codes, (block,)), findings), History(), Facts())
+        judgement = Judgement(step, [block], dict.fromkeys(codes, (METRIC,)), findings)
+        return self.ledger.update(judgement, History(), Facts())
 
 
 def test_it_fires_once_it_has_persisted_for_the_hold_and_not_before():

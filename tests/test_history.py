@@ -66,8 +66,7 @@ def test_each_reading_joins_the_level_once_whoever_asks():
         one = history.series("train/loss").deviation(Spike())
         for _ in range(3):
             other = asked_often.series("train/loss").deviation(Spike())
-        assert np.array_equal(one.level, other.level, equal_nan=True)
-        assert one.outlier == other.outlier
+        assert np.array_equal(one, other, equal_nan=True)
 
 
 def test_a_level_asked_for_late_knows_the_kept_past():
@@ -75,7 +74,24 @@ def test_a_level_asked_for_late_knows_the_kept_past():
     for step in range(100):
         history.append([block(step, "train/loss", [1.0])])
     history.append([block(100, "train/loss", [9.0])])
-    assert history.series("train/loss").deviation(Spike()).outlier[0]
+    assert history.series("train/loss").deviation(Spike()).outlier
+
+
+def test_a_scope_that_appears_later_has_a_level_of_its_own():
+    history = History()
+    for step in range(64):
+        history.append([block(step, "gradient/norm", [1.0], ("a",))])
+        history.series("gradient/norm", "a").deviation(Spike())
+    history.append([block(64, "gradient/norm", [9.0, 9.0], ("a", "b"))])
+    assert [history.series("gradient/norm", scope).deviation(Spike()).outlier for scope in "ab"] == [True, False]
+
+
+def test_what_was_looked_at_is_looked_at_anew_after_the_next_reading():
+    history = History()
+    for step in range(3):
+        history.append([block(step, "train/loss", [step])])
+        assert history.panel("train/loss") is history.panel("train/loss")
+        assert history.series("train/loss").last == history.panel("train/loss").at == step
 
 
 @settings(deadline=None, max_examples=30)
@@ -91,9 +107,9 @@ def test_a_resumed_history_gives_the_same_verdicts(seed, saved_at):
             halted.load_state_dict(state)
         for history in (straight, halted):
             history.append([block(step, "gradient/norm", row, ("a", "b"))])
-        one, other = (history.panel("gradient/norm").deviation(Spike()) for history in (straight, halted))
-        for name in ("level", "bound", "outlier", "lasting"):
-            assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True)
+        for scope in "ab":
+            one, other = (history.series("gradient/norm", scope).deviation(Spike()) for history in (straight, halted))
+            assert np.array_equal(one, other, equal_nan=True)
     assert np.array_equal(straight.panel("gradient/norm").values, halted.panel("gradient/norm").values, equal_nan=True)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from forewarn.config import Config
-from forewarn.series import Floats, nanmedian
+from forewarn.series import Floats, median
 from forewarn.store import Run
 from forewarn.types import Alert, Facts, Severity, counted, in_words
 
@@ -182,7 +182,7 @@ def _examples_per_pass(facts: Facts, passes: float) -> float | None:
 def _halves(values: Floats) -> tuple[float, float]:
     """The medians of the first and the second half."""
     middle = len(values) // 2
-    return float(nanmedian(values[:middle, None])[0]), float(nanmedian(values[middle:, None])[0])
+    return median(values[:middle]), median(values[middle:])
 
 
 def _scopes(run: Run, name: str) -> tuple[str, ...]:

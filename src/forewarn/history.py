@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from operator import itemgetter
+from typing import Any, Literal
 
 import numpy as np
 
-from forewarn.series import Baseline, Deviation, Panel, Series
+from forewarn.series import Baseline, Panel, Series
 from forewarn.thresholds.spike import Spike
 from forewarn.types import Block
 
@@ -21,6 +22,9 @@ _SLACK = 4
 _UNJUDGED_WINDOW = 8
 """Readings kept of what no rule looks at, for people and for snapshots."""
 
+_FEW_SCOPES = 8
+"""With no more than these a ring lies in memory by scope: it is the course of each that is looked at then."""
+
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
@@ -31,13 +35,18 @@ class _Ring:
         self.scopes = scopes
         self.window = window
         self.seen = 0
-        self.baselines: dict[tuple[float, ...], Baseline] = {}
+        self.baselines: dict[tuple[str, tuple[float, ...]], Baseline] = {}
+        """By scope and by what makes a baseline what it is."""
         self._end = 0
+        self._panel: Panel | None = None
+        """What rules see of the readings up to now; None until one looks."""
         room = window + max(1, window // _SLACK)
         self._steps = np.zeros(room, np.int64)
-        self._values = np.full((room, len(scopes)), np.nan, np.float32)
+        order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
+        self._values = np.full((room, len(scopes)), np.nan, np.float32, order)
 
     def append(self, block: Block) -> None:
+        self._panel = None
         usual = block.scopes is self.scopes or block.scopes == self.scopes
         if not usual:
             self._make_room(block.scopes)
@@ -46,13 +55,12 @@ class _Ring:
             self._steps[:keep] = self._steps[self._end - keep :]
             self._values[:keep] = self._values[self._end - keep :]
             self._end = keep
-        row = self._values[self._end]
         if usual or block.scopes == self.scopes:
-            row[:] = block.values
+            self._values[self._end] = block.values
         else:
-            row[:] = np.nan
+            self._values[self._end] = np.nan
             position = {scope: at for at, scope in enumerate(self.scopes)}
-            row[[position[scope] for scope in block.scopes]] = block.values
+            self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
@@ -66,19 +74,22 @@ class _Ring:
             self.scopes += added
 
     def panel(self) -> Panel:
-        start = max(0, self._end - self.window)
-        return Panel(self.scopes, self._steps[start : self._end], self._values[start : self._end], self.deviation)
+        if self._panel is None:
+            window = slice(max(0, self._end - self.window), self._end)
+            self._panel = Panel(self.scopes, self._steps[window], self._values[window], self.baseline)
+        return self._panel
 
-    def deviation(self, spike: Spike) -> Deviation:
-        """How the newest row stands to its usual level; each row joins the level once, whoever asks."""
-        baseline = self.baselines.get(spike.key)
+    def baseline(self, scope: str, spike: Spike) -> Baseline:
+        """The usual level of a scope, up to now; each reading joins it once, whoever asks."""
+        identity = scope, spike.key
+        baseline = self.baselines.get(identity)
         if baseline is None:
-            baseline = self.baselines[spike.key] = Baseline(len(self.scopes), spike)
+            baseline = self.baselines[identity] = Baseline(spike)
             baseline.seen = self.seen - len(self.panel())
-        baseline.grow(len(self.scopes))
-        for row in self._values[self._end - min(self.seen - baseline.seen, self._end) : self._end]:
-            baseline.observe(row)
-        return baseline.latest
+        new = min(self.seen - baseline.seen, self._end)
+        for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
+            baseline.observe(value)
+        return baseline
 
     def state_dict(self) -> dict[str, Any]:
         panel = self.panel()
@@ -89,7 +100,8 @@ class _Ring:
             "steps": panel.steps.copy(),
             "values": panel.values.copy(),
             "baselines": [
-                {"key": list(key), **baseline.state_dict()} for key, baseline in sorted(self.baselines.items())
+                {"scope": scope, "key": list(key), **baseline.state_dict()}
+                for (scope, key), baseline in sorted(self.baselines.items(), key=itemgetter(0))
             ],
         }
 
@@ -102,7 +114,7 @@ class _Ring:
         ring.seen = int(state["seen"])
         for plain in state["baselines"]:
             spike = Spike.from_key(plain["key"])
-            ring.baselines[spike.key] = Baseline.from_state(spike, plain)
+            ring.baselines[plain["scope"], spike.key] = Baseline.from_state(spike, plain)
         return ring
 
 

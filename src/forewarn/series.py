@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +20,43 @@ Steps = NDArray[np.int64]
 MAD_TO_STD = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 
+_MOST_EXPONENT = 709.0
+"""Its exponential is about the largest number there is."""
+
 _REFRESH_AFTER = 8
 """Accepted values after which a cached level is computed anew; a suspicious value refreshes it at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """How the newest value of each scope stands to the usual level of that scope, before it joined that level."""
+_NO_STEPS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
-    value: Floats
-    level: Floats
-    """The median of the recent accepted values; NaN while there are too few."""
-    bound: Floats
-    """The value above which a reading is an outlier."""
-    outlier: Bools
-    lasting: NDArray[np.int64]
+
+class Deviation(NamedTuple):
+    """How the newest value stands to the usual level, before it joined that level."""
+
+    value: float = math.nan
+    center: float = math.nan
+    """The median of the logarithms of the recent accepted values; NaN while there are too few."""
+    reach: float = math.nan
+    """How far above it, as a logarithm, a value may be."""
+    lasting: int = 0
     """Outliers in a row up to now; 0 if the newest is none."""
 
     @property
-    def ratio(self) -> Floats:
+    def outlier(self) -> bool:
+        return self.lasting > 0
+
+    @property
+    def level(self) -> float:
+        """The median of the recent accepted values."""
+        return math.exp(self.center)
+
+    @property
+    def bound(self) -> float:
+        """The value above which a reading is an outlier."""
+        return math.exp(min(self.center + self.reach, _MOST_EXPONENT))
+
+    @property
+    def ratio(self) -> float:
         """The newest value over the usual level."""
         return self.value / self.level
 
@@ -45,28 +64,26 @@ class Deviation:
 class Panel:
     """All scopes of one metric over the last readings, oldest first; a missing reading is NaN."""
 
-    __slots__ = ("_deviation", "scopes", "steps", "values")
+    __slots__ = ("_baseline", "at", "scopes", "steps", "values")
 
     def __init__(
         self,
         scopes: tuple[str, ...],
         steps: Steps,
         values: Values,
-        deviation: Callable[[Spike], Deviation] | None = None,
+        baseline: Callable[[str, Spike], Baseline] | None = None,
     ) -> None:
         self.scopes = scopes
         self.steps = steps
         self.values = values
         """Shape [readings × scopes]."""
-        self._deviation = deviation
+        self.at = int(steps[-1]) if len(steps) else -1
+        """The step of the newest reading; -1 if there is none."""
+        self._baseline = baseline
+        """What keeps the usual level of a scope from one step to the next; without it all readings are gone over."""
 
     def __len__(self) -> int:
         return len(self.steps)
-
-    @property
-    def at(self) -> int:
-        """The step of the newest reading; -1 if there is none."""
-        return int(self.steps[-1]) if len(self) else -1
 
     @property
     def last(self) -> Values:
@@ -83,30 +100,31 @@ class Panel:
         count: NDArray[np.int64] = np.isfinite(self.values).sum(axis=0)
         return count
 
-    def deviation(self, spike: Spike) -> Deviation:
-        """How the newest values stand to their usual level."""
-        if self._deviation is None:
-            baseline = Baseline(len(self.scopes), spike)
-            for row in self.values:
-                baseline.observe(row)
-            return baseline.latest
-        return self._deviation(spike)
+    def deviation(self, scope: str, spike: Spike) -> Deviation:
+        """How the newest value of a scope stands to its usual level."""
+        if self._baseline is not None:
+            return self._baseline(scope, spike).latest
+        baseline = Baseline(spike)
+        for value in self.values[:, self.scopes.index(scope)].tolist():
+            baseline.observe(value)
+        return baseline.latest
 
 
 class Series:
     """One scope of one metric over the last readings, oldest first."""
 
-    __slots__ = ("_panel", "scope", "steps", "values")
+    __slots__ = ("_panel", "at", "scope", "steps", "values")
 
     def __init__(self, panel: Panel, scope: str = "") -> None:
         self._panel = panel
         self.scope = scope
-        self.steps = panel.steps
         if scope in panel.scopes:
+            self.steps = panel.steps
             self.values: Values = panel.values[:, panel.scopes.index(scope)]
+            self.at = panel.at
+            """The step of the newest reading; -1 if there is none."""
         else:
-            self.values = np.empty(0, np.float32)
-            self.steps = self.steps[:0]
+            self.steps, self.values, self.at = _NO_STEPS, _NO_VALUES, -1
 
     @classmethod
     def of(cls, values: Any, scope: str = "") -> Series:
@@ -116,11 +134,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    @property
-    def at(self) -> int:
-        """The step of the newest reading; -1 if there is none."""
-        return int(self.steps[-1]) if len(self) else -1
 
     @property
     def last(self) -> float:
@@ -135,7 +148,7 @@ class Series:
     def median(self, window: int, skip: int = 0) -> float:
         """The median of the finite values of the last `window` readings, the newest `skip` left out."""
         end = max(0, len(self) - skip)
-        return float(nanmedian(self.values[max(0, end - window) : end, None])[0])
+        return median(self.values[max(0, end - window) : end])
 
     def slope(self, window: int) -> float:
         """Least-squares change per step over the last `window` readings; NaN below three finite ones."""
@@ -147,14 +160,21 @@ class Series:
         return float((x @ y) / (x @ x))
 
     def deviation(self, spike: Spike) -> Deviation:
-        """How the newest value stands to its usual level, as arrays of one element."""
-        if self.scope not in self._panel.scopes:
-            return Baseline(1, spike).latest
-        everyone = self._panel.deviation(spike)
-        at = slice(i := self._panel.scopes.index(self.scope), i + 1)
-        return Deviation(
-            everyone.value[at], everyone.level[at], everyone.bound[at], everyone.outlier[at], everyone.lasting[at]
-        )
+        """How the newest value stands to its usual level."""
+        return self._panel.deviation(self.scope, spike) if self.scope in self._panel.scopes else Deviation()
+
+
+def median(values: NDArray[Any]) -> float:
+    """The median of the finite values; NaN if there is none."""
+    finite = values[np.isfinite(values)]
+    finite.sort()
+    return _middle(finite) if len(finite) else math.nan
+
+
+def _middle(ordered: Sequence[Any]) -> float:
+    """The median of values in rising order."""
+    half = len(ordered) // 2
+    return (float(ordered[-half - 1]) + float(ordered[half])) / 2
 
 
 def nanmedian(rows: NDArray[Any]) -> Floats:
@@ -171,101 +191,84 @@ def nanmedian(rows: NDArray[Any]) -> Floats:
 
 
 class Baseline:
-    """The usual level of many scopes: median and MAD of recent log values, outliers kept out.
+    """The usual level of a series: median and MAD of recent log values, outliers kept out.
 
     A value that exceeds the median by `k · 1.4826 · MAD`, but by `floor` at least and `ceiling` at most, is an outlier.
     After `readmit_after` outliers in a row they become the level, so that a lasting shift is reported once and then
     accepted. Values that are not positive and finite have no logarithm: they neither count nor disturb.
+
+    Written without arrays: it is asked for on every step, and for one value plain numbers are several times as fast.
     """
 
-    def __init__(self, num_scopes: int, spike: Spike) -> None:
+    def __init__(self, spike: Spike) -> None:
         self.spike = spike
         self.seen = 0
-        """Rows observed so far."""
-        self._accepted = np.full((num_scopes, spike.window), np.nan)
-        self._outside = np.full((num_scopes, spike.readmit_after), np.nan)
-        self._count = np.zeros(num_scopes, np.int64)
-        self._lasting = np.zeros(num_scopes, np.int64)
-        self._age = np.zeros(num_scopes, np.int64)
-        self._center = np.full(num_scopes, np.nan)
-        self._reach = np.full(num_scopes, np.nan)
-        self.latest = self._quiet()
-        """The verdict on the newest row."""
+        """Values observed so far."""
+        self.latest = Deviation()
+        """The verdict on the newest value."""
+        self._accepted: deque[float] = deque(maxlen=spike.window)
+        self._outside: list[float] = []
+        """The outliers since the last accepted value."""
+        self._age = 0
+        """Values accepted since the level was computed."""
+        self._center = self._reach = math.nan
 
-    def grow(self, num_scopes: int) -> None:
-        """Make room for scopes that appeared later; they start without a level."""
-        if num_scopes == len(self._count):
-            return
-        fresh = Baseline(num_scopes - len(self._count), self.spike)
-        for name in _STATE:
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(fresh, name)]))
-        self.latest = self._quiet()
-
-    def observe(self, row: NDArray[Any]) -> Deviation:
-        """Judge one reading of every scope, then let it join the level."""
+    def observe(self, value: float) -> Deviation:
+        """Judge one value, then let it join the level."""
         self.seen += 1
-        value = row.astype(np.float64)
-        usable = np.isfinite(value) & (value > 0)
-        logs = np.log(np.where(usable, value, 1.0))
-        suspicious = usable & (logs > self._center + self._reach)
-        if (stale := np.flatnonzero(suspicious & (self._age > 0))).size:
-            self._refresh(stale)
-            suspicious[stale] = logs[stale] > self._center[stale] + self._reach[stale]
-        with np.errstate(over="ignore"):
-            level, bound = np.exp(self._center), np.exp(self._center + self._reach)
-
-        self._lasting[usable & ~suspicious] = 0
-        for one in np.flatnonzero(suspicious):
-            self._outside[one, self._lasting[one]] = logs[one]
-            self._lasting[one] += 1
-        self.latest = Deviation(value, level, bound, suspicious, np.where(suspicious, self._lasting, 0))
-        self._readmit(np.flatnonzero(self._lasting >= self.spike.readmit_after))
-        self._accept(np.flatnonzero(usable & ~suspicious), logs)
+        if not 0 < value < math.inf:
+            self.latest = Deviation(value, self._center, self._reach)
+            return self.latest
+        logarithm = math.log(value)
+        if logarithm > self._center + self._reach and self._age:
+            self._refresh()
+        if logarithm > self._center + self._reach:
+            self._outside.append(logarithm)
+            self.latest = Deviation(value, self._center, self._reach, len(self._outside))
+            if len(self._outside) >= self.spike.readmit_after:
+                self._readmit()
+        else:
+            self.latest = Deviation(value, self._center, self._reach)
+            self._accept(logarithm)
         return self.latest
 
-    def _quiet(self) -> Deviation:
-        unknown = np.full(len(self._count), np.nan)
-        return Deviation(unknown, unknown, unknown, np.zeros(len(unknown), np.bool_), np.zeros(len(unknown), np.int64))
+    def _accept(self, logarithm: float) -> None:
+        self._outside.clear()
+        begins = len(self._accepted) + 1 == self.spike.minimum
+        self._accepted.append(logarithm)
+        self._age += 1
+        if begins or (self._age >= _REFRESH_AFTER and len(self._accepted) >= self.spike.minimum):
+            self._refresh()
 
-    def _accept(self, which: NDArray[np.intp], logs: Floats) -> None:
-        self._accepted[which, self._count[which] % self.spike.window] = logs[which]
-        self._count[which] += 1
-        self._age[which] += 1
-        count = self._count[which]
-        due = (self._age[which] >= _REFRESH_AFTER) & (count >= self.spike.minimum) | (count == self.spike.minimum)
-        self._refresh(which[due])
+    def _readmit(self) -> None:
+        self._accepted.clear()
+        self._accepted.extend(self._outside)
+        self._outside.clear()
+        self._center = self._reach = math.nan
+        if len(self._accepted) >= self.spike.minimum:
+            self._refresh()
 
-    def _readmit(self, which: NDArray[np.intp]) -> None:
-        for one in which:
-            recent = self._outside[one]
-            self._accepted[one] = np.nan
-            kept = recent[-self.spike.window :]
-            self._accepted[one, : len(kept)] = kept
-            self._count[one] = len(kept)
-            self._lasting[one] = 0
-            self._center[one] = self._reach[one] = np.nan
-        self._refresh(which[self._count[which] >= self.spike.minimum])
-
-    def _refresh(self, which: NDArray[np.intp]) -> None:
-        if not which.size:
-            return
-        rows = self._accepted[which].T
-        center = nanmedian(rows)
-        spread = MAD_TO_STD * nanmedian(np.abs(rows - center))
-        self._center[which] = center
-        self._reach[which] = np.clip(self.spike.k * spread, self.spike.floor, self.spike.ceiling)
-        self._age[which] = 0
+    def _refresh(self) -> None:
+        self._center = _middle(sorted(self._accepted))
+        spread = MAD_TO_STD * _middle(sorted([abs(each - self._center) for each in self._accepted]))
+        self._reach = min(max(self.spike.k * spread, self.spike.floor), self.spike.ceiling)
+        self._age = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen, **{name: getattr(self, name).copy() for name in _STATE}}
+        return {
+            "seen": self.seen,
+            "accepted": list(self._accepted),
+            "outside": list(self._outside),
+            "age": self._age,
+            "center": self._center,
+            "reach": self._reach,
+        }
 
     @classmethod
     def from_state(cls, spike: Spike, state: dict[str, Any]) -> Baseline:
-        made = cls(len(state["_count"]), spike)
-        made.seen = int(state["seen"])
-        for name in _STATE:
-            setattr(made, name, np.array(state[name]))
+        made = cls(spike)
+        made.seen, made._age = int(state["seen"]), int(state["age"])
+        made._accepted.extend(float(each) for each in state["accepted"])
+        made._outside.extend(float(each) for each in state["outside"])
+        made._center, made._reach = float(state["center"]), float(state["reach"])
         return made
-
-
-_STATE = ("_accepted", "_outside", "_count", "_lasting", "_age", "_center", "_reach")

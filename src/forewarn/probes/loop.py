@@ -17,6 +17,7 @@ from forewarn.probes.probe import Pending, Probe
 from forewarn.probes.speed import Stopwatch
 from forewarn.probes.transfer import on_host
 from forewarn.probes.tree import Tree
+from forewarn.stats import Numbers
 
 _log = logging.getLogger("forewarn")
 
@@ -36,6 +37,8 @@ class Loop:
         """Probes that raised, with what they said; they are switched off."""
         self.probes = list(probes)
         """Those that are still switched on."""
+        self._listeners: dict[str, list[Probe]] = {}
+        """By event: those of them that do something then; worked out at the first event after a change."""
         self.stopwatch = stopwatch
         self.tree = Tree(model)
         """The modules that hooks can be put on."""
@@ -64,9 +67,12 @@ class Loop:
         self._let_go()  # a pass that raised has not come to its end
         collected = []
         for probe in list(self.probes):
-            pending = self.guard(probe, _collected, probe, self.measured)
-            if pending is not None:
-                collected.append((probe, pending))
+            try:
+                pending = probe.collect(self.measured)
+                if pending is not None:
+                    collected.append((probe, _ready(pending)))
+            except Exception as error:
+                self._switch_off(probe, error)
         return collected
 
     def runs(self, probe: Probe) -> bool:
@@ -78,9 +84,13 @@ class Loop:
         try:
             return call(*args)
         except Exception as error:
-            self.report(f"probe {probe.name!r}", probe.name, error)
-            self.probes = [other for other in self.probes if other is not probe]
+            self._switch_off(probe, error)
             return None
+
+    def _switch_off(self, probe: Probe, error: Exception) -> None:
+        self.report(f"probe {probe.name!r}", probe.name, error)
+        self.probes = [other for other in self.probes if other is not probe]
+        self._listeners.clear()
 
     def report(self, what: str, name: str, error: Exception) -> None:
         """Keep a failure for the alert that will tell of it; the log has its traceback, once."""
@@ -90,8 +100,17 @@ class Loop:
 
     def _tell(self, event: str, *args: Any) -> None:
         with self.stopwatch:
-            for probe in self.probes:
+            for probe in self._listening(event):
                 self.guard(probe, getattr(probe, event), *args)
+
+    def _listening(self, event: str) -> list[Probe]:
+        """The probes that do something at this event: at most events most of them do nothing."""
+        known = self._listeners.get(event)
+        if known is None:
+            nothing = getattr(Probe, event)
+            known = [each for each in self.probes if getattr(getattr(each, event), "__func__", None) is not nothing]
+            self._listeners[event] = known
+        return known
 
     def _stepper(self, event: str, at: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,6 +121,8 @@ class Loop:
         return stepped
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._forward is None and not self.measured:
+            return
         with self.stopwatch:
             self._end_forward(None)
             if self.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
@@ -114,8 +135,9 @@ class Loop:
             over.end(output)
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        with self.stopwatch:
-            self._end_forward(output)
+        if self._forward is not None:
+            with self.stopwatch:
+                self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
         try:
@@ -174,13 +196,14 @@ def _is_transformed() -> bool:
     return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _collected(probe: Probe, measured: bool) -> Pending | None:
-    """What a probe has to say; host values are taken out of their tensors here, where a failure has a name."""
-    pending = probe.collect(measured)
-    if pending is None:
-        return None
-    ready = [on_host(each) if isinstance(each, Tensor) and each.is_cpu else each for each in pending.tensors]
-    for each in ready:
-        if isinstance(each, Tensor) and each.is_meta:
-            raise TypeError("a tensor on the meta device has no values")
-    return Pending(ready, pending.decode)
+def _ready(pending: Pending) -> Pending:
+    """Readings whose values, where they are on the host, are taken out of their tensors: a failure has a name here."""
+    return Pending([_at_hand(each) for each in pending.tensors], pending.decode) if pending.tensors else pending
+
+
+def _at_hand(numbers: Numbers) -> Numbers:
+    if not isinstance(numbers, Tensor) or numbers.is_cpu:
+        return on_host(numbers)
+    if numbers.is_meta:
+        raise TypeError("a tensor on the meta device has no values")
+    return numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class EpochLosses:
         """The highest median of 16 losses in a row since then: a single bad batch does not make it."""
         self._sum = 0.0
         self._first: list[float] = []
-        self._last: list[float] = []
+        self._last: deque[float] = deque(maxlen=LOSSES_OF_AN_END)
 
     def add(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -60,7 +61,7 @@ class EpochLosses:
         self._sum += loss
         if len(self._first) < LOSSES_OF_AN_END:
             self._first.append(loss)
-        self._last = [*self._last[1 - LOSSES_OF_AN_END :], loss]
+        self._last.append(loss)
         if self.steps % LOSSES_OF_AN_END == 0:
             self.peak = float(np.fmax(self.peak, np.median(self._last)))
 
@@ -100,4 +101,6 @@ class EpochLosses:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self._sum, self.peak = int(state["steps"]), float(state["sum"]), float(state["peak"])
-        self._first, self._last = [float(each) for each in state["first"]], [float(each) for each in state["last"]]
+        self._first = [float(each) for each in state["first"]]
+        self._last.clear()
+        self._last.extend(float(each) for each in state["last"])

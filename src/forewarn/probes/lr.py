@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,6 +25,7 @@ class LearningRateProbe(Probe):
         self._planned_share = planned_share
         self._used: dict[int, list[Tensor | float]] = {}
         self._steps = 0
+        self._scopes: tuple[str, ...] = ()
         self._peaks = [_peak(group) for each in self._optimizers for group in each.param_groups]
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
@@ -43,10 +43,12 @@ class LearningRateProbe(Probe):
         used, self._used = self._used, {}
         planned = [self._planned_share(self._steps, group) for group in range(len(self._peaks))]
         self._steps += bool(used)
-        rates = [
-            rate for at, each in enumerate(self._optimizers) for rate in (used[at] if at in used else _rates(each))
-        ]
-        scopes = tuple(map(str, range(len(rates))))
+        rates: list[Tensor | float] = []
+        for at, each in enumerate(self._optimizers):
+            rates += used[at] if at in used else _rates(each)
+        if len(rates) != len(self._scopes):
+            self._scopes = tuple(map(str, range(len(rates))))
+        scopes = self._scopes
         on_device = {at: rate for at, rate in enumerate(rates) if isinstance(rate, Tensor)}
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
@@ -69,8 +71,7 @@ def _peak(group: dict[str, Any]) -> float:
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:
     """The lr of each group; one that is a tensor is copied where it is, for schedulers change it in place."""
-    rates = (group.get("lr") for group in optimizer.param_groups)
     return [
-        rate.detach().clone() if isinstance(rate, torch.Tensor) else math.nan if rate is None else float(rate)
-        for rate in rates
+        rate.detach().clone() if isinstance(rate, Tensor) else math.nan if rate is None else float(rate)
+        for rate in [group.get("lr") for group in optimizer.param_groups]
     ]

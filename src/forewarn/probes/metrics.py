@@ -83,9 +83,9 @@ class MetricsProbe(Probe):
     def collect(self, measured: bool) -> Pending | None:
         if measured:
             self._ask_parameters()
-        log, self._log = self._log, StepLog()
-        if not log:
+        if not self._log:
             return None
+        log, self._log = self._log, StepLog()
         packed = log.pack()
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:

@@ -17,14 +17,12 @@ from forewarn.stats.portable import wide
 
 T = TypeVar("T")
 
-_HOST = torch.device("cpu")
-
 
 class _Here:
     """Values that are in host memory already."""
 
     def __init__(self, tensors: Sequence[Numbers]) -> None:
-        self._arrays = [on_host(tensor) for tensor in tensors]
+        self._arrays = [on_host(each) for each in tensors]
 
     def arrived(self) -> bool:
         return True
@@ -69,7 +67,7 @@ def on_host(numbers: Numbers) -> Array:
         return numbers.astype(np.float64, copy=False)  # given away: nobody writes to it any more
     plain = numbers.detach() if numbers.requires_grad else numbers
     plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
-    found: Array = plain.cpu().numpy().astype(np.float64)
+    found: Array = (plain if plain.is_cpu else plain.cpu()).numpy().astype(np.float64)
     return found
 
 
@@ -80,6 +78,9 @@ class _Parcel(Generic[T]):
     shipments: list[Any]
 
     def arrays(self) -> list[Array]:
+        if len(self.shipments) == 1:
+            only: list[Array] = self.shipments[0].arrays()
+            return only
         found: list[Array] = [np.empty(0)] * sum(map(len, self.places))
         for places, shipment in zip(self.places, self.shipments, strict=True):
             for at, array in zip(places, shipment.arrays(), strict=True):
@@ -94,17 +95,18 @@ class Transfer(Generic[T]):
         self._queue: deque[_Parcel[T]] = deque()
 
     def send(self, label: T, tensors: Sequence[Numbers]) -> None:
-        places: dict[torch.device, list[int]] = {}
+        here: list[int] = []
+        elsewhere: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for at, tensor in enumerate(tensors):
-            device = tensor.device if isinstance(tensor, Tensor) else _HOST
-            places.setdefault(device, []).append(at)
-        shipments = [
-            _Here([tensors[at] for at in which])
-            if device.type == "cpu"
-            else _UnderWay(device, [tensor for at in which if isinstance(tensor := tensors[at], Tensor)])
-            for device, which in places.items()
-        ]
-        self._queue.append(_Parcel(label, list(places.values()), shipments))
+            if isinstance(tensor, Tensor) and not tensor.is_cpu:
+                elsewhere.setdefault(tensor.device, []).append((at, tensor))
+            else:
+                here.append(at)
+        parcel = _Parcel(label, [here], [_Here([tensors[at] for at in here])]) if here else _Parcel(label, [], [])
+        for device, several in elsewhere.items():
+            parcel.places.append([at for at, _ in several])
+            parcel.shipments.append(_UnderWay(device, [tensor for _, tensor in several]))
+        self._queue.append(parcel)
 
     def receive(self, wait: bool = False) -> list[tuple[T, list[Array]]]:
         """What has arrived since the last call, in the order of sending; `wait` is for the end of a run."""

@@ -179,10 +179,10 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
     quiet: 1.0+0.001x100 1.5
     """
     seen = norm.deviation(config)
-    if not seen.outlier[0]:
+    if not seen.outlier:
         return None
-    ratio, lasting = float(seen.ratio[0]), int(seen.lasting[0])
-    left = min(ratio, clip.last / float(seen.level[0])) if clip.at == norm.at else ratio
+    ratio, lasting = seen.ratio, seen.lasting
+    left = min(ratio, clip.last / seen.level) if clip.at == norm.at else ratio
     tall = left > config.warning_factor or ratio > config.warning_factor**2
     severe = tall or lasting >= config.lasting_steps
     before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
@@ -190,7 +190,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < config.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
-    return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
+    return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
 
 @rule(

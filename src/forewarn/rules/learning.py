@@ -10,7 +10,7 @@ from forewarn.learning_remedies import decay_lr, widen
 from forewarn.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.rules.learning_rate import has_decayed, is_rising
 from forewarn.rules.registry import found, rule
-from forewarn.series import MAD_TO_STD, Floats, Panel, Series, Steps, nanmedian
+from forewarn.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.thresholds.loss import LossBouncing, LossNotStarting, LossPlateau
 from forewarn.types import Facts, Finding, Severity, Values
 
@@ -137,7 +137,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, fa
     if len(recent) < config.steps or not np.isfinite(recent[-1]):
         return None
     halves = recent[: config.steps // 2], recent[config.steps // 2 :]
-    earlier, later = (float(nanmedian(half[:, None])[0]) for half in halves)
+    earlier, later = map(median, halves)
     if not later > (1 - config.gain) * earlier or is_rising(lr, int(readings.steps[-config.steps])):
         return None
     highest = max(earlier, later, *_finite(Series(level))[1])

@@ -37,10 +37,10 @@ def declared_peak(facts: Facts) -> float:
     return max(_named_peaks(facts), default=0.0)
 
 
-def declared_peaks(lr: Panel, facts: Facts) -> Floats:
+def declared_peaks(lr: Panel, facts: Facts) -> list[float]:
     """The same for each group, which are in the order of the scopes; 0 where the groups are no longer those."""
     named = _named_peaks(facts)
-    return np.array(named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes), np.float64)
+    return named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes)
 
 
 def _named_peaks(facts: Facts) -> list[float]:

@@ -19,7 +19,7 @@ from forewarn.remedies import (
 )
 from forewarn.rules.learning_rate import declared_peak, rates
 from forewarn.rules.registry import found, rule
-from forewarn.series import MAD_TO_STD, Bools, Panel, Series, Steps, nanmedian
+from forewarn.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian
 from forewarn.thresholds.loss import LossDivergence, LossSpike
 from forewarn.types import Facts, Finding, Severity, Values
 
@@ -80,14 +80,14 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
     quiet: 9.0-0.05x150 1.6 1.7 1.6
     quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
     """
-    if (loss.values[-config.window :] < 0).any():
+    if np.fmin.reduce(loss.values[-config.window :], initial=0.0) < 0:
         return _spike_by_spread(loss, levels, config)
     seen = loss.deviation(config)
-    if not seen.outlier[0]:
+    if not seen.outlier:
         return None
-    ratio, lasting = float(seen.ratio[0]), int(seen.lasting[0])
+    ratio, lasting = seen.ratio, seen.lasting
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
-    if seen.value[0] < config.negligible_share * highest:
+    if seen.value < config.negligible_share * highest:
         severity = Severity.INFO
     elif ratio > config.critical_factor or lasting > config.lost_steps:
         severity = Severity.CRITICAL
@@ -95,7 +95,7 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
-    return found(severity, seen.value[0], seen.bound[0], level=float(seen.level[0]), ratio=ratio, lasting_steps=lasting)
+    return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
 
 def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
@@ -173,13 +173,15 @@ def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, fa
     if len(values) < 4 * window:
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)
-    halves = newest[: window // 2], newest[window // 2 :]
-    now = _median(newest)
-    if not now > config.factor * float(np.fmin.reduce(values)):
+    least = config.factor * np.float64(np.fmin.reduce(values))
+    if 2 * np.count_nonzero(newest <= least) > window:
+        return None  # so their median does not exceed it either
+    now = median(newest)
+    if not now > least:
         return None
     if not (_rise(middle, newest) > config.significance and _rise(oldest, middle) > config.significance):
         return None
-    if not _rise(*halves) > config.significance / 2:
+    if not _rise(newest[: window // 2], newest[window // 2 :]) > config.significance / 2:
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
@@ -212,15 +214,11 @@ def _comparable(lr: Panel, windows: Steps, now: int, share: float, facts: Facts)
 
 def _rise(before: Values, after: Values) -> float:
     """From one stretch to the next, how much the median has risen, in its own standard errors."""
-    level, then = _median(after), _median(before)
-    spread = max(_median(np.abs(after - level)), _median(np.abs(before - then))) * MAD_TO_STD
+    level, then = median(after), median(before)
+    spread = max(median(np.abs(after - level)), median(np.abs(before - then))) * MAD_TO_STD
     error = _MEDIAN_ERROR * spread * math.sqrt(1 / len(before) + 1 / len(after))
     risen = level - then
     return risen / error if error > 0 else math.copysign(math.inf, risen) if risen else 0.0
-
-
-def _median(values: Values) -> float:
-    return float(nanmedian(values[:, None])[0])
 
 
 def _quantile(values: Values, share: float) -> float:

@@ -106,9 +106,11 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = _peaks(lr, facts)
-    spent = lr.last.astype(np.float64) < config.share * peaks
-    meant = _planned(lr, plan) < config.share * peaks
-    for at in np.flatnonzero(spent & ~(meant & bool((~spent).any()))):
+    spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
+    if not any(spent):
+        return
+    meant = _planned(lr, plan) < config.share * np.array(peaks)
+    for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
         alive = np.flatnonzero(lr.values[:, at] >= config.share * peaks[at])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
@@ -139,10 +141,10 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
     """
     total = declared(facts, "total_steps")
     severity, least = (Severity.INFO, config.steps) if math.isnan(total) else (Severity.WARNING, config.share * total)
-    if lr.at < least or len(lr) < 2:
+    if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
-    rises = np.diff(lr.values.astype(np.float64), axis=0)
-    for at in np.flatnonzero((rises > 0).all(axis=0)):
+    rises = lr.values[1:] > lr.values[:-1]
+    for at in np.flatnonzero(rises.all(axis=0)):
         yield found(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
 
 
@@ -169,7 +171,7 @@ def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts)
     total = declared(facts, "total_steps")
     if not lr.at + 1 >= config.share * total:
         return
-    peaks = _peaks(lr, facts)
+    peaks = np.array(_peaks(lr, facts))
     bound = (1 - config.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
@@ -182,7 +184,7 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
     return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
 
 
-def _peaks(lr: Panel, facts: Facts) -> Floats:
+def _peaks(lr: Panel, facts: Facts) -> list[float]:
     """The highest rate of each group that was seen or named."""
-    seen: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=0, initial=0.0)
-    return np.maximum(seen, declared_peaks(lr, facts))
+    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
+    return [max(both) for both in zip(declared_peaks(lr, facts), seen, strict=True)]

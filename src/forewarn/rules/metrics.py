@@ -105,19 +105,19 @@ def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
     recent, earlier = values.values[-config.lasting :], values.values[: -config.lasting]
     if len(earlier) < config.minimum:
         return
-    low, high = np.fmin.reduce(earlier).astype(np.float64), np.fmax.reduce(earlier).astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        reach = np.fmax(config.spans * (high - low), config.share * np.fmax(np.abs(low), np.abs(high)))
-        above, below = (recent > high + reach).all(axis=0), (recent < low - reach).all(axis=0)
-    known = np.isfinite(recent[-1]) & (high > low)
-    for at in np.flatnonzero(known & (above | below)):
+    lowest, highest = np.fmin.reduce(earlier), np.fmax.reduce(earlier)
+    outside = ((recent > highest) | (recent < lowest)).all(axis=0)
+    for at in np.flatnonzero(outside & np.isfinite(recent[-1]) & (highest > lowest)):
+        low, high, newest = float(lowest[at]), float(highest[at]), recent[:, at].astype(np.float64)
+        reach = max(config.spans * (high - low), config.share * max(abs(low), abs(high)))
+        above = bool((newest > high + reach).all())
+        if not above and not (newest < low - reach).all():
+            continue
         usual = earlier[np.isfinite(earlier[:, at]), at]
         if len(usual) < config.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
             continue
-        bound = high[at] + reach[at] if above[at] else low[at] - reach[at]
-        yield found(
-            Severity.INFO, recent[-1, at], bound, values.scopes[at], lowest_before=low[at], highest_before=high[at]
-        )
+        bound = high + reach if above else low - reach
+        yield found(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
 
 
 def _healthy(metric: str, facts: Facts) -> tuple[float, float]:

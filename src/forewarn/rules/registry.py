@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,11 @@ RULE_FAILED = "X102"
 NO_BOUND = math.nan
 """The bound of a finding that compares nothing: its value is a flag or a code, and no view shows the two."""
 
+_PATTERNS = 64
+"""Combinations of metrics whose rules are remembered: the steps of a run differ in few ways."""
+
 Check = Callable[..., Finding | Iterable[Finding] | None]
+Judging = Callable[[int, History, Iterable[str]], list[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +79,40 @@ class Rule:
         self, step: int, history: History, config: Config, facts: Facts, new: Iterable[str] = ()
     ) -> list[Finding]:
         """What this rule finds in the newest readings; if it is about a family, in those of the `new` ones of it."""
-        look: Callable[[str], Any] = history.panel if self.per_scope else history.series
+        return self.judging(config, facts)(step, history, new)
+
+    def judging(self, config: Config, facts: Facts) -> Judging:
+        """The same as a function of the step, the history and the `new` metrics, all else looked up beforehand."""
+        check, reads, per_scope = self.check, self.reads, self.per_scope
         named: dict[str, Any] = {}
         if self.wants_config:
             named["config"] = self.settings(config)
         if self.wants_facts:
             named["facts"] = facts
-        if not self.is_family:
-            found = self._found(map(look, self.reads), named)
-            return [dataclasses.replace(one, code=self.code, step=step) for one in found]
-        return [
-            dataclasses.replace(one, code=self.code, step=step, scope=spelled_out(metric, one.scope))
-            for metric in new
-            for one in self._found([look(metric)], {**named, "metric": metric} if self.wants_metric else named)
-        ]
 
-    def _found(self, readings: Iterable[Any], named: Mapping[str, Any]) -> Iterable[Finding]:
-        found = self.check(*readings, **named)
-        return () if found is None else [found] if isinstance(found, Finding) else found
+        def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
+            look: Callable[[str], Any] = history.panel if per_scope else history.series
+            found = check(*map(look, reads), **named)
+            return [] if found is None else [replace(one, code=self.code, step=step) for one in _several(found)]
+
+        def judge_family(step: int, history: History, new: Iterable[str]) -> list[Finding]:
+            look: Callable[[str], Any] = history.panel if per_scope else history.series
+            return [
+                replace(one, code=self.code, step=step, scope=spelled_out(metric, one.scope))
+                for metric in new
+                for one in _several(check(look(metric), **named, **({"metric": metric} if self.wants_metric else {})))
+            ]
+
+        return judge_family if self.is_family else judge
 
     def settings(self, config: Config) -> Settings:
         """The thresholds of this rule."""
         settings: Settings = getattr(config.thresholds, self.name.replace("-", "_"))
         return settings
+
+
+def _several(found: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
+    return () if found is None else [found] if isinstance(found, Finding) else found
 
 
 _RULES: dict[str, Rule] = {}
@@ -170,17 +185,21 @@ class Judgement:
     """What the rules said about one step."""
 
     step: int
-    judged: Mapping[str, tuple[Block, ...]]
-    """For the code of each rule that had something new to look at: the new readings."""
+    blocks: Sequence[Block]
+    """The new readings."""
+    judged: Mapping[str, Collection[str]]
+    """For the code of each rule that had something new to look at: the metrics that it was."""
     findings: tuple[Finding, ...]
     families: Collection[str] = ()
     """The codes of rules about families of metrics, in whose findings the scopes are spelled out."""
 
     def covered(self, code: str) -> set[str]:
         """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
+        names = self.judged.get(code, ())
         return {
             spelled_out(block.name, block.scopes[at]) if code in self.families else block.scopes[at]
-            for block in self.judged.get(code, ())
+            for block in self.blocks
+            if block.name in names
             for at in np.flatnonzero(np.isfinite(block.values))
         }
 
@@ -195,42 +214,41 @@ class Judge:
         self.failed: set[str] = set()
         """Codes of rules that raised."""
         self._families = frozenset(each.code for each in self.rules if each.is_family)
-        self._by_metric: dict[str, list[Rule]] = {}
+        self._names = {each.code: each.name for each in self.rules}
+        self._judging = {each.code: each.judging(config, facts) for each in self.rules}
+        self._due = lru_cache(_PATTERNS)(self._due_for)
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks have just joined the history."""
-        new: dict[str, list[Block]] = {}
-        due: dict[str, tuple[Rule, list[Block]]] = {}
-        for block in blocks:
-            new.setdefault(block.name, []).append(block)
-        for name, several in new.items():
-            for each in self._judging(name):
-                due.setdefault(each.code, (each, []))[1].extend(several)
-        judged: dict[str, tuple[Block, ...]] = {}
+        blocks = tuple(blocks)
+        due = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []
-        for code, (each, concerned) in due.items():
+        for code, names in due.items():
             if code in self.failed:
                 continue
             try:
-                found = each.judge(step, history, self.config, self.facts, dict.fromkeys(one.name for one in concerned))
-                findings += _read_now(found, concerned) if found and each.is_family else found
-                judged[code] = tuple(concerned)
+                found = self._judging[code](step, history, names)
+                if found:
+                    findings += _read_now(found, blocks, names) if code in self._families else found
             except Exception:
-                _log.exception("the rule %s %s failed and is switched off", code, each.name)
+                name = self._names[code]
+                _log.exception("the rule %s %s failed and is switched off", code, name)
                 self.failed.add(code)
-                findings.append(Finding(RULE_FAILED, each.name, step, Severity.WARNING, 1.0, NO_BOUND))
-        return Judgement(step, judged, tuple(findings), self._families)
+                findings.append(Finding(RULE_FAILED, name, step, Severity.WARNING, 1.0, NO_BOUND))
+        judged = {code: names for code, names in due.items() if code not in self.failed} if self.failed else due
+        return Judgement(step, blocks, judged, tuple(findings), self._families)
 
-    def _judging(self, metric: str) -> list[Rule]:
-        """The rules that new readings of this metric are for."""
-        known = self._by_metric.get(metric)
-        if known is None:
-            known = [each for each in self.rules if any(fnmatchcase(metric, name) for name in each.when)]
-            self._by_metric[metric] = known
-        return known
+    def _due_for(self, metrics: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """The codes of the rules that new readings of these metrics are for, and which of them each is to judge."""
+        due: dict[str, tuple[str, ...]] = {}
+        for metric in dict.fromkeys(metrics):
+            for each in self.rules:
+                if any(fnmatchcase(metric, name) for name in each.when):
+                    due[each.code] = (*due.get(each.code, ()), metric)
+        return due
 
 
-def _read_now(findings: Iterable[Finding], blocks: Iterable[Block]) -> list[Finding]:
+def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:
     """Those about scopes that were read: to the check of a family what is missing looks like what is not finite."""
-    read = {spelled_out(block.name, scope) for block in blocks for scope in block.scopes}
+    read = {spelled_out(block.name, scope) for block in blocks if block.name in names for scope in block.scopes}
     return [one for one in findings if one.scope in read]

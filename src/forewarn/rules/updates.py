@@ -23,7 +23,7 @@ from forewarn.rules.learning_rate import declared_peak, last_jump, newest_jump, 
 from forewarn.rules.loss import is_solved
 from forewarn.rules.registry import NO_BOUND, found, rule
 from forewarn.rules.tensors import is_matrix, matrices
-from forewarn.series import Floats, Panel, Series, nanmedian
+from forewarn.series import Floats, Panel, Series, median
 from forewarn.thresholds.updates import (
     FrozenWeight,
     OptimizerNotStepping,
@@ -160,7 +160,7 @@ def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> 
         return np.nan
     from_zero = ratios.values[0] >= near_zero_ratio
     moved = ratios.last[is_matrix(ratios.scopes, facts) & ~from_zero]
-    return float(nanmedian(moved[moved > 0][:, None])[0])
+    return median(moved[moved > 0])
 
 
 @rule(
@@ -289,7 +289,7 @@ def _level(typical: Series, lr: Panel, plan: Panel, window: int, config: UpdateR
     if len(lr) > 1:
         steps = typical.steps[-window - 1 : -1]
         values = values * planned_growth(lr, plan, steps, config, facts)
-    return float(nanmedian(values[:, None])[0])
+    return median(values)
 
 
 def _furthest(ratios: Panel, now: int, config: UpdateRatioJump, facts: Facts) -> dict[str, float | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +18,7 @@ from forewarn.remedies import (
 )
 from forewarn.rules.registry import found, rule
 from forewarn.rules.tensors import kinds, matrices
-from forewarn.series import Panel, nanmedian
+from forewarn.series import Panel, median
 from forewarn.thresholds.weights import WeightNormsApart, WeightNormSpike, WeightShrinking
 from forewarn.types import Facts, Finding, Severity
 
@@ -79,8 +80,10 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, facts: Facts) -> Ite
     if len(earlier) < config.minimum:
         return
     # `last > factor · median` is the same as: at least half of the earlier ones lie below `last / factor`
-    below = np.count_nonzero(earlier < last / np.float32(config.factor), axis=0)
-    for at in matrices(2 * below >= len(earlier), norm.scopes, facts):
+    least = last / np.float32(config.factor)
+    likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, facts))
+    below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
+    for at in itertools.compress(likely, 2 * below >= len(earlier)):
         column = earlier[np.isfinite(earlier[:, at]), at]
         if len(column) < config.minimum:
             continue
@@ -128,7 +131,7 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> I
         apart = float(size[largest] / size[smallest])
         if apart <= config.factor:
             continue
-        usual = float(nanmedian(size[known][:, None])[0])
+        usual = median(size[known])
         outlier, peer = (largest, smallest) if size[largest] / usual > usual / size[smallest] else (smallest, largest)
         yield found(
             Severity.WARNING, apart, config.factor, norm.scopes[outlier],
