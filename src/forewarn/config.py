@@ -45,7 +45,8 @@ class Config(Settings):
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
-    """Checks kept in memory per metric of each tensor that a rule looks at; about 5 bytes each."""
+    """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
+    them up."""
     blocks: str = pattern()
     """A regular expression for the whole names of the modules that are the blocks of the model; else they are found."""
     mean_gain_drift_window: int = between(10, 2)

@@ -16,6 +16,9 @@ from forewarn.types import Block
 _OF_THE_RUN = "train/"
 """Family of metrics that are read on every step and kept as long as unscoped ones, such as the lr of each group."""
 
+_OF_ALL_TENSORS = ("monitor/", "gradient/", "weight/", "update/", "gain/")
+"""Families in which a metric of the run as a whole stands for all tensors; unless judged it is kept like theirs."""
+
 _SLACK = 4
 """A ring is a quarter longer than its window: with less it would be moved to the front more often."""
 
@@ -122,7 +125,7 @@ class History:
     """The last readings of every metric: what rules look at, live and replayed."""
 
     def __init__(self, window: int = 1024, detail_window: int = 64, judged: Iterable[str] | None = None) -> None:
-        """`judged`: the metrics that rules look at, by default all; few readings of a tensor's other ones are kept.
+        """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
 
         One with a `*` in it stands for a family of them.
         """
@@ -141,11 +144,16 @@ class History:
         for block in blocks:
             ring = self._rings.get(block.name)
             if ring is None:
-                whole_run = block.scopes == ("",) or block.name.startswith(_OF_THE_RUN)
-                is_judged = self._judged is None or _is_among(block.name, self._judged)
-                window = self._window if whole_run else self._detail_window if is_judged else _UNJUDGED_WINDOW
-                ring = self._rings[block.name] = _Ring(block.scopes, window)
+                ring = self._rings[block.name] = _Ring(block.scopes, self._window_of(block))
             ring.append(block)
+
+    def _window_of(self, block: Block) -> int:
+        is_judged = self._judged is None or _is_among(block.name, self._judged)
+        if block.name.startswith(_OF_THE_RUN):
+            return self._window
+        if block.scopes == ("",):
+            return self._window if is_judged or not block.name.startswith(_OF_ALL_TENSORS) else self._detail_window
+        return self._detail_window if is_judged else _UNJUDGED_WINDOW
 
     def panel(self, name: str) -> Panel:
         """All scopes of a metric; empty if it was never read."""

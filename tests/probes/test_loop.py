@@ -114,3 +114,21 @@ def test_a_probe_that_fails_at_it_is_switched_off_and_training_goes_on(model, fa
     assert all(each.grad is not None for each in model.parameters())
     assert hooks_of(model) == [None] * 4
     assert "follower" in caplog.text
+
+
+def test_a_backward_pass_that_nobody_heeds_is_not_hooked(watch):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer, every=lambda step: step == 3)
+    hooked = []
+    for clip in (True, True, False, True, True, True):
+        output = model(torch.ones(2, 3))
+        hooked.append(bool(output._backward_hooks))
+        optimizer.zero_grad()
+        output.sum().backward()
+        if clip:
+            monitor.clip_grad_norm_(1.0)
+        optimizer.step()
+        monitor.step(output.sum())
+    # At the start nobody knows, after a step without clipping the norm has to be read, and step 3 is measured.
+    assert hooked == [True, False, False, True, False, False]

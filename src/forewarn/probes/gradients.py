@@ -115,9 +115,11 @@ class GradientProbe(Probe):
     def forward_begins(self) -> None:
         self._accumulation.forward_begins()
 
+    def heeds_backward(self) -> bool:
+        return not self._clipped_last_step  # else the norm will be known from clipping
+
     def backward_begins(self, measured: bool) -> None:
-        if measured or not self._clipped_last_step:
-            self._filling.begins()
+        self._filling.begins()
         if measured:
             for at in range(self._roster.num_optimizers):
                 held = self._held(at)
@@ -135,8 +137,6 @@ class GradientProbe(Probe):
         return self._rank.follow(self._roster.live) if is_first and not self._accumulation.expected else ()
 
     def backward_ended(self, measured: bool) -> None:
-        if self._clipped_last_step and not measured:
-            return  # the norm will be known from clipping
         if not self._filling.has_come():
             return  # a pass that filled no gradient, such as torch.autograd.grad
         is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
@@ -229,9 +229,11 @@ class GradientProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            left = np.array([[float(waiting.pop(0)) for _ in of_one] for of_one in residual])
+            left: Array = np.zeros(0)
             if residual:
-                yield Reading("gradient/residual_norm", ONE, left.min(axis=1).max())
+                by_pass = np.array([[float(waiting.pop(0)) for _ in of_one] for of_one in residual])
+                left = by_pass.max(axis=0)
+                yield Reading("gradient/residual_norm", ONE, by_pass.min(axis=1).max())
             first = math.nan if passes.first is None else float(waiting.pop(0))
             statistics = self._statistics(found, waiting, len(names)) if found else None
             if self._stepping.skipped:
@@ -247,7 +249,7 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 yield from self._share_of_start(before, measured)
-                yield from self._accumulation.readings(passes, left.max(axis=0, initial=0), first, before, num_ranks)
+                yield from self._accumulation.readings(passes, left, first, before, num_ranks)
                 yield from self._unavailable(Reason.AVAILABLE, measured)
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)

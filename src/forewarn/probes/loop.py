@@ -140,6 +140,8 @@ class Loop:
                 self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
+        if not self.measured and not any(each.heeds_backward() for each in self._listening("backward_ended")):
+            return
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
                 tensor.register_hook(Hook(self._backward_reached, traced=True))

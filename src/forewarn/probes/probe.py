@@ -88,6 +88,10 @@ class Probe:
     def forward_ended(self, output: Any) -> None:
         """That pass is over, also when it or this probe failed; `output` is None if it raised."""
 
+    def heeds_backward(self) -> bool:
+        """Whether a probe that overrides the next ones has a use for them even if this step is not measured."""
+        return True
+
     def backward_begins(self, measured: bool) -> None:
         """The first gradient of a backward pass through the model is about to be computed."""
 
