@@ -11,6 +11,9 @@ from forewarn.probes.parameters import Roster
 
 _gradient_of, _version_of = attrgetter("grad"), attrgetter("_version")
 
+_SHARD = "_local_tensor"
+"""Where a DTensor has its numbers; FSDP2 adds to these, and the DTensor around them does not know."""
+
 
 class Filling:
     """Looks at the gradients when a backward pass begins and when it has ended.
@@ -40,4 +43,4 @@ class Filling:
 def _written(parameters: Iterable[nn.Parameter]) -> tuple[list[int], list[int]]:
     """Which gradient tensors there are, and how often each has been written to."""
     gradients = [each for each in map(_gradient_of, parameters) if each is not None]
-    return list(map(id, gradients)), list(map(_version_of, gradients))
+    return list(map(id, gradients)), [_version_of(getattr(each, _SHARD, each)) for each in gradients]
