@@ -32,10 +32,12 @@ def noted():
     return Workload("noted", "", made), seen
 
 
-def test_contender_and_bare_loop_alternate_and_take_turns_at_going_first(noted, tmp_path):
+def test_contender_and_bare_loop_alternate_take_turns_at_going_first_and_change_models(noted, tmp_path):
     workload, seen = noted
-    pair = timed_turn(workload, Recording(), Turn(tmp_path, 4))
-    assert seen == [0, 1, 1, 0] * 3
+    contender = Recording()
+    pair = timed_turn(workload, contender, Turn(tmp_path, 4))
+    assert seen == [0, 1, 1, 0] * 3 + [1, 0, 0, 1] * 3
+    assert contender.events.count("step") == 12
     assert pair.alone > 0
 
 
@@ -43,7 +45,7 @@ def test_a_contender_that_reaches_into_other_loops_never_runs_beside_one(noted, 
     workload, seen = noted
     contender = Reaching()
     timed_turn(workload, contender, Turn(tmp_path, 4))
-    assert seen == [0] * 6 + [1] * 6
+    assert seen == [0] * 12
     assert contender.events.count("step") == 6
 
 

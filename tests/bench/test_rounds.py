@@ -43,7 +43,7 @@ def test_judging_is_timed_apart_on_measured_and_on_other_steps(small_workload, t
     assert result.judging.measured.median > 0
     assert result.judging.unmeasured is not None
     assert result.judging.unmeasured.median > 0
-    assert result.judging.depth == 2 * 5  # every round goes on with the run of the one before
+    assert result.judging.depth == 2 * 2 * 5  # every round, with either model, goes on with the run of the one before
     assert run(small_workload, [Contender()], tmp_path)[0].judging is None
 
 

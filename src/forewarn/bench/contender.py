@@ -101,16 +101,20 @@ class BareAgain(Contender):
 
 
 class Loop:
-    """A contender in a fresh training loop, for one turn; what other packages print is kept off the terminal."""
+    """A contender in a training loop, for one turn; what other packages print is kept off the terminal.
 
-    def __init__(self, workload: Workload, contender: Contender, turn: Turn) -> None:
+    The training is a fresh one unless one is given.
+    """
+
+    def __init__(self, workload: Workload, contender: Contender, turn: Turn, training: Training | None = None) -> None:
         self._workload, self._contender, self._turn = workload, contender, turn
+        self._given = training
         self._batch: Any = None
         self._quiet = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._turn.directory.mkdir(parents=True, exist_ok=True)
-        self._training = self._workload.build()
+        self._training = self._workload.build() if self._given is None else self._given
         if self._contender.package is not None:
             self._quiet.enter_context(_silence())
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from forewarn.bench.contender import WARM_UP_STEPS, Contender, Loop, Turn
 from forewarn.bench.counting import weighted
-from forewarn.bench.workloads import Workload
+from forewarn.bench.workloads import Training, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,24 @@ def timed_turn(workload: Workload, contender: Contender, turn: Turn) -> Pair:
     """One turn of a contender and of the bare loop; the bare loop beside itself is one loop, and adds nothing."""
     gc.collect()
     if type(contender) is Contender:
-        return Pair(0.0, _mean(_alone(workload, turn)))
-    if contender.is_process_wide:
-        alone = _alone(workload, turn)
-        whole = _by_itself(workload, contender, turn)
-    else:
-        alone, whole = _side_by_side(workload, contender, turn)
+        return Pair(0.0, _mean(_by_itself(workload, contender, turn, workload.build())))
+    alone, whole = (_one_after_the_other if contender.is_process_wide else _crossed)(workload, contender, turn)
     added = [own - bare for own, bare in zip(whole, alone, strict=True)]
-    return Pair(weighted(added, turn.weights(contender.period)), _mean(alone))
+    weights = turn.weights(contender.period)
+    return Pair(weighted(added, weights * (len(added) // len(weights))), _mean(alone))
 
 
-def _alone(workload: Workload, turn: Turn) -> list[float]:
-    return _by_itself(workload, Contender(), turn)
+def _one_after_the_other(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
+    """Seconds of each timed step of the bare loop and then of the contender, with the same model."""
+    training = workload.build()
+    alone = _by_itself(workload, Contender(), turn, training)
+    return alone, _by_itself(workload, contender, turn, training)
 
 
-def _by_itself(workload: Workload, contender: Contender, turn: Turn) -> list[float]:
+def _by_itself(workload: Workload, contender: Contender, turn: Turn, training: Training) -> list[float]:
     """Seconds of each timed step, with nothing in between."""
     spent: list[float] = []
-    with Loop(workload, contender, turn) as loop:
+    with Loop(workload, contender, turn, training) as loop:
         for step in range(turn.num_steps):
             if step == WARM_UP_STEPS:
                 loop.settle()
@@ -53,14 +53,27 @@ def _by_itself(workload: Workload, contender: Contender, turn: Turn) -> list[flo
     return spent[WARM_UP_STEPS:]
 
 
-def _side_by_side(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
+def _crossed(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
+    """Seconds of each timed step of the bare loop and of the contender, which change models halfway.
+
+    Where its memory happens to lie makes one model slower than another, by more than most contenders add.
+    """
+    one, other = workload.build(), workload.build()
+    first = _side_by_side(workload, contender, turn, one, other)
+    second = _side_by_side(workload, contender, turn, other, one)
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _side_by_side(
+    workload: Workload, contender: Contender, turn: Turn, plain: Training, under_watch: Training
+) -> tuple[list[float], list[float]]:
     """Seconds of each timed step of the bare loop and of the contender, which take turns at going first.
 
     The bare loop has one thread. What any other thread does in the meantime is the contender's, whenever it is done.
     """
     alone: list[float] = []
     whole: list[float] = []
-    with Loop(workload, Contender(), turn) as bare, Loop(workload, contender, turn) as watched:
+    with Loop(workload, Contender(), turn, plain) as bare, Loop(workload, contender, turn, under_watch) as watched:
         for step in range(turn.num_steps):
             if step == WARM_UP_STEPS:
                 watched.settle()

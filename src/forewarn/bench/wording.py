@@ -19,8 +19,8 @@ COLUMNS = (
 CPU_ONLY = "All figures are of a CPU with one torch thread. They say nothing about an accelerator."
 
 LEGEND = {
-    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; median "
-    "over rounds. Work that a contender does once in N steps counts one N-th. Other processes do not count, nor does "
+    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; halfway "
+    "the two change models, for one is slower than another by where its memory lies. Median over rounds. Work that a contender does once in N steps counts one N-th. Other processes do not count, nor does "
     "what is left to the end of a run.",
     "half of all rounds": "the quartiles; `bare-again` shows what the method is off by.",
     "× read": "the added time in streaming reads of as many numbers as the gradients hold, from memory in one piece.",
@@ -92,7 +92,7 @@ def heading(result: WorkloadResult) -> str:
         f"takes {duration(result.visits.read)}, one visit of the tensors by forewarn's engine "
         f"{duration(result.visits.rows)}, with full histograms {duration(result.visits.histograms)}. "
         f"{result.rounds} round{'s' * (result.rounds > 1)} of "
-        f"{result.steps} timed step{'s' * (result.steps > 1)}."
+        f"{result.steps} timed step{'s' * (result.steps > 1)} with either of two models."
     )
     return text + (f" forewarn read the tensors by its {result.backend} backend." if result.backend else "")
 

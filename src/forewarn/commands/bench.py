@@ -35,9 +35,9 @@ VERSIONS = ("forewarn", "torch", "numpy", "tensorboard", "torch-module-monitor",
     "--contenders", "contender_names", default="all", show_default=True, metavar="NAMES",
     help="all, forewarn, or names with commas; the bare loop is always there.",
 )  # fmt: skip
-@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each contender.")
+@click.option("--rounds", type=click.IntRange(min=1), default=4, show_default=True, help="Turns of each contender.")
 @click.option(
-    "--steps", type=click.IntRange(min=LEAST_STEPS), default=10, show_default=True, help="Timed steps in each turn."
+    "--steps", type=click.IntRange(min=LEAST_STEPS), default=10, show_default=True, help="Timed steps in each half."
 )
 @click.option("--scaling", "wants_scaling", is_flag=True, help="Also measure how the cost grows with the model.")
 @click.option("--large", is_flag=True, help="With --scaling: up to 200 million elements instead of 50.")
@@ -59,8 +59,8 @@ def command(
     """Measure what watching costs on this machine, beside other tools.
 
     Every contender trains the same steps in turn, in one process with one torch thread. Beside each of its steps the
-    bare loop makes one, and their CPU times are compared. Operations, host syncs and memory are counted in passes of
-    their own. Tools that are not installed are listed with their pip line; pip install 'forewarn[bench]' brings them
+    bare loop makes one, and their CPU times are compared; halfway through a turn the two change models. Operations,
+    host syncs and memory are counted in passes of their own. Tools that are not installed are listed with their pip line; pip install 'forewarn[bench]' brings them
     all. A workload takes about 15 minutes, and 4 with --contenders forewarn.
 
     \b
