@@ -74,8 +74,8 @@ def test_a_workload_without_forewarn_has_no_aims():
 
 
 def test_one_round_is_not_rounds():
-    assert "1 round of 3 timed steps." in heading(replace(result("gpt12"), rounds=1))
-    assert "3 rounds of 3 timed steps." in heading(result("gpt12"))
+    assert "1 round of 3 timed steps with either of two models." in heading(replace(result("gpt12"), rounds=1))
+    assert "3 rounds of 3 timed steps with either of two models." in heading(result("gpt12"))
 
 
 def test_a_visit_is_judged_in_streaming_reads_where_a_model_is_large():

@@ -60,8 +60,9 @@ def command(
 
     Every contender trains the same steps in turn, in one process with one torch thread. Beside each of its steps the
     bare loop makes one, and their CPU times are compared; halfway through a turn the two change models. Operations,
-    host syncs and memory are counted in passes of their own. Tools that are not installed are listed with their pip line; pip install 'forewarn[bench]' brings them
-    all. A workload takes about 15 minutes, and 4 with --contenders forewarn.
+    host syncs and memory are counted in passes of their own. Tools that are not installed are listed with their pip
+    line; pip install 'forewarn[bench]' brings them all. A workload takes about 15 minutes, and 4 with
+    --contenders forewarn.
 
     \b
     Contenders:
