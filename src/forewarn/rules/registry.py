@@ -217,6 +217,8 @@ class Judge:
         self._names = {each.code: each.name for each in self.rules}
         self._judging = {each.code: each.judging(config, facts) for each in self.rules}
         self._due = lru_cache(_PATTERNS)(self._due_for)
+        self._concerned: dict[str, list[str]] = {}
+        """By metric: the codes of the rules that new readings of it are for."""
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks have just joined the history."""
@@ -242,10 +244,16 @@ class Judge:
         """The codes of the rules that new readings of these metrics are for, and which of them each is to judge."""
         due: dict[str, tuple[str, ...]] = {}
         for metric in dict.fromkeys(metrics):
-            for each in self.rules:
-                if any(fnmatchcase(metric, name) for name in each.when):
-                    due[each.code] = (*due.get(each.code, ()), metric)
+            for code in self._rules_of(metric):
+                due[code] = (*due.get(code, ()), metric)
         return due
+
+    def _rules_of(self, metric: str) -> list[str]:
+        known = self._concerned.get(metric)
+        if known is None:
+            known = [each.code for each in self.rules if any(fnmatchcase(metric, name) for name in each.when)]
+            self._concerned[metric] = known
+        return known
 
 
 def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:
