@@ -77,6 +77,32 @@ def test_a_level_asked_for_late_knows_the_kept_past():
     assert history.series("train/loss").deviation(Spike()).outlier
 
 
+def test_what_fell_out_of_the_ring_before_a_level_was_asked_for_does_not_join_it_later():
+    history, asked_often = History(window=40), History(window=40)
+    for step in range(300):
+        reading = [block(step, "train/loss", [1.0 + 0.01 * (step % 7)])]
+        history.append(reading)
+        asked_often.append(reading)
+        if step < 60 or step > 250:
+            history.series("train/loss").deviation(Spike())
+        asked_often.series("train/loss").deviation(Spike())
+    [level], [other] = (each._rings["train/loss"].baselines.values() for each in (history, asked_often))
+    assert level.seen == other.seen == 300
+
+
+def test_a_state_of_an_earlier_version_finds_its_levels_anew():
+    history, resumed = History(), History()
+    for step in range(100):
+        history.append([block(step, "train/loss", [1.0])])
+        history.series("train/loss").deviation(Spike())
+    state = history.state_dict()
+    for plain in state["train/loss"]["baselines"]:
+        del plain["scope"]
+    resumed.load_state_dict(state)
+    resumed.append([block(100, "train/loss", [9.0])])
+    assert resumed.series("train/loss").deviation(Spike()).outlier
+
+
 def test_a_scope_that_appears_later_has_a_level_of_its_own():
     history = History()
     for step in range(64):

@@ -52,7 +52,7 @@ from forewarn.views import View
 from forewarn.views.console import AlertLines
 
 HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
-"""How many blocks of 4096 values of a tensor go into its histogram at most, by `Config.histograms`."""
+"""How many blocks of 4096 values of a tensor are in its histogram, by `Config.histograms`; of larger ones one in 16."""
 
 
 def watch(

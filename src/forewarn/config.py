@@ -39,7 +39,7 @@ class Config(Settings):
     """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
     histograms: Literal["off", "sampled", "full"] = "sampled"
     """Histograms, percentiles and shapes of every tensor on measured steps: none, of up to 16 blocks of 4096 values
-    each, or of all values; docs/distributions.md has what each costs."""
+    each and one block in 16 of larger ones, or of all values; docs/distributions.md has what each costs."""
     exact_percentiles: bool = False
     """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
     history_window: int = between(1024, 64)

@@ -12,7 +12,7 @@ from forewarn.checklist import Check, checklist
 from forewarn.config import Config
 from forewarn.evaluation import Epoch, epochs
 from forewarn.history import History
-from forewarn.rules import Judge, enabled_rules
+from forewarn.rules import Judge, enabled_rules, judged_metrics
 from forewarn.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
@@ -67,7 +67,7 @@ def replay(run: Run, config: Config | None = None) -> Diagnosis:
     """
     config = Config.from_dict(_known(run.config, Config().to_dict())) if config is None else config
     rules = enabled_rules(config)
-    history = History(config.history_window, config.detail_window)
+    history = History(config.history_window, config.detail_window, judged_metrics(rules))
     judge, ledger = Judge(rules, config, run.facts), Ledger(rules)
     for step, blocks in run.steps():
         history.append(blocks)

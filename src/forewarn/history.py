@@ -92,6 +92,7 @@ class _Ring:
         new = min(self.seen - baseline.seen, self._end)
         for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
             baseline.observe(value)
+        baseline.seen = self.seen  # what fell out of the ring unseen does not come back
         return baseline
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,6 +117,8 @@ class _Ring:
         ring._values[: ring._end] = state["values"]
         ring.seen = int(state["seen"])
         for plain in state["baselines"]:
+            if "scope" not in plain:
+                continue  # of an earlier version: levels are found anew from the readings that are kept
             spike = Spike.from_key(plain["key"])
             ring.baselines[plain["scope"], spike.key] = Baseline.from_state(spike, plain)
         return ring

@@ -30,7 +30,7 @@ from forewarn.probes.speed import Stopwatch
 from forewarn.probes.tasks import Shared
 from forewarn.probes.transfer import Transfer
 from forewarn.probes.user import UserProbe
-from forewarn.rules import Judge, enabled_rules
+from forewarn.rules import Judge, enabled_rules, judged_metrics
 from forewarn.schedule import Escalation
 from forewarn.store.writer import RunWriter
 from forewarn.tasks import TaskLosses
@@ -63,8 +63,7 @@ class Monitor:
         self.at = 0
         """The step under way: the next call of `step` completes it."""
         rules = enabled_rules(config)
-        judged = {name for rule in rules for name in rule.reads}
-        self.history = History(config.history_window, config.detail_window, judged)
+        self.history = History(config.history_window, config.detail_window, judged_metrics(rules))
         self._judge = Judge(rules, config, facts)
         self._ledger = Ledger(rules)
         self._curve = LossCurve()

@@ -1,5 +1,7 @@
 """Whether a backward pass has filled gradients, without a walk through the model."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -58,3 +60,22 @@ def test_the_model_is_not_walked_for_a_pass_that_fills_what_is_known(model, rost
     filling.begins()
     loss(model).backward()
     assert filling.has_come()
+
+
+def test_a_gradient_in_the_place_of_another_counts_though_neither_was_written_to(model, roster):
+    loss(model).backward()
+    filling = Filling(roster)
+    filling.begins()
+    for parameter in model.parameters():  # as torch does where a graph of the gradients is made
+        parameter.grad = parameter.grad.clone()
+    assert filling.has_come()
+
+
+def test_no_gradient_is_held_once_the_pass_is_over(model, roster):
+    loss(model).backward()
+    held = weakref.ref(model[0].weight.grad)
+    filling = Filling(roster)
+    filling.begins()
+    filling.has_come()
+    model.zero_grad()
+    assert held() is None

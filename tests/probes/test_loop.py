@@ -132,3 +132,30 @@ def test_a_backward_pass_that_nobody_heeds_is_not_hooked(watch):
         monitor.step(output.sum())
     # At the start nobody knows, after a step without clipping the norm has to be read, and step 3 is measured.
     assert hooked == [True, False, False, True, False, False]
+
+
+def test_a_probe_that_fails_when_asked_whether_it_heeds_is_switched_off_and_training_goes_on(model, caplog):
+    class Undecided(Probe):
+        name = "undecided"
+
+        def heeds_backward(self):
+            raise ValueError("who knows")
+
+        def backward_begins(self, measured): ...
+
+    loop = Loop(model, [], [Undecided()], Stopwatch())
+    model(torch.ones(2, 3)).sum().backward()
+    assert loop.probes == []
+    assert "undecided" in caplog.text
+
+
+def test_a_probe_that_only_waits_for_the_begin_is_heeded_on_every_step(model):
+    begun = []
+
+    class Waiting(Probe):
+        def backward_begins(self, measured):
+            begun.append(measured)
+
+    Loop(model, [], [Waiting()], Stopwatch())
+    model(torch.ones(2, 3)).sum().backward()
+    assert begun == [False]

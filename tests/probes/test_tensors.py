@@ -114,6 +114,18 @@ def test_a_sample_stands_for_the_whole_tensor():
     assert values["shape"].tolist() == [Shape.HEALTHY, Shape.HEALTHY, Shape.HEALTHY, Shape.CONSTANT]
 
 
+def test_the_sample_of_a_large_embedding_meets_rows_that_have_a_gradient():
+    torch.manual_seed(0)
+    gradient = torch.zeros(50_000, 64)
+    rows = torch.randperm(50_000)[:200]
+    gradient[rows] = torch.randn(200, 64)
+    values, [found] = read(statistics([gradient], TensorReader(histogram_blocks=16)))
+    assert found.zeros[0] == gradient.numel() - 200 * 64
+    assert found.counts[0].sum() == pytest.approx(200 * 64, rel=0.01)
+    assert values["p50"][0] == 0
+    assert values["shape"][0] == Shape.HEALTHY
+
+
 def test_where_the_sample_saw_only_zeros_nothing_is_claimed():
     tensor = torch.zeros(16 * 4096)
     tensor[5 * 4096 : 6 * 4096] = 1.0  # in a block that is not read

@@ -309,3 +309,10 @@ def test_small_weights_may_move_far_at_first_while_the_loss_falls(losses, codes)
     for _ in range(200):
         run.feed({"train/loss": 1.0, "update/ratio": dict.fromkeys(WEIGHTS, 0.3), "monitor/update_ratio_median": 0.3})
     assert run.codes == {"U102"}, "later it is a fault whatever the loss does"
+
+
+def test_a_rate_that_decays_to_just_the_bound_in_float32_is_spent():
+    run = Run("U109")
+    for step in range(400):
+        run.feed({"train/lr": {"0": 1e-3 if step < 100 else 1e-6}})
+    assert [(code, scope) for code, scope, _ in run.loud()] == [("U109", "0")]

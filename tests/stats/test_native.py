@@ -147,8 +147,7 @@ def test_a_sampled_histogram_counts_evenly_spaced_blocks_from_the_first_on(size,
     tensor[::5] = 0.0
     rows, histograms, covered = native.measure([tensor], histogram_blocks=most)
     blocks = tensor.split(BLOCK)
-    kept = torch.cat(blocks[:: math.ceil(len(blocks) / most)])
-    assert len(kept) <= most * BLOCK
+    kept = torch.cat(blocks[:: min(math.ceil(len(blocks) / most), 16)])
     assert covered.tolist() == [kept.numel()]
     np.testing.assert_array_equal(histograms, native.measure([kept], histogram_blocks=ALL_BLOCKS)[1])
     np.testing.assert_array_equal(rows, native.measure([tensor])[0])

@@ -27,7 +27,7 @@ LEAST_CYCLE = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The steps that a contender runs in one go, with a new model, before the next one does."""
+    """The steps that a contender runs in one go, with either of two new models, before the next contender does."""
 
     directory: Path
     """Where it may write; the same one in every turn."""
@@ -129,7 +129,7 @@ class Loop:
     ) -> None:
         with self._quiet:
             self._contender.close()
-        del self._training, self._contender.training, self._batch  # the next model needs the room
+        del self._training, self._contender.training, self._batch
 
     def fetch(self) -> None:
         """Make the next batch ready; no part of what is measured."""

@@ -20,9 +20,9 @@ CPU_ONLY = "All figures are of a CPU with one torch thread. They say nothing abo
 
 LEGEND = {
     "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; halfway "
-    "the two change models, for one is slower than another by where its memory lies. Median over rounds. Work that a "
-    "contender does once in N steps counts one N-th. Other processes do not count, nor does what is left to the end of "
-    "a run.",
+    "the two change models, for one is slower than another by where its memory lies. A contender that reaches into "
+    "other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a contender does "
+    "once in N steps counts one N-th. Other processes do not count, nor does what is left to the end of a run.",
     "half of all rounds": "the quartiles; `bare-again` shows what the method is off by.",
     "× read": "the added time in streaming reads of as many numbers as the gradients hold, from memory in one piece.",
     "operations": "torch operations added per step by the training thread, counted in a pass of its own.",

@@ -44,8 +44,8 @@ class AttentionProbe(Probe):
     """`attention/entropy` and `attention/max_logit` per head, and per layer; on measured steps only.
 
     Entropy is a share of the most that the mask allows: 1 looks at all keys alike, 0 at one. It is computed anew from
-    queries and keys, before dropout: of at most `MAX_QUERIES` evenly spaced queries per head, and no more than
-    `MAX_LOGITS` logits per attention.
+    queries and keys, before dropout: of some `MAX_QUERIES` evenly spaced queries per head, and no more than
+    `MAX_LOGITS` logits per attention. The largest logit is that of these queries.
     """
 
     name = "attention"

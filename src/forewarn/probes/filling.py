@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
+from operator import attrgetter, is_
 
-from torch import nn
+from torch import Tensor, nn
 
 from forewarn.probes.parameters import Roster
 
@@ -24,23 +24,29 @@ class Filling:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._before: tuple[list[int], list[int]] = ([], [])
+        self._before: _Written = ([], [])
 
     def begins(self) -> None:
         self._before = _written(self._roster.parameters)
 
     def has_come(self) -> bool:
         """Whether a gradient is there that was not, or was written to."""
-        known = self._roster.parameters
-        if not self._before[0]:
+        known, (before, versions) = self._roster.parameters, self._before
+        self._before = ([], [])
+        if not before:
             if any(each.grad is not None for each in known):
                 return True
-        elif _written(known) != self._before:
-            return True
+        else:
+            now, versions_now = _written(known)
+            if len(now) != len(before) or not all(map(is_, now, before)) or versions_now != versions:
+                return True
         return any(each.grad is not None for each in self._roster.unknown())
 
 
-def _written(parameters: Iterable[nn.Parameter]) -> tuple[list[int], list[int]]:
-    """Which gradient tensors there are, and how often each has been written to."""
+_Written = tuple[list[Tensor], list[int]]
+"""Gradient tensors, held so that none takes the place of another unseen, and how often each has been written to."""
+
+
+def _written(parameters: Iterable[nn.Parameter]) -> _Written:
     gradients = [each for each in map(_gradient_of, parameters) if each is not None]
-    return list(map(id, gradients)), [_version_of(getattr(each, _SHARD, each)) for each in gradients]
+    return gradients, [_version_of(getattr(each, _SHARD, each)) for each in gradients]

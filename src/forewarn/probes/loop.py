@@ -140,13 +140,18 @@ class Loop:
                 self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
-        if not self.measured and not any(each.heeds_backward() for each in self._listening("backward_ended")):
+        if not self.measured and not self._is_heeded():
             return
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
                 tensor.register_hook(Hook(self._backward_reached, traced=True))
         except Exception as error:  # an output that can not even be looked at
             self.report("watch on the backward pass", "backward", error)
+
+    def _is_heeded(self) -> bool:
+        """Whether a probe has a use for a backward pass of a step that is not measured."""
+        listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
+        return any(self.guard(each, each.heeds_backward) for each in listening)
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()

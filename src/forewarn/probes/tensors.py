@@ -23,7 +23,7 @@ class TensorReader:
     """What is read of tensors on a measured step."""
 
     histogram_blocks: int = 0
-    """0 for no histograms, else of how many blocks of 4096 values per tensor at most."""
+    """0 for no histograms, else of how many blocks of 4096 values per tensor, and one in 16 of larger ones."""
     exact: bool = False
     """Whether percentiles come from sorting each tensor rather than from its histogram."""
 

@@ -17,7 +17,7 @@ from forewarn.rules import (
     updates,
     weights,
 )  # fmt: skip
-from forewarn.rules.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule
+from forewarn.rules.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule, judged_metrics
 
 __all__ = [
     "Judge",
@@ -31,6 +31,7 @@ __all__ = [
     "find_rule",
     "gain",
     "gradients",
+    "judged_metrics",
     "learning",
     "logits",
     "loss",

@@ -111,7 +111,7 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
         return
     meant = _planned(lr, plan) < config.share * np.array(peaks)
     for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
-        alive = np.flatnonzero(lr.values[:, at] >= config.share * peaks[at])
+        alive = np.flatnonzero(lr.values[:, at].astype(np.float64) >= config.share * peaks[at])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
         if lasting >= max(config.steps, config.going_on * since):

@@ -174,6 +174,11 @@ def find_rule(code_or_name: str) -> Rule:
     raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
 
 
+def judged_metrics(rules: Iterable[Rule]) -> set[str]:
+    """What these rules look at, families by their patterns."""
+    return {name for each in rules for name in each.reads}
+
+
 def enabled_rules(config: Config) -> tuple[Rule, ...]:
     """The rules that this config leaves on; an unknown one in `disable` is a ValueError."""
     off = {find_rule(name).code for name in config.disable}

@@ -112,8 +112,9 @@ def _part(mask: Tensor, start: int, stop: int, num_keys: int) -> Tensor:
 
 
 def _summarize(logits: Tensor, visible: Tensor) -> AttentionSummary:
-    """The summary of a block of queries; overwrites the logits, which are finite where a key is hidden.
+    """The summary of a block of queries; overwrites the logits.
 
+    They are finite where a key is hidden, or the entropy is no number: nor is what torch's own attention gives then.
     For the largest logit m the entropy −Σ p ln p is −ln p(m) − Σ p · (l − m): all that large numbers do cancels out.
     """
     num_seen = visible.sum(-1)

@@ -92,8 +92,9 @@ def measure(tensors: Sequence[Tensor], histogram_blocks: int = 0, powers: bool =
 
     With `powers` the columns are `MOMENTS`, otherwise `COLUMNS`.
 
-    Histograms are of at most `histogram_blocks` blocks of 4096 values per tensor, evenly spaced from the first on, and
-    not made with 0. Nothing waits for the device: addresses travel with the table from pinned memory.
+    Histograms are of up to `histogram_blocks` blocks of 4096 values per tensor, evenly spaced from the first on, and of
+    one block in 16 of larger ones; with 0 there are none. Nothing waits for the device: addresses travel with the table
+    from pinned memory.
     """
     refused = [at for at, tensor in enumerate(tensors) if not supports(tensor)]
     devices = {tensor.device for tensor in tensors}

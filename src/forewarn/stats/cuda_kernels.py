@@ -69,7 +69,8 @@ def read_chunks(
     length = tl.load(table + num_tensors + tensor)
     start = (chunk - tl.load(table + 2 * num_tensors + tensor)) * CHUNK
     if HISTOGRAM:
-        stride = tl.cdiv(tl.cdiv(length, BLOCK), most_blocks)  # from one block that is counted to the next
+        # From one block that is counted to the next; of a large tensor one in 16, as in histogram.c.
+        stride = tl.minimum(tl.cdiv(tl.cdiv(length, BLOCK), most_blocks), 16)
 
     lane = tl.arange(0, TILE)
     bins = tl.arange(0, 2 * NUM_BINS)

@@ -26,8 +26,8 @@ _broken: set[Backend] = set()
 def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
     """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN.
 
-    `histogram_blocks`: 0 for no histograms, else of how many blocks of 4096 per tensor at most, evenly spaced, where a
-    backend can leave blocks out.
+    `histogram_blocks`: 0 for no histograms, else of up to how many blocks of 4096 per tensor, evenly spaced, where a
+    backend can leave blocks out; of larger tensors one block in 16 is counted.
     """
     if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))

@@ -8,7 +8,10 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-enum { MANY = 3 * BLOCK /* values, from which on a table of pairs pays: measured */ };
+enum {
+    MANY = 3 * BLOCK, /* values, from which on a table of pairs pays: measured */
+    MOST_STRIDE = 16  /* of an embedding most rows have no gradient: a few blocks would see none that has */
+};
 
 void clear_counts(int64_t num_values, Counts *counts)
 {
@@ -98,7 +101,7 @@ static int64_t num_parts(int64_t length, int64_t part) { return length / part + 
 int64_t block_stride(int64_t length, int64_t most_blocks)
 {
     int64_t stride = num_parts(num_parts(length, BLOCK), most_blocks);
-    return stride ? stride : 1;
+    return stride < 1 ? 1 : stride > MOST_STRIDE ? MOST_STRIDE : stride;
 }
 
 int64_t num_covered(int64_t length, int64_t most_blocks)

@@ -21,7 +21,8 @@ void count_block(const Path *path, Dtype dtype, const void *values, size_t lengt
 /* Adds what was counted to a histogram [2 × bins] of negative and of positive values. */
 void add_counts(Counts *counts, int64_t *histogram);
 
-/* From one block of a tensor that is counted to the next, so that there are at most so many of them, evenly spaced. */
+/* From one block of a tensor that is counted to the next, so that there are so many of them, evenly spaced; of a large
+ * tensor one block in MOST_STRIDE. */
 int64_t block_stride(int64_t length, int64_t most_blocks);
 
 /* How many of a tensor's elements are in a block that is counted; the first one always is. */

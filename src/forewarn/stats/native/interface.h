@@ -24,10 +24,10 @@ EXPORTED const char *forewarn_path_name(int path);
 
 /* Rows [n × 7] of count, sum, sum of squares, min, max, zeros and nonfinite, by the code path of that number.
  *
- * With `histogram_blocks` above zero at most so many blocks of a tensor are counted, evenly spaced from the first on:
- * `histograms` [n × 2 × 64] holds the counts of negative and of positive values by the power of two of their magnitude,
- * `covered` [n] how many values were looked at. Large work is shared by up to `num_threads` threads, with the same
- * result. */
+ * With `histogram_blocks` above zero up to so many blocks of a tensor are counted, evenly spaced from the first on, and
+ * one in 16 of a tensor that has more than 16 times as many: `histograms` [n × 2 × 64] holds the counts of negative and
+ * of positive values by the power of two of their magnitude, `covered` [n] how many values were looked at. Large work is
+ * shared by up to `num_threads` threads, with the same result. */
 EXPORTED int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                               const uint8_t *dtypes, int64_t histogram_blocks, int num_threads, int path, double *rows,
                               int64_t *histograms, int64_t *covered);

@@ -26,12 +26,12 @@ def measure(
     """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
 
     With `histogram_blocks` the histograms [n × 2 × bins] count values by sign and by the power of two of their
-    magnitude: those of at most so many blocks of 4096 per tensor, evenly spaced from the first on. The last array says
-    how many elements of each tensor are in these blocks. `threads` is torch's own number unless given, `path` the best
-    of `paths()`.
+    magnitude: those of up to so many blocks of 4096 per tensor, evenly spaced from the first on, and of one in 16 of
+    larger ones. The last array says how many elements of each tensor are in these blocks. `threads` is torch's own
+    number unless given, `path` the best of `paths()`.
     """
     if histogram_blocks < 0:
-        raise ValueError(f"histogram_blocks is {histogram_blocks}; it is 0 for none, else the most per tensor")
+        raise ValueError(f"histogram_blocks is {histogram_blocks}; it is 0 for none, else how many per tensor")
     described = Described.of(tensors)
     num = len(tensors)
     rows = np.empty((num, len(COLUMNS)))
