@@ -62,7 +62,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/fore
 
 bench: $(PEERS)/.installed  ## measure what all of it costs here, beside other tools; writes docs/overhead.md, half an hour
 	for each in benchmarks/*.py; do $(PEERS)/bin/python $$each || exit 1; done
-	$(PEERS)/bin/forewarn bench --workload all --rounds 3 --steps 3 --scaling --large --out docs/overhead.md
+	$(PEERS)/bin/forewarn bench --workload all --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
 
 clean:  ## remove what was installed and built
 	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
