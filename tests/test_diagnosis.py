@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forewarn import diagnosis
 from forewarn.alerts import Ledger
 from forewarn.config import Config
 from forewarn.diagnosis import Diagnosis, replay
@@ -112,6 +113,16 @@ def test_a_replay_gives_the_alerts_of_the_live_run_field_by_field(tmp_path: Path
     assert diagnosis.last_step == len(losses) - 1
     assert diagnosis.end is not None
     assert diagnosis.end[0] == "completed"
+
+
+def test_a_replay_looks_back_as_far_as_the_monitor_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[History] = []
+    monkeypatch.setattr(diagnosis, "History", lambda *given: made.append(History(*given)) or made[-1])
+    with open_run(write(tmp_path / "run", {"monitor/grad_median": [1.0] * 200, "train/loss": [1.0] * 200})) as run:
+        replay(run)
+    [history] = made
+    assert len(history.series("train/loss")) == 200
+    assert len(history.series("monitor/grad_median")) == Config().detail_window, "no rule looks at it"
 
 
 def test_a_run_is_judged_by_its_own_config_unless_another_is_given(tmp_path: Path) -> None:

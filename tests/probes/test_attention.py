@@ -193,6 +193,21 @@ def test_the_scale_and_the_mask_of_a_call_count(watch):
     assert found == pytest.approx(logits.max((0, 2, 3)), rel=1e-5)
 
 
+def test_of_a_large_batch_a_few_hundred_queries_of_each_head_are_looked_at(watch, monkeypatch):
+    looked_at = []
+
+    def noting(query, key, **how):
+        looked_at.append((query.shape, key.shape))
+        return attention_summary(query, key, **how)
+
+    monkeypatch.setattr(attention, "attention_summary", noting)
+    monitor = one_step(Root(Functional(heads_of)), watch, ((torch.randn(20, 64, 8),), {}))
+    [(query, key)] = looked_at
+    assert 128 <= query[0] * query[2] <= attention.MAX_QUERIES
+    assert key[2] == 64, "each of them sees all keys"
+    assert all(0 < each <= 1 for each in entropies(monitor, "part"))
+
+
 def test_heads_that_share_keys_and_calls_without_heads_are_read(watch):
     def grouped(query, key, value):
         query, key, value = (each.unflatten(-1, (4, 2)).transpose(1, 2) for each in (query, key, value))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.store import RunError, list_runs, open_run
+from forewarn.store import RunError, RunWriter, list_runs, open_run
 from forewarn.types import Facts, ParameterFacts
 from tests.store.rows import LAYERS, append_all, check_against, training
 
@@ -184,3 +184,13 @@ def test_runs_are_listed_newest_first_and_not_too_deep(tmp_path, write):
     assert list_runs(tmp_path) == [tmp_path / "new", tmp_path / "group/middle", tmp_path / "group/deep/er/old"]
     assert list_runs(str(tmp_path / "new")) == [tmp_path / "new"]
     assert list_runs(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize(("num_tensors", "page_bytes"), [(0, 4096), (64, 4096), (148, 16384), (1000, 65536)])
+def test_a_run_of_many_tensors_has_large_pages_and_one_of_few_stays_small(tmp_path, num_tensors, page_bytes):
+    each = ParameterFacts(shape=(2,), kind="Linear.weight", dtype="float32", group=0, trainable=True)
+    facts = Facts(parameters={str(at): each for at in range(num_tensors)})
+    RunWriter(tmp_path / "run", facts=facts, config={}).close()
+    connection = sqlite3.connect(tmp_path / "run" / "run.db")
+    assert connection.execute("PRAGMA page_size").fetchone() == (page_bytes,)
+    connection.close()

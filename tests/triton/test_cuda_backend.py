@@ -179,6 +179,14 @@ def test_a_sampled_histogram_takes_so_many_blocks_and_rows_take_all():
     assert rows[0, 1].item() == pytest.approx(values.sum(), rel=1e-12)
 
 
+def test_of_a_large_tensor_one_block_in_16_is_counted_however_few_are_asked_for():
+    tensor = normal(33 * 4096 + 100)
+    _, histograms = cuda.measure([tensor], histogram_blocks=1)
+    values = in_double(tensor)
+    taken = np.concatenate([values[start : start + 4096] for start in range(0, len(values), 16 * 4096)])
+    np.testing.assert_array_equal(histograms[0].cpu(), expected_histogram(taken))
+
+
 def test_without_a_histogram_there_is_none():
     assert cuda.measure([normal(10)])[1] is None
 
