@@ -13,7 +13,7 @@ PEERS := .venv-bench
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/stats/native/*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "forewarn needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -39,7 +39,7 @@ test-triton: $(TRITON)/.installed  ## the CUDA backend in Triton's interpreter, 
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
 
 test-avx512:  ## the AVX-512 code in an emulator, for machines that have none; says which Debian packages it needs
-	$(PYTHON) tests/stats/avx512/emulate.py
+	$(PYTHON) tests/measure/engine/avx512/emulate.py
 
 check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
 	$(BIN)/ruff check .
@@ -52,9 +52,9 @@ format: $(INSTALLED)  ## put the code into shape
 	$(BIN)/ruff format .
 
 docs: $(INSTALLED)  ## write the pages that are generated from the code
-	$(BIN)/python -m forewarn.rules.documentation docs/rules
+	$(BIN)/python -m forewarn.judge.documentation docs/rules
 
-$(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/stats/native/*.[ch])
+$(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = Path("src/forewarn/stats/native")
+NATIVE = Path("src/forewarn/measure/engine/native")
 
 setup(
     ext_modules=[
         Extension(
-            "forewarn.stats.native._library",
+            "forewarn.measure.engine.native._library",
             sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=sorted(str(path) for path in NATIVE.glob("*.h")),
             # Every path adds in the same order; contraction into fused operations would give other numbers.

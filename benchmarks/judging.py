@@ -16,10 +16,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from forewarn.alerts import Ledger
 from forewarn.config import Config
-from forewarn.history import History
-from forewarn.rules import Judge, all_rules
+from forewarn.judge.history import History
+from forewarn.judge.ledger import Ledger
+from forewarn.judge.rules import Judge, all_rules
 from forewarn.types import Block, Facts, ParameterFacts
 
 WARM_UP_CHECKS = 80

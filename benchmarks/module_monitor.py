@@ -26,8 +26,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import forewarn
-from forewarn.bench.counting import Operations
-from forewarn.trainer.gpt import GPT, GPTConfig, token_loss
+from forewarn.lab.bench.counting import Operations
+from forewarn.lab.gpt import GPT, GPTConfig, token_loss
 
 ROUNDS = 60
 SHAPE = GPTConfig(vocab_size=256, context=64, depth=6, heads=4, width=128)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forewarn
-from forewarn.tasks import EVERY
-from forewarn.trainer.gpt import GPT, GPTConfig, token_loss
-from forewarn.trainer.multitask import DualTaskLSTM
+from forewarn.act.task_losses import EVERY
+from forewarn.lab.dual_task import DualTaskLSTM
+from forewarn.lab.gpt import GPT, GPTConfig, token_loss
 
 ROUNDS = 40
 WARM_UP_ROUNDS = 12

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn import distributions
-from forewarn.stats import ALL_BLOCKS, native, portable, sample_indices
+from forewarn.measure.engine import ALL_BLOCKS, distributions, native, portable, sample_indices
 
 ROUNDS = 31
 SAMPLE_SIZE = 1024

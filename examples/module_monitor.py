@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forewarn
-from forewarn.trainer.data import TokenBatches, stdlib_text
+from forewarn.lab.data import TokenBatches, stdlib_text
 
 STEPS, EVERY, WIDTH, HEADS, CONTEXT = 60, 5, 64, 4, 32
 

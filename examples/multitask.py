@@ -9,8 +9,8 @@ import tempfile
 
 import torch
 
-from forewarn.trainer.data import bursts
-from forewarn.trainer.multitask import DualTaskLSTM
+from forewarn.lab.data import bursts
+from forewarn.lab.dual_task import DualTaskLSTM
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import forewarn
-from forewarn.trainer.data import TokenBatches, classification, images, sequences, split, stdlib_text
-from forewarn.trainer.gpt import GPT, GPTConfig
-from forewarn.trainer.networks import CNN, MLP, LSTMClassifier
+from forewarn.lab.data import TokenBatches, classification, images, sequences, split, stdlib_text
+from forewarn.lab.gpt import GPT, GPTConfig
+from forewarn.lab.networks import CNN, MLP, LSTMClassifier
 from tests.real_runs import Batches, loss_of, shuffled
 
 

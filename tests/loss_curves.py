@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from forewarn.trainer.data import TokenBatches, stdlib_text
-from forewarn.trainer.gpt import GPT, GPTConfig
+from forewarn.lab.data import TokenBatches, stdlib_text
+from forewarn.lab.gpt import GPT, GPTConfig
 
 RECORDED = Path(__file__).parent / "data" / "loss_curves.npz"
 STEPS = 1000

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import forewarn
-from forewarn.trainer.networks import MLP
+from forewarn.lab.networks import MLP
 from tests.real_runs import KINDS, WHEN, Breakable, healthy
 
 

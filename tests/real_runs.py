@@ -15,12 +15,12 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 import forewarn
-from forewarn.probes.module_monitor.metrics import Metric
-from forewarn.trainer.data import TokenBatches, bursts, classification, images, sequences, stdlib_text
-from forewarn.trainer.gpt import GPT, GPTConfig
-from forewarn.trainer.multitask import DualTaskLSTM
-from forewarn.trainer.networks import CNN, MLP, LSTMClassifier
-from forewarn.views.tasks import TaskView
+from forewarn.lab.data import TokenBatches, bursts, classification, images, sequences, stdlib_text
+from forewarn.lab.dual_task import DualTaskLSTM
+from forewarn.lab.gpt import GPT, GPTConfig
+from forewarn.lab.networks import CNN, MLP, LSTMClassifier
+from forewarn.measure.metric_kinds import Metric
+from forewarn.views.task_lines import TaskView
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import forewarn
-from forewarn.trainer.data import TokenBatches, stdlib_text
-from forewarn.trainer.gpt import GPT, GPTConfig
+from forewarn.lab.data import TokenBatches, stdlib_text
+from forewarn.lab.gpt import GPT, GPTConfig
 
 OPTIMIZERS = {
     "adamw-foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),

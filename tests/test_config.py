@@ -7,8 +7,8 @@ import math
 import pytest
 
 from forewarn.config import Config
-from forewarn.rules import enabled_rules
-from forewarn.rules.documentation import field_docs
+from forewarn.judge.documentation import field_docs
+from forewarn.judge.rules import enabled_rules
 from forewarn.settings import Settings
 from forewarn.thresholds import Thresholds
 from forewarn.thresholds.gradients import GradientSpike

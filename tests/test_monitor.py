@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import forewarn
-from forewarn.diagnosis import replay
+from forewarn.judge.diagnosis import replay
 from forewarn.types import Severity, State
 from tests.conftest import last
 

@@ -8,7 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import forewarn
-from forewarn.diagnosis import replay
+from forewarn.judge.diagnosis import replay
 from forewarn.plan import Plan, plan_of
 
 STEPS = 200

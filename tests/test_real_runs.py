@@ -3,8 +3,8 @@
 import pytest
 
 import forewarn
-from forewarn.diagnosis import replay
-from forewarn.rules import all_rules
+from forewarn.judge.diagnosis import replay
+from forewarn.judge.rules import all_rules
 from forewarn.types import Severity
 from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
 from tests.metric_runs import METRIC_FAULTS, healthy_with_metrics

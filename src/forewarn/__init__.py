@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forewarn.actions import Policy
+    from forewarn.act.policies import Policy
     from forewarn.attach import watch
     from forewarn.config import Config
-    from forewarn.gradient_tally import (
+    from forewarn.judge.gradient_tally import (
         GradientSummary,
         detect_exploding_gradients,
         detect_task_collapse,
         detect_vanishing_gradients,
     )
+    from forewarn.lab.callbacks import PostEpochEvaluationCallback
+    from forewarn.measure.schedule import Schedule
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan, plan_of
-    from forewarn.probes.gradient_monitor import (
+    from forewarn.standalone.gradient_monitor import (
         GradientMonitor,
         compute_gradient_statistics,
         compute_layer_gradient_norms,
         compute_task_gradient_ratio,
     )
-    from forewarn.probes.module_monitor import (
+    from forewarn.standalone.module_monitor import (
         ActivationDifferenceMetric,
         ActivationMetric,
         GradientMetric,
@@ -38,16 +40,14 @@ if TYPE_CHECKING:
         StorageManager,
         monitor_scaled_dot_product_attention,
     )
-    from forewarn.probes.weight_update_monitor import WeightUpdateMonitor
-    from forewarn.schedule import Schedule
+    from forewarn.standalone.weight_update_monitor import WeightUpdateMonitor
     from forewarn.store.reader import Run, open_run
-    from forewarn.trainer.callbacks import PostEpochEvaluationCallback
     from forewarn.types import Alert, Block, Facts, Finding, FrozenCause, Outcome, Remedy, Severity, State
 
 _HOMES = {
     "watch": "attach",
     "Monitor": "monitor",
-    "WeightUpdateMonitor": "probes.weight_update_monitor",
+    "WeightUpdateMonitor": "standalone.weight_update_monitor",
     **dict.fromkeys(
         (
             "ActivationDifferenceMetric",
@@ -61,16 +61,16 @@ _HOMES = {
             "StorageManager",
             "monitor_scaled_dot_product_attention",
         ),
-        "probes.module_monitor",
+        "standalone.module_monitor",
     ),
     "Config": "config",
     "Plan": "plan",
     "plan_of": "plan",
-    "Policy": "actions",
-    "Schedule": "schedule",
+    "Policy": "act.policies",
+    "Schedule": "measure.schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
-    "PostEpochEvaluationCallback": "trainer.callbacks",
+    "PostEpochEvaluationCallback": "lab.callbacks",
     **dict.fromkeys(
         (
             "GradientMonitor",
@@ -78,7 +78,7 @@ _HOMES = {
             "compute_layer_gradient_norms",
             "compute_task_gradient_ratio",
         ),
-        "probes.gradient_monitor",
+        "standalone.gradient_monitor",
     ),
     **dict.fromkeys(
         (
@@ -87,7 +87,7 @@ _HOMES = {
             "detect_task_collapse",
             "detect_vanishing_gradients",
         ),
-        "gradient_tally",
+        "judge.gradient_tally",
     ),
     **dict.fromkeys(
         ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"

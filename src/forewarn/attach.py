@@ -14,37 +14,37 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn import __version__
-from forewarn.actions import Policy
+from forewarn.act.policies import Policy
 from forewarn.config import Config
+from forewarn.judge.rules import enabled_rules
+from forewarn.measure.engine import ALL_BLOCKS, backend_of
+from forewarn.measure.loop import Loop
+from forewarn.measure.metric_kinds import Metric
+from forewarn.measure.module_tree import unwrapped
+from forewarn.measure.parameters import Roster, block_names
+from forewarn.measure.probe import Probe
+from forewarn.measure.probes.activations import ActivationProbe
+from forewarn.measure.probes.attention import AttentionProbe
+from forewarn.measure.probes.evaluation import EvaluationProbe
+from forewarn.measure.probes.gain import GainProbe
+from forewarn.measure.probes.gradients import GradientProbe
+from forewarn.measure.probes.logits import LogitsProbe
+from forewarn.measure.probes.loss import LossProbe
+from forewarn.measure.probes.lr import LearningRateProbe
+from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
+from forewarn.measure.probes.normalization import BatchNormProbe
+from forewarn.measure.probes.representation import RepresentationProbe
+from forewarn.measure.probes.router import RouterProbe
+from forewarn.measure.probes.speed import SpeedProbe, Stopwatch
+from forewarn.measure.probes.stepping import SteppingProbe
+from forewarn.measure.probes.system import SystemProbe
+from forewarn.measure.probes.tasks import TaskProbe
+from forewarn.measure.probes.updates import UpdateProbe
+from forewarn.measure.probes.user import UserProbe
+from forewarn.measure.probes.weights import WeightProbe
+from forewarn.measure.schedule import Escalation, Schedule, as_predicate
+from forewarn.measure.tensor_reader import TensorReader
 from forewarn.monitor import Monitor
-from forewarn.probes.activations import ActivationProbe
-from forewarn.probes.attention import AttentionProbe
-from forewarn.probes.evaluation import EvaluationProbe
-from forewarn.probes.gain import GainProbe
-from forewarn.probes.gradients import GradientProbe
-from forewarn.probes.logits import LogitsProbe
-from forewarn.probes.loop import Loop
-from forewarn.probes.loss import LossProbe
-from forewarn.probes.lr import LearningRateProbe
-from forewarn.probes.metrics import MetricsProbe, series_name
-from forewarn.probes.module_monitor.metrics import Metric
-from forewarn.probes.normalization import BatchNormProbe
-from forewarn.probes.parameters import Roster, block_names
-from forewarn.probes.probe import Probe
-from forewarn.probes.representation import RepresentationProbe
-from forewarn.probes.router import RouterProbe
-from forewarn.probes.speed import SpeedProbe, Stopwatch
-from forewarn.probes.stepping import SteppingProbe
-from forewarn.probes.system import SystemProbe
-from forewarn.probes.tasks import TaskProbe
-from forewarn.probes.tensors import TensorReader
-from forewarn.probes.tree import unwrapped
-from forewarn.probes.updates import UpdateProbe
-from forewarn.probes.user import UserProbe
-from forewarn.probes.weights import WeightProbe
-from forewarn.rules import enabled_rules
-from forewarn.schedule import Escalation, Schedule, as_predicate
-from forewarn.stats import ALL_BLOCKS, backend_of
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Block, Facts

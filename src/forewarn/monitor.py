@@ -13,30 +13,30 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.actions import Identity, Policy, act, adjust
-from forewarn.alerts import Ledger
+from forewarn.act.policies import Identity, Policy, act, adjust
+from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
-from forewarn.convergence import Forecast, LossCurve, forecast
-from forewarn.evaluation import NO_VALIDATION_LOSS, Patience
-from forewarn.history import History
-from forewarn.portable_state import to_arrays, to_tensors
-from forewarn.probes.evaluation import EvaluationProbe
-from forewarn.probes.gradients import GradientProbe
-from forewarn.probes.loop import Loop
-from forewarn.probes.loss import LossProbe, as_scalar
-from forewarn.probes.probe import ONE, Array, Probe, Reading
-from forewarn.probes.recording import Collected, recorded
-from forewarn.probes.speed import Stopwatch
-from forewarn.probes.tasks import Shared
-from forewarn.probes.transfer import Transfer
-from forewarn.probes.user import UserProbe
-from forewarn.rules import Judge, enabled_rules, judged_metrics
-from forewarn.schedule import Escalation
+from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
+from forewarn.judge.forecast import Forecast, LossCurve, forecast
+from forewarn.judge.history import History
+from forewarn.judge.ledger import Ledger
+from forewarn.judge.rules import Judge, enabled_rules, judged_metrics
+from forewarn.measure.loop import Loop
+from forewarn.measure.portable_state import to_arrays, to_tensors
+from forewarn.measure.probe import ONE, Array, Probe, Reading
+from forewarn.measure.probes.evaluation import EvaluationProbe
+from forewarn.measure.probes.gradients import GradientProbe
+from forewarn.measure.probes.loss import LossProbe, as_scalar
+from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.probes.tasks import Shared
+from forewarn.measure.probes.user import UserProbe
+from forewarn.measure.recording import Collected, recorded
+from forewarn.measure.schedule import Escalation
+from forewarn.measure.transfer import Transfer
 from forewarn.store.writer import RunWriter
-from forewarn.tasks import TaskLosses
 from forewarn.types import Action, Alert, Block, Distribution, Facts, Outcome, Severity, State
 from forewarn.views import View
-from forewarn.views.audience import Audience
+from forewarn.views.view_set import Audience
 
 _log = logging.getLogger("forewarn")
 

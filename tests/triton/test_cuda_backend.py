@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forewarn.stats import cuda, portable
-from forewarn.stats.engine import ALL_BLOCKS, COLUMNS
+from forewarn.measure.engine import cuda, portable
+from forewarn.measure.engine.statistics import ALL_BLOCKS, COLUMNS
 
 pytest.importorskip("triton.language", reason="`make test-triton` installs Triton")
 if not cuda.available():
     pytest.skip(f"{cuda.why_not()}; `make test-triton` uses Triton's interpreter", allow_module_level=True)
 
-from forewarn.stats import cuda_kernels
+from forewarn.measure.engine import cuda_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -340,7 +340,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from forewarn.stats import cuda, cuda_kernels
+from forewarn.measure.engine import cuda, cuda_kernels
 
 def compiled(kernel, pointers, constants):
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}

@@ -7,7 +7,7 @@ import numpy as np
 from forewarn.types import Shape
 from forewarn.views.bars import ASCII_BARS
 from forewarn.views.histogram import ROWS, picture, words
-from tests.distributions.made import histogram
+from tests.measure.engine.distributions.made import histogram
 
 
 def test_a_column_stands_for_a_power_of_two_and_the_left_is_negative():

@@ -5,9 +5,9 @@ import io
 import numpy as np
 from rich.console import Console
 
-from forewarn.gradient_tally import GradientTally
+from forewarn.judge.gradient_tally import GradientTally
 from forewarn.types import Alert, Block, Finding, Remedy, Severity, State
-from forewarn.views.tasks import TaskView
+from forewarn.views.task_lines import TaskView
 
 
 def block(name, **values):

@@ -26,7 +26,7 @@ import forewarn
 from forewarn.types import Action, Block, Distribution, FrozenCause, State
 from forewarn.views.tensorboard import MOST_PLACES, TensorBoardView
 from forewarn.views.wording import literal
-from tests.distributions.made import histogram
+from tests.measure.engine.distributions.made import histogram
 from tests.views.made import alert, block
 
 with warnings.catch_warnings():

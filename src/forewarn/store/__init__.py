@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forewarn.store.distributions import StoredHistograms
 from forewarn.store.errors import RunError
+from forewarn.store.histogram_table import StoredHistograms
 from forewarn.store.listing import list_runs
 from forewarn.store.reader import Run, StoredSeries, open_run
 from forewarn.store.records import Change, Event

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.distributions import NUM_BINS
+from forewarn.histograms import NUM_BINS
 from forewarn.store.errors import RunError
 from forewarn.types import Counts, Distribution
 

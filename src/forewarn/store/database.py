@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from forewarn.store.distributions import teach_packing
+from forewarn.store.histogram_table import teach_packing
 from forewarn.store.manifest import FORMAT
 
 NAME = "run.db"

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
 from forewarn.store.chunks import column_of
-from forewarn.store.distributions import StoredHistograms, histograms_of, names_in
 from forewarn.store.errors import RunError, UnknownSeriesError
+from forewarn.store.histogram_table import StoredHistograms, histograms_of, names_in
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
 from forewarn.store.manifest import Manifest, read_manifest

@@ -19,8 +19,8 @@ from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter
 from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
-from forewarn.store.distributions import INSERT_DISTRIBUTION
 from forewarn.store.errors import RunError
+from forewarn.store.histogram_table import INSERT_DISTRIBUTION
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
 from forewarn.store.mounts import network_file_system

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from forewarn.distributions import LOWEST_EXPONENT, in_line, used_bins
+from forewarn.histograms import LOWEST_EXPONENT, in_line, used_bins
 from forewarn.types import Counts, Shape, in_words
 from forewarn.views.bars import BARS, cell
 

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from forewarn.bands import Rate, phase, update_ratio_words
 from forewarn.types import Action, Alert, Block, State, counted, in_words
+from forewarn.views.bands import Rate, phase, update_ratio_words
 from forewarn.views.bars import ASCII_BARS, BARS, cell
 from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import STYLES

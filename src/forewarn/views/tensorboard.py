@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forewarn.distributions import in_line, line_edges, over_scopes, used_bins
+from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
 from forewarn.types import Action, Alert, Block, Counts, Distribution, FrozenCause, State, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 

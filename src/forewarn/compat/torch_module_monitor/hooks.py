@@ -1,5 +1,5 @@
 """`torch_module_monitor.hooks`."""
 
-from forewarn.probes.module_monitor.hooks import HooksManager
+from forewarn.measure.module_outputs import HooksManager
 
 __all__ = ["HooksManager"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from forewarn.probes.module_monitor import ModuleMonitor as _ModuleMonitor
-from forewarn.probes.module_monitor import MonitorMixin
-from forewarn.probes.module_monitor.hooks import default_format_module_name_fn
+from forewarn.measure.module_outputs import default_format_module_name_fn
+from forewarn.standalone.module_monitor import ModuleMonitor as _ModuleMonitor
+from forewarn.standalone.module_monitor import MonitorMixin
 
 __all__ = ["ModuleMonitor", "MonitorMixin", "default_format_module_name_fn"]
 

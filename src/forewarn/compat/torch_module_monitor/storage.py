@@ -1,5 +1,5 @@
 """`torch_module_monitor.storage`."""
 
-from forewarn.probes.module_monitor.storage import StorageManager
+from forewarn.standalone.module_monitor.storage import StorageManager
 
 __all__ = ["StorageManager"]

@@ -1,0 +1,1 @@
+"""What changes a training run: only these modules do, and only where the user asked for it."""

@@ -1,0 +1,173 @@
+"""Several losses in one step: their weighted sum, compared by a probe and, only if asked for, balanced."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forewarn.act.task_weights import BALANCERS, Balancer
+from forewarn.config import Balancing
+from forewarn.measure.loop import Loop
+from forewarn.measure.probe import Probe
+from forewarn.measure.probes.tasks import Shared, TaskProbe
+from forewarn.types import Reason
+
+EVERY = 10
+"""Steps from one comparison of the tasks to the next, where nothing else is said."""
+
+Weight = float | Tensor
+
+
+class TaskLosses:
+    """What `monitor.tasks` does: check, weigh, compare now and then, and let a balancer learn."""
+
+    def __init__(self, probes: Mapping[str, Probe], loop: Loop, settings: Balancing) -> None:
+        self._probes = probes
+        self._loop = loop
+        self._settings = settings
+        self._every = 0
+        """0 until the first call."""
+        self._balancer: Balancer | None = None
+        self._saved: dict[str, float] = {}
+        self._compared_at = -1
+
+    def combine(
+        self,
+        at: int,
+        losses: Mapping[str, Tensor],
+        shared: Shared,
+        weights: Mapping[str, Weight] | None,
+        every: int | None,
+        balance: str | None,
+    ) -> Tensor:
+        """The weighted sum of the losses of one batch of step `at`."""
+        losses = _checked_losses(losses)
+        declared = _checked_weights(losses, weights)
+        if not torch.is_grad_enabled():  # validation: the same sum, nothing to learn from it
+            return _sum(losses, self._weights(losses, declared))
+        if not self._every:
+            self._begin(losses, declared, shared, every, balance)
+        present = self._weights(losses, declared)
+        norms = self._observe(at, losses, present)
+        total = _sum(losses, present)
+        if self._balancer is not None:
+            detached = {name: loss.detach().reshape(()) for name, loss in losses.items()}
+            self._balancer.update(detached, self._probe.first, norms)
+        return total
+
+    @property
+    def _probe(self) -> TaskProbe:
+        probe = self._probes["tasks"]
+        assert isinstance(probe, TaskProbe)
+        return probe
+
+    def _begin(
+        self,
+        losses: Mapping[str, Tensor],
+        declared: Mapping[str, Weight],
+        shared: Shared,
+        every: int | None,
+        balance: str | None,
+    ) -> None:
+        """What the first call decides for the run; whatever is wrong with it is an error here."""
+        if balance is not None and balance not in BALANCERS:
+            raise ValueError(f"balance must be {', '.join(map(repr, BALANCERS))} or None, not {balance!r}")
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(f"every must be a number of steps, 1 or more, not {every!r}")
+        self._loop.guard(self._probe, self._probe.look, losses)
+        self._probe.share(shared, losses)
+        if balance is not None:
+            _check_balance(balance, losses, declared, self._probe.reason)
+            balancer: Balancer = BALANCERS[balance](self._settings)
+            balancer.load_state_dict(self._saved)
+            self._balancer = balancer
+        self._every = every or (1 if balance == "gradnorm" else EVERY)
+
+    def _weights(self, losses: Mapping[str, Tensor], declared: Mapping[str, Weight]) -> Mapping[str, Weight]:
+        if self._balancer is None:
+            return declared
+        starting = {name: weight for name, weight in declared.items() if not isinstance(weight, Tensor)}
+        return self._balancer.weights(losses, starting)
+
+    def _observe(self, at: int, losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor | None:
+        """Let the probe see this batch, and compare the tasks on the first batch of every N-th step."""
+        probe = self._probe
+        if not self._loop.runs(probe):
+            return None
+        self._loop.guard(probe, probe.see, losses, weights)
+        if at % self._every or self._compared_at == at or not self._loop.runs(probe):
+            return None
+        self._compared_at = at
+        norms: Tensor | None = self._loop.guard(probe, probe.compare, losses, weights)
+        return norms
+
+    def state_dict(self) -> dict[str, float]:
+        return self._saved if self._balancer is None else self._balancer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take back learned weights; before the first call they wait for it."""
+        self._saved = {name: float(value) for name, value in state.items()}
+        if self._balancer is not None:
+            self._balancer.load_state_dict(self._saved)
+
+
+def _sum(losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor:
+    """As one writes it by hand, from left to right; bit for bit, since 1.0 · x is x."""
+    parts = (weights[name] * loss for name, loss in losses.items())
+    total: Tensor = next(parts)
+    for part in parts:
+        total = total + part
+    return total
+
+
+def _checked_losses(losses: Any) -> dict[str, Tensor]:
+    if not isinstance(losses, Mapping) or not losses:
+        raise TypeError(f"tasks takes a loss by the name of each task, such as {{'type': loss}}, not {losses!r}")
+    for name, loss in losses.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"a task is named by a string without a slash, not {name!r}")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise TypeError(f"the loss of task {name!r} must be a tensor of one number, not {what}; take its mean()")
+    return dict(losses)
+
+
+def _checked_weights(losses: Mapping[str, Tensor], weights: Any) -> dict[str, Weight]:
+    if weights is not None and not isinstance(weights, Mapping):
+        raise TypeError(f"weights are numbers by the name of each task, such as {{'type': 0.5}}, not {weights!r}")
+    for name, weight in (weights or {}).items():
+        if name not in losses:
+            close = difflib.get_close_matches(name, losses, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the tasks are {', '.join(losses)}"
+            raise ValueError(f"weights names the task {name!r}, of which there is no loss; {hint}")
+        if isinstance(weight, Tensor):
+            if weight.numel() != 1:
+                raise TypeError(f"the weight of task {name!r} must be one number, not of shape {tuple(weight.shape)}")
+        elif not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of task {name!r} must be a number of 0 or more, not {weight!r}")
+    return {name: (weights or {}).get(name, 1.0) for name in losses}
+
+
+def _check_balance(balance: str, losses: Mapping[str, Tensor], declared: Mapping[str, Weight], reason: Reason) -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(
+            "balance works in a single process only: the ranks of a distributed run would learn different weights; "
+            "give fixed weights instead"
+        )
+    for name, weight in declared.items():
+        if isinstance(weight, Tensor) or weight == 0:
+            raise ValueError(f"balance starts from a positive number, but the weight of task {name!r} is {weight!r}")
+    for name, loss in losses.items():
+        if balance == "uncertainty" and (first := float(loss.detach())) < 0:
+            raise ValueError(
+                f"balance='uncertainty' weighs a task by 1 / loss, but that of task {name!r} is {first:.4g}, below 0; "
+                "use balance='gradnorm', or add a constant that keeps this loss above 0"
+            )
+    if balance == "gradnorm" and reason is not Reason.AVAILABLE:
+        raise ValueError(f"balance='gradnorm' needs each task's gradient, which is unavailable here: {reason}")

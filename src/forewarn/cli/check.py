@@ -1,0 +1,69 @@
+"""`forewarn check`: judge a stored run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from forewarn.config import Config
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
+    help="Judge by these settings instead of the run's own.",
+)  # fmt: skip
+@click.pass_context
+def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None) -> None:
+    """Judge a run: what is wrong, why, what to do.
+
+    RUN is a run directory, finished or still training. Every stored step is judged again by the same rules as live.
+
+    \b
+    Examples:
+      forewarn check runs/demo
+      forewarn check runs/demo --json | jq .alerts[0]
+      forewarn check runs/demo --config strict.toml
+
+    \b
+    Exit codes:
+      0  healthy; information alone is healthy
+      1  a warning fires at the end, or something critical was resolved
+      2  something critical fires at the end
+      3  the run or the config cannot be read
+      64 a wrong command line
+    """
+    from forewarn.cli.terminal import Failure, busy, opened, print_json, show
+    from forewarn.cli.verdict import as_json, as_text
+    from forewarn.judge.diagnosis import replay
+    from forewarn.store import RunError
+
+    config = _loaded(config_path) if config_path else None
+    with opened(run) as stored:
+        try:
+            with busy(f"Judging {stored.num_steps} steps"):
+                diagnosis = replay(stored, config)
+        except (RunError, TypeError, ValueError) as error:
+            raise Failure(f"{run} cannot be judged: {error}") from error
+        if wants_json:
+            print_json(as_json(stored, diagnosis))
+        else:
+            show(as_text(stored, diagnosis))
+    ctx.exit(diagnosis.exit_code)
+
+
+def _loaded(path: Path) -> Config:
+    from forewarn.cli.terminal import Failure
+    from forewarn.config import Config
+
+    try:
+        return Config.load(path)
+    except OSError as error:
+        raise Failure(f"the config {path} cannot be read: {error.strerror}") from error
+    except (TypeError, ValueError) as error:
+        raise Failure(f"the config {path} is not usable: {error}") from error

@@ -1,0 +1,76 @@
+"""`forewarn explain`: everything about one rule."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from forewarn.judge.rules import Rule
+
+
+@click.command()
+@click.argument("rule", metavar="CODE|NAME")
+def command(rule: str) -> None:
+    """Explain a rule: what it sees, why it matters, its thresholds.
+
+    \b
+    Examples:
+      forewarn explain loss-spike
+      forewarn explain L102
+    """
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    from forewarn.cli.terminal import Failure, output, show
+    from forewarn.judge.rules import find_rule
+
+    try:
+        found = find_rule(rule)
+    except ValueError as error:
+        raise Failure(str(error)) from error
+    console = output()
+    console.width = min(console.width, 100)  # prose is read in lines of this length
+    title = Text(f"{found.code} {found.name}", style="bold")
+    show(title, Markdown(_with_examples_as_code(found.documentation)), *_mechanics(found), console=console)
+
+
+def _with_examples_as_code(documentation: str) -> str:
+    """The docstring with its example series set as code, and how to read them below."""
+    from forewarn.judge.examples import SHORTHAND
+
+    in_code = re.sub(r"^(?=(fires|quiet):)", "    ", documentation, flags=re.MULTILINE)
+    return re.sub(r"((?:^    (?:fires|quiet):.*\n?)+)", rf"\1\n{SHORTHAND}\n", in_code, flags=re.MULTILINE)
+
+
+def _mechanics(rule: Rule) -> list[RenderableType]:
+    """How the rule is judged, its thresholds, and what it advises."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from forewarn.config import Config
+    from forewarn.judge.documentation import field_docs, patience, sample_remedies
+    from forewarn.judge.rules import find_rule
+    from forewarn.types import in_words
+
+    facts, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
+    facts.add_row("reads", ", ".join(rule.reads))
+    facts.add_row("fires", patience(rule))
+    facts.add_row("resolves", f"after {rule.keep} steps without it")
+    if rule.explains:
+        facts.add_row("explains", ", ".join(find_rule(code).name for code in rule.explains))
+    for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
+        remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
+    parts: list[RenderableType] = [Text(), facts, Text("\nWhat to do, in the numbers of a sample run"), remedies]
+    if rule.wants_config:
+        settings = rule.settings(Config())
+        documented = field_docs(type(settings))
+        for name, value in settings.to_dict().items():
+            thresholds.add_row(Text(name, style="bold"), in_words(value), documented.get(name, ""))
+        table = f"[thresholds.{rule.name.replace('-', '_')}]"
+        parts += [Text.assemble("\nThresholds, to set in a config under ", (table, "bold")), thresholds]
+    return parts

@@ -1,0 +1,142 @@
+"""`forewarn train multitask`: a model with two tasks, and what they do to each other."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forewarn.cli.options import POSITIVE, GroupedCommand, option, options
+from forewarn.cli.terminal import Failure, fresh, output, torch_on
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forewarn.lab.dual_task import DualTaskLSTM
+
+LENGTH = 24
+"""Steps of a generated sequence."""
+TASKS = ("pointer", "type")
+
+
+class _TaskWeight(click.ParamType):  # type: ignore[type-arg]
+    """`pointer=0.5`."""
+
+    name = "task=weight"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        task, _, number = value.partition("=")
+        if task not in TASKS:
+            self.fail(f"{task!r} is no task: name pointer or type, as in pointer=0.5", param, ctx)
+        try:
+            weight = float(number)
+        except ValueError:
+            self.fail(f"{number!r} is no number: give a weight, as in {task}=0.5", param, ctx)
+        if not 0 < weight < float("inf"):
+            self.fail(f"the weight of {task} must be above 0, not {number}", param, ctx)
+        return task, weight
+
+
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-"), "max_content_width": 100},
+)
+@options(
+    "Training",
+    option("--epochs", type=POSITIVE, default=20, help="Passes over the sequences."),
+    option("--samples", type=POSITIVE, default=2000, help="Sequences to generate; a fifth is held out."),
+    option("--batch-size", type=POSITIVE, default=64, help="Sequences per batch."),
+    option("--lr", type=click.FloatRange(min=0.0, min_open=True), default=5e-3, help="Learning rate."),
+    option("--device", default="cpu", help="cpu, cuda, cuda:1, mps, …"),
+    option("--seed", type=int, default=0, help="Of weights, sequences and their order."),
+)
+@options(
+    "Tasks",
+    option("--predict-pointers/--no-predict-pointers", default=True, help="Without it, only the type is learned."),
+    option("--task-weight", type=_TaskWeight(), multiple=True, metavar="TASK=WEIGHT", show_default=False,
+           help="Weight of a task's loss, 1 by default: type=0.001 starves it. May be repeated."),
+    option("--balance", type=click.Choice(["gradnorm", "uncertainty", "none"]), default="none",
+           help="Let the weights move by themselves, starting from --task-weight."),
+)  # fmt: skip
+@options(
+    "Gradients",
+    option("--monitor-gradients/--no-monitor-gradients", default=True,
+           help="Measure, compare, judge and record; without it, nothing of this is done."),
+    option("--gradient-log-freq", type=POSITIVE, default=5, metavar="N", help="Show them on every N-th epoch."),
+)  # fmt: skip
+@options(
+    "Results",
+    option("--result-dir", type=click.Path(path_type=Path), default="results/multitask",
+           help="Run and snapshots go there; next to it, if it exists."),
+)  # fmt: skip
+def multitask(**settings: Any) -> None:
+    """Train an LSTM with two tasks at once.
+
+    In each generated sequence there is a burst. The task `pointer` says where it starts and ends, the task `type`
+    whether it rises, falls or zigzags. Both share one LSTM, and the gradients say whether they share it fairly: when
+    one task starves the other it is told in red, and a snapshot is saved.
+
+    \b
+    Examples:
+      forewarn train multitask
+      forewarn train multitask --task-weight type=0.001
+      forewarn train multitask --task-weight type=0.001 --balance gradnorm
+      forewarn train multitask --no-predict-pointers --epochs 10
+    """
+    torch = torch_on(settings["device"])
+    from forewarn.lab.data import bursts
+    from forewarn.lab.dual_task import DualTaskLSTM
+    from forewarn.views.task_lines import TaskView
+
+    console = output()
+    balance = None if settings["balance"] == "none" else settings["balance"]
+    if balance and not settings["monitor_gradients"]:
+        raise Failure("--balance learns from the gradients: leave --no-monitor-gradients out")
+    weights = dict(settings["task_weight"])
+    if "pointer" in weights and not settings["predict_pointers"]:
+        raise Failure("--task-weight names the task pointer, which --no-predict-pointers leaves out")
+    torch.set_num_threads(1)  # more only wait for each other on a model this small
+    torch.manual_seed(settings["seed"])
+    data = bursts(settings["samples"], LENGTH, settings["seed"])
+    model = DualTaskLSTM(predict_pointers=settings["predict_pointers"])
+    directory = fresh(settings["result_dir"])
+    _introduce(console, model, settings, weights)
+    pointers = (data.starts, data.ends) if settings["predict_pointers"] else (None, None)
+    try:
+        model.fit(
+            data.sequences, data.types, *pointers, task_weights=weights, balance=balance, result_dir=directory,
+            view=TaskView(settings["epochs"], settings["gradient_log_freq"], console),
+            **{name: settings[name] for name in (
+                "epochs", "batch_size", "lr", "device", "seed", "monitor_gradients", "gradient_log_freq",
+            )},
+        )  # fmt: skip
+    except (ValueError, OSError) as error:
+        raise Failure(str(error)) from error
+    _conclude(console, model, directory)
+
+
+def _introduce(console: Console, model: DualTaskLSTM, settings: dict[str, Any], weights: dict[str, float]) -> None:
+    size = sum(parameter.numel() for parameter in model.parameters())
+    where = "where a burst starts and ends (pointer) and " if settings["predict_pointers"] else ""
+    console.print(f"An LSTM of {size:,} parameters learns {where}whether it rises, falls or zigzags (type).")
+    known = [f"weight of {task} {weight:g}" for task, weight in weights.items()]
+    known += [f"weights balanced by {settings['balance']}"] if settings["balance"] != "none" else []
+    console.print(f"{settings['samples']} sequences, {settings['epochs']} epochs on {settings['device']}"
+                  + (f"; {', '.join(known)}" if known else "") + ".\n")  # fmt: skip
+
+
+def _conclude(console: Console, model: DualTaskLSTM, directory: Path) -> None:
+    """How well both tasks went, and what to type next."""
+    held_out = model.epochs[-1].held_out
+    words = [f"the type of {held_out['accuracy']:.0%} is told"]
+    if "pointer" in held_out:
+        error = (2 * held_out["pointer"]) ** 0.5 * float(model.pointer_std.mean())
+        words.insert(0, f"starts and ends are off by about {error:.1f} of {LENGTH} steps")
+    console.print(f"\nOn what was held out, {' and '.join(words)}.")
+    if model.monitor is not None:
+        run = shlex.quote(str(directory / "run"))
+        console.print(f"\n  forewarn check {run}\n  forewarn show {run}")

@@ -1,0 +1,41 @@
+"""`forewarn rules`: all rules."""
+
+from __future__ import annotations
+
+import click
+
+WIDE = 140
+"""Columns from which on the metrics that a rule reads fit beside its summary."""
+
+
+@click.command()
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON list and nothing else.")
+def command(wants_json: bool) -> None:
+    """List every rule: its code, its name, what it sees.
+
+    \b
+    Examples:
+      forewarn rules
+      forewarn rules --json | jq -r '.[].name'
+    """
+    from forewarn.cli.terminal import output, print_json, quiet_table, show
+    from forewarn.judge.rules import all_rules
+
+    if wants_json:
+        print_json(
+            [
+                {"code": rule.code, "name": rule.name, "summary": rule.summary, "reads": rule.reads}
+                for rule in all_rules()
+            ]
+        )
+        return
+    table = quiet_table()
+    table.add_column("code", style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("summary")
+    console = output()
+    if is_wide := console.width >= WIDE:
+        table.add_column("reads", style="dim")
+    for rule in all_rules():
+        table.add_row(rule.code, rule.name, rule.summary, *([" ".join(rule.reads)] if is_wide else []))
+    show(table, "\nMore about one: forewarn explain NAME", console=console)

@@ -1,0 +1,335 @@
+"""`forewarn show`: the numbers of each layer at one step."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from forewarn.store import Run
+    from forewarn.types import Block
+
+COLUMNS = {
+    "gradient/norm": "gradient norm",
+    "weight/norm": "weight norm",
+    "update/ratio": "update ratio",
+    "gradient/zero_fraction": "zero fraction",
+    "gradient/nonfinite": "non-finite",
+    "update/frozen_cause": "moves",
+}
+"""What is shown of each layer unless --metric asks for something else."""
+CAUSE = "update/frozen_cause"
+GUTTER = 2
+"""Blanks between two columns."""
+MEDIAN_RATIO = "monitor/update_ratio_median"
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--scope", metavar="REGEX", help="Only layers whose name matches.")
+@click.option("--step", type=int, metavar="N", help="The measured step at or before N; the last one by default.")
+@click.option("--metric", metavar="REGEX", help="Only these metrics, any that the run recorded.")
+@click.option("--histogram", metavar="NAME", help="How the gradients and weights of this one tensor are spread.")
+def command(run: Path, scope: str | None, step: int | None, metric: str | None, histogram: str | None) -> None:
+    """Show every layer in numbers at one step, or with --histogram one tensor as a picture.
+
+    A histogram has a column for each power of two, negative values on the left. On such an axis a bell around zero is
+    two hills, for few values lie close to zero. Below stand its shape in words and its percentiles.
+
+    \b
+    Examples:
+      forewarn show runs/demo
+      forewarn show runs/demo --scope 'blocks.0' --step 180
+      forewarn show runs/demo --metric 'update/'
+      forewarn show runs/demo --metric '/shape'
+      forewarn show runs/demo --histogram blocks.0.attention.output.weight --step 180
+    """
+    from forewarn.cli.terminal import show
+
+    wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
+    if histogram is not None:
+        if metric is not None or scope is not None:
+            raise click.UsageError("--histogram names one tensor and shows all of it; leave out --metric and --scope")
+        show(*_histograms(run, step, histogram))
+    else:
+        show(*_picture(run, step, wanted_scope, wanted_metric))
+
+
+def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType]:
+    """Every histogram of a tensor, each with its shape in words and its percentiles."""
+    from rich.text import Text
+
+    from forewarn.cli.terminal import Failure, opened, output, reading
+    from forewarn.store.errors import UnknownSeriesError
+    from forewarn.views.bars import ASCII_BARS, BARS
+    from forewarn.views.histogram import picture, words
+    from forewarn.views.wording import short
+
+    options = output().options
+    parts: list[RenderableType] = []
+    with opened(path) as run, reading():
+        names = run.distributions()
+        if not names:
+            raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
+        for name in names:
+            try:
+                found = run.histograms(name, scope)
+            except UnknownSeriesError as error:
+                raise Failure(str(error)) from error
+            early = [at for at, one in enumerate(found.steps.tolist()) if step is None or one <= step]
+            if not early:
+                continue
+            at = early[-1]
+            title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
+            title += f"step {found.steps[at]}{_instead_of(step, int(found.steps[at]))}\n"
+            bars = ASCII_BARS if options.ascii_only else BARS
+            drawn = picture(found.counts[at], int(found.zeros[at]), options.max_width, bars)
+            told = words(*_spread(run, name.removesuffix("/histogram"), scope, int(found.steps[at])))
+            parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, told), Text()]
+    if not parts:
+        raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
+    return parts[:-1]
+
+
+def _why_no_histograms(run: Run) -> str:
+    if run.config.get("histograms") == "off":
+        return 'it was recorded with Config(histograms="off")'
+    if not {"gradient/norm", "weight/norm"} & set(run.names()):
+        return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"
+    return "its tensors were measured, and none of them was counted into one"
+
+
+def _instead_of(wanted: int | None, shown: int) -> str:
+    """Why another step is shown than the one asked for."""
+    return "" if wanted is None or wanted == shown else f", the last one measured at or before {wanted}"
+
+
+def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
+    """The shape of a tensor at a step, and its percentiles from the minimum to the maximum."""
+    from forewarn.histograms import PERCENTS
+
+    recorded = set(run.names())
+
+    def value(quantity: str) -> float:
+        if f"{family}/{quantity}" not in recorded or scope not in run.scopes(f"{family}/{quantity}"):
+            return float("nan")
+        series = run.series(f"{family}/{quantity}", scope)
+        return float(next(iter(series.values[series.steps == step]), "nan"))
+
+    return value("shape"), {name: value(name) for name in ("min", *PERCENTS, "max")}
+
+
+def _picture(
+    path: Path, step: int | None, scope: re.Pattern[str] | None, metric: re.Pattern[str] | None
+) -> list[RenderableType]:
+    """The step, its key numbers and its table of layers."""
+    from rich.text import Text
+
+    from forewarn.cli.terminal import opened, reading
+    from forewarn.views.wording import short
+
+    with opened(path) as run, reading():
+        names = _chosen(run, metric)
+        at = _measured_step(run, names, step)
+        rows = itertools.takewhile(lambda row: row[0] == at, run.steps(at))
+        recorded = [block for _, of_step in rows for block in of_step]
+        blocks = [block for block in recorded if not metric or metric.search(block.name)]
+        with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
+        ratio = _update_ratio(run, at, recorded) if with_ratios else []
+        last_step = run.last_step
+    of = f" of {last_step}" if last_step != at else ""
+    parts: list[RenderableType] = [
+        Text.assemble((short(str(path)), "bold"), f"  step {at}{of}{_instead_of(step, at)}\n")
+    ]
+    parts += _key_numbers([block for block in blocks if _is_of_the_run(block.name, block.scopes)])
+    return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope)]
+
+
+def _chosen(run: Run, wanted: re.Pattern[str] | None) -> list[str]:
+    """The metrics that decide which step is shown and are its table: those of layers, if any are among the wanted."""
+    from forewarn.cli.terminal import Failure
+
+    recorded = run.names()
+    if not recorded:
+        raise Failure(f"{run.path} has recorded nothing yet")
+    matching = _matching("metric", wanted, recorded)
+    of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name))]
+    return [name for name in of_layers if wanted or name in COLUMNS] or matching
+
+
+def _is_of_the_run(name: str, scopes: tuple[str, ...]) -> bool:
+    """Whether a metric belongs to the run as a whole rather than to its layers."""
+    return scopes == ("",) or name == "train/lr"
+
+
+def _measured_step(run: Run, names: list[str], wanted: int | None) -> int:
+    """The newest step at or before the wanted one at which any of these metrics was measured."""
+    import numpy as np
+
+    from forewarn.cli.terminal import Failure
+
+    steps = np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names]))
+    early = steps if wanted is None else steps[steps <= wanted]
+    if not len(early):
+        raise Failure(f"nothing was measured at or before step {wanted}; the first measured step is {steps[0]}")
+    return int(early[-1])
+
+
+def _key_numbers(blocks: Sequence[Block]) -> list[RenderableType]:
+    """The values of the run as a whole, in columns."""
+    from rich.columns import Columns
+    from rich.text import Text
+
+    from forewarn.types import in_words
+    from forewarn.views.wording import short
+
+    pairs = [
+        (short(f"{block.name} {scope}" if len(block.scopes) > 1 else block.name), in_words(value))
+        for block in blocks
+        if "/topk_" not in block.name
+        for scope, value in zip(block.scopes, block.values.tolist(), strict=True)
+    ]
+    cells = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in sorted(pairs)]
+    return [Columns(cells, padding=(0, 3), column_first=True), Text()] if cells else []
+
+
+def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[RenderableType]:
+    """`update ratio: median 3e-4; healthy in the middle of a run 1e-4 to 1e-3`, if the step has one."""
+    import numpy as np
+    from rich.text import Text
+
+    from forewarn.types import in_words
+    from forewarn.views.bands import Rate, phase, update_ratio_words
+
+    median = next((float(block.values[0]) for block in blocks if block.name == MEDIAN_RATIO), float("nan"))
+    if not np.isfinite(median):
+        return []
+    groups = [run.series("train/lr", group) for group in run.scopes("train/lr")] if "train/lr" in run.names() else []
+    rates = [Rate.of(lr.values[lr.steps <= step]) for lr in groups]
+    highest = max(rates, key=lambda rate: np.nan_to_num(rate.peak), default=Rate())
+    total = run.facts.hyperparameters.get("total_steps")
+    now = phase(step, total if isinstance(total, int | float) else None, highest)
+    line = Text.assemble("update ratio: median ", (in_words(median), "bold"), f"; {update_ratio_words(now)}\n")
+    return [line]
+
+
+def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[RenderableType]:
+    """One row per layer, one column per metric."""
+    from rich.text import Text
+
+    from forewarn.views.wording import short
+
+    layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes)]
+    if not layers:
+        return []
+    recorded = dict.fromkeys(block.name for block in layers)  # a metric may come in several blocks, a scope in each
+    names = sorted(recorded, key=lambda name: [*COLUMNS, name].index(name))
+    cells: dict[str, dict[str, float]] = {}
+    for block in layers:
+        for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
+            cells.setdefault(scope, {})[block.name] = value
+    rows = {scope: cells[scope] for scope in _matching("scope", wanted, cells)}
+    family, headers = _headers(names)
+    columns = [
+        (header, name, [_cell(name, row.get(name)) for row in rows.values()])
+        for header, name in zip(headers, names, strict=True)
+    ]
+    above = [Text(family, style="bold")] if family else []
+    return [*above, *_tables([short(scope) for scope in rows], columns)]
+
+
+def _headers(names: Sequence[str]) -> tuple[str, list[str]]:
+    """The family that all of several metrics share, or nothing, and what stands above each column."""
+    from forewarn.views.wording import short
+
+    families = {name.partition("/")[0] for name in names}
+    headers = [COLUMNS.get(name, short(name)) for name in names]
+    if len(names) == 1 or len(families) > 1:
+        return "", headers
+    (family,) = families
+    return family, [header.removeprefix(f"{family}/").removeprefix(f"{family} ") for header in headers]
+
+
+def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]]) -> Iterator[RenderableType]:
+    """As many tables as it takes for every number to be shown whole, each with the layers at its left."""
+    from rich.text import Text
+
+    from forewarn.cli.terminal import output, quiet_table
+
+    room = output().width - max(map(len, ("layer", *layers)))
+    tables: list[list[tuple[str, str, list[Text]]]] = [[]]
+    left = room
+    for column in columns:
+        width = GUTTER + max(len(column[0]), *map(len, column[2]))
+        if tables[-1] and width > left:
+            tables.append([])
+            left = room
+        tables[-1].append(column)
+        left -= width
+    for number, group in enumerate(tables):
+        if number:
+            yield Text()
+        table = quiet_table()
+        table.add_column("layer", overflow="fold")
+        for header, name, values in group:
+            least = max(map(len, values))
+            table.add_column(header, justify="left" if name == CAUSE else "right", min_width=least)
+        for layer, *row in zip(layers, *(values for _, _, values in group), strict=True):
+            table.add_row(Text(layer), *row)
+        yield table
+
+
+def _cell(name: str, value: float | None) -> Text:
+    """One number; what must not be is red."""
+    import math
+
+    from rich.text import Text
+
+    from forewarn.types import FrozenCause, Shape, in_words
+
+    if value is None or (name.endswith("/shape") and math.isnan(value)):
+        return Text("–", style="dim")
+    if name.endswith("/shape") and value in set(map(float, Shape)):
+        shape = Shape(int(value))
+        return Text(str(shape).partition(":")[0], style="" if shape is Shape.HEALTHY else "yellow")
+    if name == CAUSE and value in {float(cause) for cause in FrozenCause}:
+        cause = FrozenCause(int(value))
+        moves = cause is FrozenCause.MOVING
+        return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
+    broken = not math.isfinite(value) or (name == "gradient/nonfinite" and value > 0)
+    return Text(in_words(value), style="bold red" if broken else "")
+
+
+def _matching(option: str, wanted: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
+    """The names that match; a Failure that suggests some if none does."""
+    import difflib
+
+    from forewarn.cli.terminal import Failure
+    from forewarn.views.wording import short
+
+    names = list(names)
+    matching = [name for name in names if wanted is None or wanted.search(name)]
+    if not matching and wanted is not None:
+        close = difflib.get_close_matches(wanted.pattern, names, cutoff=0.5)
+        some = " or ".join(f"'{short(name)}'" for name in close or names[:3])
+        hint = f"did you mean {some}?" if close else f"there are {len(names)} others, such as {some}"
+        raise Failure(f"no name matches --{option} {wanted.pattern!r}; {hint}")
+    return matching
+
+
+def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
+    from forewarn.cli.terminal import Failure
+
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise Failure(f"{option} {text!r} is not a regular expression: {error}") from error

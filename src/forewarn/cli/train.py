@@ -1,0 +1,256 @@
+"""`forewarn train`: reference training runs with the monitor in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from forewarn.cli.multitask import multitask
+from forewarn.cli.options import AT_LEAST_0 as _AT_LEAST_0
+from forewarn.cli.options import POSITIVE as _POSITIVE
+from forewarn.cli.options import GroupedCommand as _GroupedCommand
+from forewarn.cli.options import option as _option
+from forewarn.cli.options import options as _options
+from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, newest, output, torch_on
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forewarn.lab import Trainer
+
+VALIDATION_BATCHES = 20
+"""Fixed batches of the text that is held out; enough for a standard error of about 0.02."""
+WARM_UP_SHARE = 0.05
+"""Of all steps, in which the learning rate rises to its peak."""
+
+
+@click.group()
+def command() -> None:
+    """Train a model with the monitor in it.
+
+    \b
+    Examples:
+      forewarn train lm --max-steps 200 --weight-monitor
+      forewarn train multitask --task-weight type=0.001
+      forewarn train lm --help
+    """
+
+
+command.add_command(multitask)
+
+
+@command.command(
+    cls=_GroupedCommand,
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-"), "max_content_width": 100},
+)
+@_options(
+    "Data",
+    _option("--dataset", default="stdlib", metavar="stdlib|PATH|wikitext",
+            help="The source of Python's standard library, a text file of yours, or WikiText-2 through `datasets`."),
+)  # fmt: skip
+@_options(
+    "Training",
+    _option("--epochs", type=_POSITIVE, default=1, help="Passes over the text."),
+    _option("--max-steps", type=_POSITIVE, help="End after so many optimizer steps."),
+    _option("--batch-size", type=_POSITIVE, default=16, help="Sequences per batch."),
+    _option("--accumulation-steps", type=_POSITIVE, default=1, help="Batches per optimizer step."),
+    _option("--lr", type=click.FloatRange(min=0.0, min_open=True), default=1e-3,
+            help="Peak learning rate: 5% warm-up, then cosine to a tenth."),
+    _option("--weight-decay", type=_AT_LEAST_0, default=0.01),
+    _option("--gradient-clip", type=_AT_LEAST_0, default=1.0, help="Global gradient norm to clip at; 0: never."),
+    _option("--amp", type=click.Choice(["off", "bf16", "fp16"]), default="off", help="Mixed precision."),
+    _option("--device", default="cpu", help="cpu, cuda, cuda:1, mps, …"),
+    _option("--threads", type=_POSITIVE, default=1, help="CPU threads; on a small model more of them only wait."),
+    _option("--seed", type=int, default=0, help="Of weights, dropout and the order of the data."),
+)  # fmt: skip
+@_options(
+    "Model",
+    _option("--depth", type=_POSITIVE, default=4, help="Transformer blocks."),
+    _option("--width", type=_POSITIVE, default=96, help="Of the hidden state; a multiple of --heads."),
+    _option("--heads", type=_POSITIVE, default=4, help="Attention heads."),
+    _option("--context", type=_POSITIVE, default=64, help="Bytes that a prediction may look back on."),
+    _option("--dropout", type=click.FloatRange(0.0, 0.99), default=0.0),
+    _option("--qk-norm", is_flag=True, help="Normalise queries and keys: keeps attention logits small."),
+)
+@_options(
+    "Weight monitor",
+    _option("--weight-monitor", is_flag=True,
+            help="Measure gradient, weight and update of every tensor; without it, nothing of this is done."),
+    _option("--weight-monitor-interval", type=_POSITIVE, default=100, metavar="N",
+            help="Measure on the first 10 steps, then every N."),
+    _option("--weight-monitor-sample-size", type=_POSITIVE, default=1024, metavar="SIZE",
+            help="Weights sampled per tensor for its update."),
+    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="How many tensors are named."),
+)  # fmt: skip
+@_options(
+    "Early stopping, on the validation loss after each epoch",
+    _option("--early-stopping", is_flag=True),
+    _option("--early-stop-patience", type=_POSITIVE, default=3, help="Epochs without improvement to wait for."),
+    _option("--early-stop-min-delta", type=_AT_LEAST_0, default=0.0, help="What counts as an improvement."),
+    _option("--early-stop-restore-best", is_flag=True,
+            help="End with the weights of the best epoch."),
+)  # fmt: skip
+@_options(
+    "Evaluation, printed after each epoch",
+    _option("--improvement-threshold", type=click.FloatRange(0.0, 1.0), default=0.01, metavar="X",
+            help="Share that the validation loss must win in an epoch."),
+    _option("--gap-threshold", type=_AT_LEAST_0, default=0.3, metavar="X",
+            help="Share of the training loss that the validation loss may lie above it."),
+    _option("--plateau-window", type=click.IntRange(min=2), default=3, help="Epochs that make a plateau."),
+    _option("--auto-adjust", is_flag=True,
+            help="Lower the learning rate or raise the weight decay where a warning about epochs advises it."),
+)  # fmt: skip
+@_options(
+    "Results",
+    _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME; next to it, if it exists."),
+    _option("--model-name", default="lm"),
+    _option("--log-interval", type=_POSITIVE, default=100, help="One line every so many steps."),
+    _option("--snapshot-interval", type=_POSITIVE, help="A snapshot every so many steps, besides one per epoch."),
+    _option("--keep-last-n-snapshots", type=_POSITIVE, default=3),
+    _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
+    _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
+            help="`full`: a tag for every reading of every tensor."),
+    _option("--resume", is_flag=True,
+            help="Go on with the newest run, or with that of --model-name, from its newest snapshot, bit for bit."),
+)  # fmt: skip
+@click.pass_context
+def lm(ctx: click.Context, /, **settings: Any) -> None:
+    """Train a small GPT on bytes of text.
+
+    Loss, learning rate, gradient norm and speed are recorded and judged on every step; --weight-monitor adds every
+    tensor. Ctrl-C ends after the step under way and saves a snapshot; the same command with --resume goes on.
+    Underscores may stand for dashes in every option.
+
+    \b
+    Examples:
+      forewarn train lm --epochs 1 --max-steps 200 --weight-monitor
+      forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
+      forewarn train lm --resume
+    """
+    settings["model_name"] = _model_name(ctx, settings)
+    given = _Settings(settings)
+    torch = torch_on(given.device)
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(given.seed)
+    try:
+        corpus = _corpus(given)
+        trainer = _trainer(given, corpus)
+        trainer.train(corpus.batches, corpus.validation, resume=given.resume)
+    except (ValueError, OSError) as error:
+        raise Failure(str(error)) from error
+    _conclude(trainer)
+    if trainer.interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
+    """Where the results go: beside earlier ones, or with --resume to the newest that can go on, or the one named."""
+    results = Path(settings["result_dir"])
+    wanted = results / settings["model_name"]
+    if not settings["resume"]:
+        wanted = fresh(wanted)
+    elif ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
+        wanted = newest(wanted, lambda path: any((path / "snapshots").glob("step-*.pt")))
+    return str(wanted.relative_to(results))
+
+
+class _Settings:
+    """The options of the command line by name."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.__dict__.update(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class _Corpus(NamedTuple):
+    batches: Any
+    validation: Sequence[tuple[Tensor, Tensor]]
+    steps_per_epoch: int
+
+
+def _corpus(given: _Settings) -> _Corpus:
+    from forewarn.lab.data import TokenBatches, read_text, split, stdlib_text, wikitext
+
+    known = {"stdlib": stdlib_text, "wikitext": wikitext}
+    text = known[given.dataset]() if given.dataset in known else read_text(given.dataset)
+    training, held_out = split(text)
+    batches = TokenBatches(training, given.batch_size, given.context, given.seed)
+    fixed = TokenBatches(held_out, given.batch_size, given.context, seed=0)
+    validation = [next(fixed) for _ in range(VALIDATION_BATCHES)]
+    tokens_per_step = given.batch_size * given.context * given.accumulation_steps
+    return _Corpus(batches, validation, max(1, len(training) // tokens_per_step))
+
+
+def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
+    import math
+
+    import torch
+
+    from forewarn.lab import Callback, EarlyStopping, PostEpochEvaluationCallback, Trainer, TrainerConfig
+    from forewarn.lab.gpt import GPT, GPTConfig, token_loss
+
+    model = GPT(
+        GPTConfig(
+            context=given.context,
+            depth=given.depth,
+            heads=given.heads,
+            width=given.width,
+            dropout=given.dropout,
+            qk_norm=given.qk_norm,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
+    total = min(corpus.steps_per_epoch * given.epochs, given.max_steps or math.inf)
+    warm_up = max(1, int(WARM_UP_SHARE * total))
+
+    def rate(step: int) -> float:
+        rising = min(1.0, (step + 1) / warm_up)
+        return rising * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / total)))
+
+    same_names = (
+        "result_dir", "model_name", "device", "amp", "epochs", "max_steps", "accumulation_steps", "gradient_clip",
+        "log_interval", "snapshot_interval", "keep_last_n_snapshots", "weight_monitor_interval",
+        "weight_monitor_sample_size", "monitor_topk", "tensorboard", "tensorboard_detail",
+    )  # fmt: skip
+    declared = ("dropout", "width", "depth", "heads", "context", "batch_size", "weight_decay")
+    config = TrainerConfig(
+        steps_per_epoch=corpus.steps_per_epoch,
+        enable_weight_monitor=given.weight_monitor,
+        hyperparameters={name: getattr(given, name) for name in declared},
+        **{name: getattr(given, name) for name in same_names},
+    )
+    stopping = EarlyStopping(given.early_stop_patience, given.early_stop_min_delta, given.early_stop_restore_best)
+    evaluation = PostEpochEvaluationCallback(
+        None, given.improvement_threshold, given.gap_threshold, given.plateau_window, given.auto_adjust
+    )
+    callbacks: list[Callback] = [evaluation, stopping] if given.early_stopping else [evaluation]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler)
+
+
+def _conclude(trainer: Trainer) -> None:
+    """How it ended, where the results are, and what to type next."""
+    import shlex
+
+    from forewarn.types import in_words
+
+    console = output()
+    directory: Path = trainer.config.directory
+    how = trainer.stop_reason or "completed"
+    losses = f"loss {in_words(float(trainer.loss))}"
+    if trainer.validation_loss == trainer.validation_loss:
+        losses += f", validation loss {in_words(trainer.validation_loss)}"
+    console.print(f"{how} after {trainer.step} steps: {losses}")
+    console.print(f"Results are in {directory}.")
+    if trainer.interrupted:
+        console.print("Go on with the same command and --resume.")
+    run = shlex.quote(str(directory / "run"))
+    console.print(f"\n  forewarn check {run}\n  forewarn show {run}")
+    if trainer.config.tensorboard:
+        console.print(f"  tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")

@@ -1,0 +1,181 @@
+"""A diagnosis for a person, and for a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forewarn.judge.checklist import NO_WARNINGS
+from forewarn.judge.diagnosis import Diagnosis
+from forewarn.judge.epochs import NO_VALIDATION_LOSS
+from forewarn.store import Run
+from forewarn.types import Alert, Facts, Remedy, Severity, State, alert_to_json, counted, in_words
+from forewarn.views.epoch_lines import advice_lines
+from forewarn.views.wording import STYLES, AlertGroup, grouped, literal, news_of, numbers, short
+
+MOST_REMEDIES = 5
+MOST_EPOCHS = 5
+VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
+_MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("–", "dim"), "info": ("·", "cyan")}
+
+
+def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Everything in the diagnosis as plain values; alerts are ranked, most important first."""
+    end = None if diagnosis.end is None else {"reason": diagnosis.end[0], "time": diagnosis.end[1]}
+    return {
+        "run": str(run.path),
+        "model": run.facts.model,
+        "verdict": diagnosis.verdict,
+        "exit_code": diagnosis.exit_code,
+        "last_step": diagnosis.last_step,
+        "end": end,
+        "alerts": [{**alert_to_json(one), "cause": diagnosis.cause_of(one)} for one in diagnosis.ranked],
+        "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
+        "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
+    }
+
+
+OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
+"""Of two that contradict each other the more important one stands."""
+
+
+def as_text(run: Run, diagnosis: Diagnosis) -> RenderableType:
+    """Verdict, alerts with their symptoms folded under them, what to do, the checklist, what to type next."""
+    parts: list[RenderableType] = [heading(run), _summary(diagnosis), Text()]
+    if diagnosis.alerts:
+        parts.append(alerts_part(diagnosis))
+    if diagnosis.epochs:
+        parts += [evaluation_part(diagnosis), Text()]
+    return Group(*parts, _checklist(diagnosis), Text(), next_commands(run.path, diagnosis.ranked))
+
+
+def alerts_part(diagnosis: Diagnosis) -> RenderableType:
+    """What is wrong and what to do about it."""
+    parts: list[RenderableType] = []
+    for root, symptoms in folded(diagnosis):
+        parts += [
+            alert_lines(root),
+            *(Padding(alert_lines(one, "symptom: "), (0, 0, 0, 4)) for one in symptoms),
+            Text(),
+        ]
+    serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
+    firing = [alert for alert in serious if alert.state is State.FIRING]
+    if serious:
+        parts += [what_to_do(grouped(firing or serious)), Text()]
+    return Group(*parts)
+
+
+def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
+    """The last epochs in words, and what helps where that is information only."""
+    words = [epoch.words() for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
+    if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
+        words.append(NO_VALIDATION_LOSS)
+    lines = (Padding(Text(each), (0, 0, 0, 2)) for each in words)
+    quiet = [alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is State.FIRING]
+    return Group(Text("Evaluation", style="bold"), *lines, *advice_lines(quiet))
+
+
+def heading(run: Run) -> Text:
+    """The run in one line: `runs/demo  GPT, 0.8 million parameters, AdamW, 300 steps, completed`."""
+    ended = run.end[0] if run.end else "not closed: it still trains, or it was killed"
+    steps = f"{run.num_steps} steps"
+    return Text.assemble(
+        (short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.facts), steps, short(ended)])
+    )
+
+
+def model_words(facts: Facts) -> list[str]:
+    size = facts.num_parameters
+    count = f"{size / 1e9:.3g} billion" if size >= 1e9 else f"{size / 1e6:.3g} million" if size >= 1e6 else f"{size:,}"
+    words = [short(facts.model), f"{count} parameters" if size else "", *map(short, facts.optimizers)]
+    return [word for word in words if word]
+
+
+def _summary(diagnosis: Diagnosis) -> Text:
+    firing = [alert for alert in diagnosis.alerts if alert.state is State.FIRING]
+    over = [alert for alert in diagnosis.alerts if alert.state is State.RESOLVED]
+    counts = [f"{counted(group)} {word}" for group, word in ((firing, "firing"), (over, "resolved")) if group]
+    words = f": {'; '.join(counts) or 'no alerts'}"
+    crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != NO_WARNINGS]
+    if diagnosis.exit_code == 0 and crossed:
+        return Text.assemble(("no warning fires, but not all is well", "yellow"), f": not {', not '.join(crossed)}")
+    return Text.assemble((diagnosis.verdict, VERDICT_STYLES[diagnosis.exit_code]), words)
+
+
+def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:
+    """Each kind of alert that is a root cause, with its symptoms; most important first.
+
+    A kind whose episodes have different causes stands under that of its most important one.
+    """
+    trees: dict[str, tuple[AlertGroup, list[AlertGroup]]] = {}
+    for group in grouped(diagnosis.ranked):
+        first = group.alerts[0]
+        cause = diagnosis.cause_of(first)
+        if cause in trees:
+            trees[cause][1].append(group)
+        else:
+            trees[first.code] = (group, [])
+    return list(trees.values())
+
+
+def alert_lines(group: AlertGroup, label: str = "") -> RenderableType:
+    """One kind of alert: how bad, what and where, in which numbers, in which steps."""
+    worst = group.worst
+    style = STYLES[worst.severity] if group.is_firing else "dim"
+    title = Table.grid(padding=(0, 2, 0, 0))
+    title.add_row(
+        Text.assemble((label, "dim"), (str(worst.severity), style)),
+        Text.assemble((group.title, "bold"), f"  {group.place}"),
+    )
+    since = min(alert.since for alert in group.alerts)
+    fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
+    last = max(alert.last for alert in group.alerts)
+    state = "still firing" if group.is_firing else "resolved"
+    times = Text(f"first seen at step {since}, fired at {fired}, last seen at {last}, {state}", style="dim")
+    return Group(title, Padding(Group(Text(numbers(news_of(worst)) + _later(worst)), times), (0, 0, 0, 4)))
+
+
+def _later(alert: Alert) -> str:
+    """The newest value, if it differs from the one at which the alert fired: `; 0.066 at step 191`."""
+    now, then = alert.finding, news_of(alert)
+    same = math.isnan(now.bound) or in_words(now.value) == in_words(then.value)
+    return "" if same else f"; {in_words(now.value)} at step {now.step}"
+
+
+def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
+    """The remedies for the worst of each kind, most important first; each action once, for its first reason."""
+    ranked: dict[str, Remedy] = {}
+    for group in groups:
+        for remedy in group.worst.remedies:
+            if OPPOSITES.get(remedy.action) not in ranked:
+                ranked.setdefault(remedy.action, remedy)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for rank, remedy in enumerate(list(ranked.values())[:MOST_REMEDIES], 1):
+        table.add_row(f"  {rank}.", Text(literal(str(remedy)), style="bold"), Text(literal(remedy.why)))
+    return Group(Text("What to do", style="bold"), table)
+
+
+def _checklist(diagnosis: Diagnosis) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for check in diagnosis.checklist:
+        mark, style = _MARKS[check.state]
+        table.add_row(Text(f"  {mark}", style=style), Text(check.name), Text(check.detail, style="dim"))
+    return Group(Text("Healthy training", style="bold"), table)
+
+
+def next_commands(path: Path, ranked: tuple[Alert, ...], *first: str) -> RenderableType:
+    """What to type to see more."""
+    commands = [f"forewarn show {shlex.quote(str(path))}"]
+    if ranked:
+        worst = ranked[0]
+        commands = [f"{commands[0]} --step {worst.fired}", f"forewarn explain {worst.name}"]
+    return Group(Text("Next", style="bold"), *(Text(f"  {literal(command)}") for command in [*first, *commands]))

@@ -1,0 +1,83 @@
+"""The bins of a histogram: by sign and by power of two of the magnitude, the same for every tensor of every run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.types import Counts, Distribution
+
+NUM_BINS = 64
+LOWEST_EXPONENT = -40
+"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""
+
+PERCENTS: Mapping[str, int] = MappingProxyType({"p01": 1, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99})
+"""The percentiles that are recorded beside a histogram."""
+
+
+def used_bins(counts: Counts) -> slice:
+    """The range of bins, over all tensors [n × 2 × bins], outside of which nothing was counted."""
+    used = np.flatnonzero(counts.any(axis=(0, 1)))
+    return slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+
+
+def in_line(counts: Counts, zeros: Counts) -> Counts:
+    """Counts [n × (2 · bins + 1)] in the order of the values: large negative, small negative, zero, small, large."""
+    return np.concatenate([counts[:, 0, ::-1], zeros[:, None], counts[:, 1]], axis=1)
+
+
+def line_edges(bins: slice) -> NDArray[np.float64]:
+    """The values between which the counts of `in_line` lie, for these bins; what is counted as zero lies in between."""
+    magnitudes = 2.0 ** np.arange(bins.start + LOWEST_EXPONENT, bins.stop + LOWEST_EXPONENT + 1)
+    return np.concatenate([-magnitudes[::-1], magnitudes])
+
+
+def merged(parts: Sequence[Distribution]) -> Distribution:
+    """Histograms of parts of the same tensors (micro-batches, ranks, steps) as one: bins are fixed, so they add up.
+
+    Step and time are those of the last part.
+    """
+    last = parts[-1]
+    for part in parts:
+        if (part.name, part.scopes) != (last.name, last.scopes):
+            raise ValueError(
+                f"histograms of {part.name} for {len(part.scopes)} scopes and of {last.name} for {len(last.scopes)} "
+                "do not belong to the same tensors; merge those of one metric with the same scopes"
+            )
+    counts = np.sum([part.counts for part in parts], axis=0)
+    return dataclasses.replace(last, counts=counts, zeros=np.sum([part.zeros for part in parts], axis=0))
+
+
+def over_scopes(distribution: Distribution) -> Distribution:
+    """The histogram of all tensors together."""
+    return dataclasses.replace(
+        distribution,
+        scopes=("",),
+        counts=distribution.counts.sum(axis=0, keepdims=True),
+        zeros=distribution.zeros.sum(keepdims=True),
+    )
+
+
+def shifted(counts: Counts, power: int) -> Counts:
+    """The histograms of the same values times 2^power; what leaves the range is counted in the outermost bins.
+
+    The outermost bins have no outer end: what was counted there and comes back into the range is of unknown magnitude,
+    so such a tensor has no histogram any more, which is one without counts.
+    """
+    if power == 0:
+        return counts
+    moved = np.zeros_like(counts)
+    away = min(abs(power), NUM_BINS - 1)
+    if power > 0:
+        moved[:, :, away:] = counts[:, :, : NUM_BINS - away]
+        moved[:, :, -1] += counts[:, :, NUM_BINS - away :].sum(axis=2)
+        moved[counts[:, :, 0].any(axis=1)] = 0
+    else:
+        moved[:, :, : NUM_BINS - away] = counts[:, :, away:]
+        moved[:, :, 0] += counts[:, :, :away].sum(axis=2)
+        moved[counts[:, :, -1].any(axis=1)] = 0
+    return moved

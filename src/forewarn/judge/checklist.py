@@ -1,0 +1,216 @@
+"""The healthy-training checklist: what a good run shows, each point with its number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from forewarn.config import Config
+from forewarn.judge.series import Floats, median
+from forewarn.store import Run
+from forewarn.types import Alert, Facts, Severity, counted, in_words
+
+NO_WARNINGS = "no warnings"
+FEWEST_READINGS = 20
+"""Below so many readings a trend over the run says nothing."""
+NUM_WINDOWS = 10
+"""Parts that a run is cut into; the median of a part is its level."""
+FALL_KEPT = 0.9
+"""Share of its fall that the loss must have kept: less, and it has risen again."""
+DEPTH_FACTOR = 100.0
+"""Times that the gradients of the first and the last block may differ."""
+DEPTH_CHECKS = 5
+"""Newest measured steps whose median that is."""
+TASK_RULES = ("T101", "T102")
+"""Those by which one task has too much of the shared layers."""
+SLOWDOWN = 1.5
+"""Times the median step of the first half that one of the second half may take."""
+GROWTH = 1.2
+"""Times the median memory of the first half that the second half may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One point of the checklist."""
+
+    name: str
+    state: Literal["pass", "fail", "unknown", "info"]
+    """`info` is worth knowing and neither good nor bad."""
+    detail: str
+    """The number behind the state, or what is missing."""
+
+
+def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+    """Every point, whether or not the run recorded what it needs."""
+    return (
+        _loss_falling(_values(run, "train/loss")),
+        _gradients_in_range(_lately(run, "gradient/global_norm"), config),
+        _updates_in_range(_lately(run, "monitor/update_ratio_median"), config),
+        _even_over_depth(run),
+        _throughput_stable(_values(run, "speed/step_seconds")),
+        _memory_stable(_values(run, "system/process_memory_bytes")),
+        *_tasks_even(run, config, alerts),
+        _no_warnings(alerts),
+        *_batch_size(run),
+    )
+
+
+def _loss_falling(loss: Floats) -> Check:
+    name = "loss falling"
+    if len(loss) and not np.isfinite(loss[-1]):
+        return Check(name, "fail", f"the last loss is {in_words(float(loss[-1]))}")
+    loss = loss[np.isfinite(loss)]
+    if len(loss) < FEWEST_READINGS:
+        return _unknown(name, len(loss))
+    levels = [float(np.median(part)) for part in np.array_split(loss, NUM_WINDOWS)]
+    first, lowest, last = levels[0], min(levels), levels[-1]
+    kept = first > last and first - last >= FALL_KEPT * (first - lowest)
+    detail = f"{in_words(first)} → {in_words(last)}"
+    return _verdict(name, kept, detail if last == lowest else f"{detail}, lowest {in_words(lowest)}")
+
+
+def _gradients_in_range(norm: Floats, config: Config) -> Check:
+    low, high = config.thresholds.vanishing_gradient.global_norm, config.thresholds.exploding_gradient.warning
+    return _in_range("gradient norms in range", norm, low, high)
+
+
+def _updates_in_range(ratio: Floats, config: Config) -> Check:
+    low, high = config.thresholds.update_ratio_low.tensor, config.thresholds.update_ratio_high.median
+    return _in_range("update ratios in range", ratio, low, high)
+
+
+def _in_range(name: str, lately: Floats, low: float, high: float) -> Check:
+    if not len(lately):
+        return _unknown(name, 0)
+    if broken := int((~np.isfinite(lately)).sum()):
+        return Check(name, "fail", f"{broken} of the last {len(lately)} readings are not finite")
+    level = float(np.median(lately))
+    return _verdict(name, low <= level <= high, f"lately {in_words(level)}, range {in_words(low)} to {in_words(high)}")
+
+
+def _even_over_depth(run: Run) -> Check:
+    name = "gradients even over depth"
+    if run.facts.depth < 2:
+        return Check(name, "unknown", "the model has no repeated blocks")
+    first, last = (_block_norm(run, block) for block in (run.facts.blocks[0], run.facts.blocks[-1]))
+    checks = min(len(first), len(last), DEPTH_CHECKS)
+    if not checks:
+        return _unknown(name, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = float(np.median(first[-checks:] / last[-checks:]))
+    even = 1 / DEPTH_FACTOR <= ratio <= DEPTH_FACTOR
+    if not math.isfinite(ratio):
+        return Check(name, "unknown", "the first or the last block has no gradient")
+    return _verdict(name, even, f"first block {in_words(ratio)} × the last, range 0.01 to 100")
+
+
+def _block_norm(run: Run, block: str) -> Floats:
+    """The gradient norm of all parameters of a block, over the measured steps."""
+    inside = [scope for scope in _scopes(run, "gradient/norm") if scope.startswith(f"{block}.")]
+    squares = [_values(run, "gradient/norm", scope) ** 2 for scope in inside]
+    shortest = min((len(one) for one in squares), default=0)
+    total: Floats = np.sqrt(sum((one[len(one) - shortest :] for one in squares), np.zeros(shortest)))
+    return total
+
+
+def _throughput_stable(seconds: Floats) -> Check:
+    name = "throughput stable"
+    if len(seconds) < FEWEST_READINGS:
+        return _unknown(name, len(seconds))
+    before, after = _halves(seconds)
+    detail = f"{in_words(1000 * before)} → {in_words(1000 * after)} ms per step"
+    return _verdict(name, after <= SLOWDOWN * before, detail)
+
+
+def _memory_stable(size: Floats) -> Check:
+    name = "memory stable"
+    if len(size) < FEWEST_READINGS:
+        return _unknown(name, len(size))
+    before, after = _halves(size)
+    return _verdict(name, after <= GROWTH * before, f"{before / 1e6:.0f} → {after / 1e6:.0f} MB")
+
+
+def _tasks_even(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+    """Whether any task starves another, as the rules see it, which wait for a window; nothing of a run of one task."""
+    name, needed = "tasks even", config.thresholds.task_collapse.window
+    ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
+    known = {pair: found for pair, each in ratios.items() if len(found := each[np.isfinite(each) & (each > 0)])}
+    if not known:
+        return ()
+    means = {pair: float(np.exp(np.log(each[-needed:]).mean())) for pair, each in known.items()}
+    pair = max(means, key=lambda each: abs(math.log(means[each])))
+    detail = f"gradients {pair} {in_words(means[pair])}"
+    if len(known[pair]) <= needed:  # the rules want to see it twice
+        return (
+            Check(name, "unknown", f"too early to tell ({len(known[pair])} of {needed + 1} checks), {detail} so far"),
+        )
+    uneven = any(alert.code in TASK_RULES and alert.severity > Severity.INFO for alert in alerts)
+    return (_verdict(name, not uneven, f"{detail} lately"),)
+
+
+def _no_warnings(alerts: Sequence[Alert]) -> Check:
+    calm = all(alert.severity is Severity.INFO for alert in alerts)
+    return _verdict(NO_WARNINGS, calm, counted(alerts) or "no alerts")
+
+
+def _batch_size(run: Run) -> tuple[Check, ...]:
+    """How large a batch the noise in the gradients asks for; nothing where the run has no noise scale."""
+    scale, passes = _values(run, "gradient/noise_scale"), _values(run, "gradient/backward_passes")
+    if not len(scale) or not len(passes):
+        return ()
+    each, unit = _examples_per_pass(run.facts, float(passes[-1])), "examples"
+    if each is None:
+        each, unit = 1.0, "micro-batches" if passes[-1] > 1 else "batches of yours"
+    suggested, present = in_words(float(f"{scale[-1] * each:.2g}")), in_words(each * float(passes[-1]))
+    detail = f"gradient noise scale {suggested} {unit}: batches up to about that size are used efficiently"
+    return (Check("batch size", "info", f"{detail}; yours is {present}"),)
+
+
+def _examples_per_pass(facts: Facts, passes: float) -> float | None:
+    """From the declared size of a micro-batch, or from that of the batch of a whole step."""
+    for name, parts in (("micro_batch_size", 1.0), ("batch_size", passes)):
+        declared = facts.hyperparameters.get(name)
+        if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
+            return declared / parts
+    return None
+
+
+def _halves(values: Floats) -> tuple[float, float]:
+    """The medians of the first and the second half."""
+    middle = len(values) // 2
+    return median(values[:middle]), median(values[middle:])
+
+
+def _scopes(run: Run, name: str) -> tuple[str, ...]:
+    return run.scopes(name) if name in run.names() else ()
+
+
+def _values(run: Run, name: str, scope: str = "") -> Floats:
+    if scope not in _scopes(run, name):
+        return np.empty(0)
+    return run.series(name, scope).values.astype(np.float64)
+
+
+def _lately(run: Run, name: str) -> Floats:
+    """The newest tenth of the readings, ten at least, but none of the first half of the run: that is measured densely.
+
+    Where nothing was read in the second half, the last reading.
+    """
+    if "" not in _scopes(run, name):
+        return np.empty(0)
+    found = run.series(name)
+    num_late = int((found.steps >= (run.last_step or 0) / 2).sum())
+    wanted = max(NUM_WINDOWS, len(found) // NUM_WINDOWS)
+    return found.values[-max(1, min(wanted, num_late)) :].astype(np.float64)
+
+
+def _verdict(name: str, good: bool, detail: str) -> Check:
+    return Check(name, "pass" if good else "fail", detail)
+
+
+def _unknown(name: str, readings: int) -> Check:
+    return Check(name, "unknown", f"only {readings} reading{'s' * (readings > 1)}" if readings else "no data")

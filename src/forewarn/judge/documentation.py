@@ -1,0 +1,176 @@
+"""The pages in `docs/rules`, made from the rules themselves: `python -m forewarn.judge.documentation docs/rules`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from forewarn.config import Config
+from forewarn.judge import examples
+from forewarn.judge.history import History
+from forewarn.judge.registry import Rule
+from forewarn.judge.rules import all_rules, find_rule
+from forewarn.types import Block, Facts, Finding, FrozenCause, ParameterFacts, Remedy, Severity, in_words
+
+_MADE = "<!-- Made by `python -m forewarn.judge.documentation docs/rules`. Edit the rule, not this page. -->"
+
+_SAMPLE_STEP = 100
+_SAMPLE_SCOPE = "layer.weight"
+
+
+def render_rule(rule: Rule) -> str:
+    """The page of one rule, in markdown."""
+    parts = [f"# {rule.code} {rule.name}", _MADE, _with_examples_as_code(rule.documentation), *_mechanics(rule)]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_index(rules: Sequence[Rule]) -> str:
+    """The page that lists all rules and says how to read them."""
+    rows = [(rule.code, f"[{rule.name}]({rule.name}.md)", rule.summary) for rule in rules]
+    shorthand = inspect.cleandoc(examples.__doc__ or "")
+    return "\n\n".join(
+        [
+            "# Rules",
+            _MADE,
+            "What is judged about a training run. A rule is named by its code or its name, here, on the command line "
+            "(`forewarn explain NAME`) and in `Config(disable=...)`. The first letter of a code is its family: L loss, "
+            "G gradients, U updates, W weights, A activations and attention, E evaluation, T tasks, M metrics of your "
+            "own, X the monitor itself.",
+            _table(("code", "name", "what is wrong"), rows),
+            "## How to read the examples",
+            _indented_as_code(shorthand),
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def write_docs(folder: str | Path) -> list[Path]:
+    """Write every page, and take away pages of rules that are no more; returns what was written."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    rules = all_rules()
+    pages = {folder / f"{rule.name}.md": render_rule(rule) for rule in rules}
+    pages[folder / "README.md"] = render_index(rules)
+    for stale in set(folder.glob("*.md")) - set(pages):
+        stale.unlink()
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+    return sorted(pages)
+
+
+def _mechanics(rule: Rule) -> Iterator[str]:
+    yield "## How it is judged"
+    rows = [
+        ("reads", ", ".join(f"`{name}`" for name in rule.reads)),
+        ("judged when there is a new", " or ".join(f"`{name}`" for name in rule.when)),
+        ("fires", patience(rule)),
+        ("resolves after", f"{rule.keep} steps without it"),
+    ]
+    if rule.explains:
+        names = (find_rule(code).name for code in rule.explains)
+        rows.append(("explains", ", ".join(f"[{name}]({name}.md)" for name in names)))
+    yield _table(("", ""), rows)
+    if rule.wants_config:
+        settings = rule.settings(Config())
+        table = f"thresholds.{rule.name.replace('-', '_')}"
+        yield "## Thresholds"
+        yield f"In the config under `{table}`."
+        documented = field_docs(type(settings))
+        values = settings.to_dict().items()
+        yield _table(
+            ("name", "default", ""),
+            [(f"`{name}`", in_words(each), documented[name]) for name, each in values],
+        )
+    yield "## What to do"
+    yield (
+        "Best first, with the numbers of a sample run: learning rate 1e-3, AdamW, weights in bfloat16, seen at step "
+        f"{_SAMPLE_STEP}. Whatever is marked *opt in* the monitor does only if a policy allows it."
+    )
+    yield "\n".join(_remedy_line(remedy, cause) for remedy, cause in sample_remedies(rule))
+
+
+def patience(rule: Rule) -> str:
+    """How long a rule waits before it fires; one without a hold may wait for a window of its own thresholds."""
+    if rule.hold > 1:
+        return f"after {rule.hold} checks in a row"
+    return "as soon as its thresholds are met" if rule.wants_config else "at once"
+
+
+def field_docs(settings: type) -> dict[str, str]:
+    """The docstring under each field of a settings class; one that has none has that of the class it comes from."""
+    found: dict[str, str] = {}
+    for owner in reversed(settings.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(owner)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, after in zip(body.body, body.body[1:], strict=False):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
+    """What the rule advises in a sample run, each with the cause that it is for; "" where it is for any."""
+    history = History()
+    sample = (
+        ("train/lr", "0", 1e-3), ("gradient/global_norm", "", 0.8), ("train/loss", "", 2.0),
+        ("task/weight", "type", 1.0), ("task/weight", "pointer", 1.0),
+    )  # fmt: skip
+    for name, scope, value in sample:
+        for step in range(_SAMPLE_STEP + 1):
+            history.append([Block(step, 0.0, name, (scope,), np.array([value], np.float32))])
+    facts = Facts(
+        parameters={_SAMPLE_SCOPE: ParameterFacts((8, 8), "Linear.weight", "bfloat16", 0, True)},
+        groups=({"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999},),
+        hyperparameters={"steps": 10_000},
+    )
+    remedies: list[tuple[Remedy, str]] = []
+    for prescription in rule.remedies:
+        for cause in FrozenCause:
+            evidence: dict[str, float | str] = {"cause": cause.name.lower(), "ratio": 5.0}
+            evidence |= {"dominating": "pointer", "starved": "type"}
+            finding = Finding(rule.code, _SAMPLE_SCOPE, _SAMPLE_STEP, Severity.WARNING, 5.0, 1.0, evidence)
+            remedy = prescription(finding, history, facts)
+            if remedy is not None:
+                remedies.append((remedy, "" if cause is FrozenCause.MOVING else cause.name.lower()))
+                break
+    return remedies
+
+
+def _remedy_line(remedy: Remedy, cause: str) -> str:
+    safety = {"notify": "", "safe": " *(safe)*", "opt_in": " *(opt in)*"}[remedy.safety]
+    where = f" where the cause is `{cause}`" if cause else ""
+    return f"1. `{remedy}`{safety}{where}: {remedy.why}"
+
+
+def _with_examples_as_code(documentation: str) -> str:
+    how = "[How to read this](README.md#how-to-read-the-examples)."
+    return re.sub(
+        r"(?:^(?:fires|quiet):.*\n?)+",
+        lambda found: f"```\n{found[0].rstrip()}\n```\n\n{how}",
+        documentation,
+        flags=re.M,
+    )
+
+
+def _indented_as_code(text: str) -> str:
+    return re.sub(
+        r"(?:^ {4}.*\n?)+", lambda found: f"```\n{inspect.cleandoc(found[0])}\n```\n", text, flags=re.MULTILINE
+    ).rstrip()
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m forewarn.judge.documentation FOLDER")
+    for page in write_docs(sys.argv[1]):
+        print(page)

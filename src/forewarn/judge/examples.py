@@ -1,0 +1,129 @@
+"""The examples in the documentation of rules: series in shorthand, and what the rule makes of them.
+
+A line is `fires:` or `quiet:` and one or more series, separated by `|`. A series is a metric, with a scope in braces if
+it has one, and its values, the first at step 0. Without a name it is the first metric that the rule reads.
+
+    fires: 2.0+0.001x150 9.0 9.0
+    quiet: update/ratio{layer.weight} 0.5x2 0.01x3 | train/lr{0} 1e-3x5
+
+Values are numbers, `nan` and `inf`; `2.0x5` is five times 2.0; `2.0+0.5x3` is 2.0 2.5 3.0, so the count is that of the
+values (prometheus writes one value more); `_` is a step without a reading, `_x5` are five. A scope with a dot in it is
+a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`. `facts/NAME` and a number is no
+series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`. `healthy/METRIC` and two numbers
+is the range that was declared for a metric of the user's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.registry import Rule
+from forewarn.types import Block, Facts, ParameterFacts, is_metric_name
+
+SHORTHAND = (
+    "`2.0x5` is 2.0 five times, `2.0+0.5x3` is 2.0 2.5 3.0, `_` is a step without a reading, `|` parts two series; "
+    "a name says what is read, braces in which layer."
+)
+"""The above in one sentence, to stand beside an example."""
+
+_NUMBER = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf)"
+_TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(?=x))?)(?:x(?P<count>\d+))?")
+_NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")
+_SIZE = 8
+_DECLARED = "facts/"
+_HEALTHY = "healthy/"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One line of an example: readings, and whether the rule fires on them."""
+
+    fires: bool
+    text: str
+    series: dict[tuple[str, str], tuple[float | None, ...]]
+    """By metric and scope; None where there is no reading."""
+
+    hyperparameters: dict[str, float]
+    healthy: dict[str, tuple[float, float]]
+    """By the metric that the range was declared for."""
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the parameters that the scopes name, and what is declared."""
+        scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
+        return Facts(
+            parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters),
+            metrics=dict(self.healthy),
+        )  # fmt: skip
+
+    def steps(self) -> Iterator[tuple[int, list[Block]]]:
+        """The readings, step by step."""
+        for step in range(max(map(len, self.series.values()))):
+            known: dict[str, dict[str, float]] = {}
+            for (metric, scope), values in self.series.items():
+                value = values[step] if step < len(values) else None
+                if value is not None:
+                    known.setdefault(metric, {})[scope] = value
+            yield (
+                step,
+                [
+                    Block(step, float(step), metric, tuple(scoped), np.array(list(scoped.values()), np.float32))
+                    for metric, scoped in known.items()
+                ],
+            )
+
+
+def examples(rule: Rule) -> tuple[Example, ...]:
+    """The examples in the documentation of a rule."""
+    lines = (line.strip() for line in rule.documentation.splitlines())
+    return tuple(parse(line, rule.reads[0]) for line in lines if line.startswith(("fires:", "quiet:")))
+
+
+def parse(line: str, default_metric: str) -> Example:
+    """An example from its line; what cannot be read is a ValueError that says where."""
+    kind, _, text = line.partition(":")
+    if kind not in ("fires", "quiet"):
+        raise ValueError(f"an example begins with 'fires:' or 'quiet:', not {line!r}")
+    series: dict[tuple[str, str], tuple[float | None, ...]] = {}
+    for part in text.split("|"):
+        words = part.split()
+        metric, scope = default_metric, ""
+        if words and (named := _NAME.fullmatch(words[0])):
+            metric, scope = named["metric"], named["scope"] or ""
+            words = words[1:]
+        if not words or not is_metric_name(metric) or (metric, scope) in series:
+            raise ValueError(f"{part.strip()!r} in {line!r} is no series: a metric, once, then its values")
+        series[metric, scope] = tuple(value for word in words for value in _values(word, line))
+    declared: dict[str, float] = {}
+    healthy: dict[str, tuple[float, float]] = {}
+    readings: dict[tuple[str, str], tuple[float | None, ...]] = {}
+    for (metric, scope), values in series.items():
+        match values:
+            case [float(value), *_] if metric.startswith(_DECLARED):
+                declared[metric.removeprefix(_DECLARED)] = value
+            case [float(low), float(high)] if metric.startswith(_HEALTHY):
+                healthy[metric.removeprefix(_HEALTHY)] = (low, high)
+            case _:
+                readings[metric, scope] = values
+    return Example(kind == "fires", text.strip(), readings, declared, healthy)
+
+
+def _values(word: str, line: str) -> list[float | None]:
+    token = _TOKEN.fullmatch(word)
+    if token is None:
+        raise ValueError(f"{word!r} in {line!r} is no value: expected 2.0, 2.0x5, 2.0+0.5x3, nan, inf or _")
+    count = int(token["count"] or 1)
+    if token["start"] is None:
+        return [None] * count
+    start, step = float(token["start"]), float(token["step"] or 0)
+    return [start + at * step if at else start for at in range(count)]
+
+
+def _parameter(scope: str) -> ParameterFacts:
+    name = scope.rpartition(".")[2]
+    shape = (_SIZE,) if name == "bias" else (_SIZE, _SIZE)
+    return ParameterFacts(shape, f"Linear.{name}", "float32", 0, True)

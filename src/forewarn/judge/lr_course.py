@@ -1,0 +1,138 @@
+"""What the learning rate did: by it rules tell a plan from a jump."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.series import Bools, Floats, Panel, Steps
+from forewarn.thresholds.updates import UpdateRatioJump
+from forewarn.types import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A rise of the learning rate within one step that no schedule makes."""
+
+    step: int
+    before: float
+    after: float
+
+
+def rates(lr: Panel, steps: Steps | None = None) -> Floats:
+    """The largest learning rate among the groups at each of these steps, by default at every kept one.
+
+    A step before the first kept one has none: NaN.
+    """
+    highest: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=1, initial=np.nan)
+    if steps is None:
+        return highest
+    at = np.searchsorted(lr.steps, steps, side="right") - 1
+    return np.where(at >= 0, np.append(highest, np.nan)[at], np.nan)
+
+
+def declared_peak(facts: Facts) -> float:
+    """The highest learning rate that an optimizer group or its scheduler named at attach time; 0 if none did."""
+    return max(_named_peaks(facts), default=0.0)
+
+
+def declared_peaks(lr: Panel, facts: Facts) -> list[float]:
+    """The same for each group, which are in the order of the scopes; 0 where the groups are no longer those."""
+    named = _named_peaks(facts)
+    return named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes)
+
+
+def _named_peaks(facts: Facts) -> list[float]:
+    return [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in facts.groups]
+
+
+def has_decayed(lr: Panel, share: float, facts: Facts) -> bool:
+    """Whether the learning rate is now below this share of the highest that was seen or named; False if none was."""
+    if not len(lr):
+        return False
+    seen = rates(lr)
+    peak = np.fmax.reduce(seen, initial=declared_peak(facts))
+    return bool(seen[-1] < share * peak)
+
+
+def is_rising(lr: Panel, since: int) -> bool:
+    """Whether the lr is higher than at that step, or than at the oldest that memory holds."""
+    if not len(lr):
+        return False
+    then, now = rates(lr, np.array([max(since, int(lr.steps[0])), lr.at]))
+    return bool(now > then)
+
+
+def newest_jump(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Jump | None:
+    """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
+    if len(lr) < 2:
+        return None
+    before, after = lr.values[-2:].astype(np.float64)
+    if not (after >= config.factor * before).any():
+        return None
+    return _last(lr, _jumps(lr, plan, config, facts)[-1:])
+
+
+def last_jump(lr: Panel, plan: Panel, since: int, config: UpdateRatioJump, facts: Facts) -> Jump | None:
+    """The newest jump after step `since`, if any."""
+    jumps = _jumps(lr, plan, config, facts)
+    return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :])
+
+
+def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump, facts: Facts) -> Floats:
+    """By how much the lr has risen since each of these steps by plan, jumps left out: 1 where it has fallen.
+
+    A step before the first kept one has no answer: NaN.
+    """
+    before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
+    usable = np.isfinite(lr.values) & (lr.values > 0)
+    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, config, facts)
+    growth = np.log(np.where(smooth, after, 1.0)) - np.log(np.where(smooth, before, 1.0))
+    so_far = np.concatenate([np.zeros((1, growth.shape[1])), growth.cumsum(axis=0)])
+    at = np.searchsorted(lr.steps, steps, side="right") - 1
+    grown = np.exp((so_far[-1] - so_far[at]).max(axis=1, initial=0.0))
+    return np.where(at >= 0, grown, np.nan)
+
+
+def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Bools:
+    """For each kept step but the first, and each group: whether the lr jumped there, by none of these plans.
+
+    A return to its peak is a restart. A step to a rate that was there before, no longer than the schedule's own gradual
+    steps were, is the next cycle: near the foot of one such a step is many times the rate. The rest is declared.
+    """
+    before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
+    rises: Bools = (before > 0) & (after >= config.factor * before)
+    if not rises.any():
+        return rises
+    highest, tolerance = np.fmax.accumulate(before, axis=0), config.restart_tolerance
+    peak = np.maximum(highest, declared_peaks(lr, facts))
+    restarts = (after >= (1 - tolerance) * peak) & (after <= (1 + tolerance) * peak)
+    gradual = (after < config.factor * before) & (before < config.factor * after)
+    with np.errstate(invalid="ignore"):
+        change = after - before
+    strides = np.fmax.accumulate(np.where(gradual, np.abs(change), 0.0), axis=0)
+    cycles = (after <= highest) & (change <= (1 + tolerance) * strides)
+    jumps: Bools = rises & ~restarts & ~cycles & ~_declared(lr, plan, tolerance)[1:]
+    return jumps
+
+
+def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
+    """For each kept step and group: whether the lr is what a plan says, within this share of the highest planned."""
+    if not len(plan) or plan.scopes != lr.scopes:
+        return np.zeros(lr.values.shape, np.bool_)
+    at = np.minimum(np.searchsorted(plan.steps, lr.steps), len(plan) - 1)
+    highest = np.fmax.reduce(plan.values, axis=0)
+    with np.errstate(invalid="ignore"):
+        near: Bools = np.abs(lr.values - plan.values[at]) <= tolerance * highest
+    near[plan.steps[at] != lr.steps] = False
+    return near
+
+
+def _last(lr: Panel, jumps: Bools) -> Jump | None:
+    """The last True among the newest rows of `_jumps`."""
+    rows, groups = np.nonzero(jumps)
+    if not len(rows):
+        return None
+    at = len(lr) - len(jumps) + int(rows[-1])
+    return Jump(int(lr.steps[at]), float(lr.values[at - 1, groups[-1]]), float(lr.values[at, groups[-1]]))

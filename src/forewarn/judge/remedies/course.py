@@ -1,0 +1,76 @@
+"""How the run goes on: leave out a batch, save, go back, stop, train longer."""
+
+from __future__ import annotations
+
+import math
+
+from forewarn.judge.history import History
+from forewarn.judge.remedies.prescription import Prescription, declared
+from forewarn.types import Facts, Finding, Remedy
+
+_EPOCHS = ("epochs", "num_epochs")
+_STEPS = ("total_steps", "max_steps")
+
+
+def skip_batch(why: str = "one bad batch must not move the weights") -> Prescription:
+    """Leave out the batch that the finding is about."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy("skip_batch", {"step": finding.step}, why, safety="safe")
+
+    return prescribe
+
+
+def snapshot(why: str = "the state at this step is what a search for the cause starts from") -> Prescription:
+    """Save the model, the optimizer and the recent readings."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy("snapshot", {"step": finding.step}, why, safety="safe")
+
+    return prescribe
+
+
+def roll_back(why: str = "the weights from before it are still good") -> Prescription:
+    """Return to the last checkpoint before the trouble began; None where it began with the run."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+        lasting = finding.evidence.get("lasting_steps", 1)
+        began = finding.step - int(lasting) + 1 if isinstance(lasting, int | float) else finding.step
+        return Remedy("roll_back", {"before_step": began}, why, safety="opt_in") if began > 0 else None
+
+    return prescribe
+
+
+def stop(why: str = "every further step is spent on a run that is lost") -> Prescription:
+    """End the run."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        return Remedy("stop", {"step": finding.step}, why, safety="opt_in")
+
+    return prescribe
+
+
+def stop_early(why: str = "the weights of the best evaluation are the best of this run") -> Prescription:
+    """Stop, and take the weights of the evaluation that was best."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        losses = history.series("eval/loss")
+        finite = [(float(loss), int(step)) for loss, step in zip(losses.values, losses.steps, strict=True)]
+        best = min((each for each in finite if math.isfinite(each[0])), default=None)
+        if best is None:
+            return Remedy("stop_early", {"step": finding.step}, why)
+        return Remedy("stop_early", {"best_step": best[1], "best_loss": best[0]}, why)
+
+    return prescribe
+
+
+def train_longer(why: str = "the loss still falls a little in every epoch") -> Prescription:
+    """Twice the epochs or steps that are declared, else twice the steps done so far."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        epochs, steps = declared(facts, *_EPOCHS), declared(facts, *_STEPS)
+        what, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
+        now = finding.step + 1 if math.isnan(now) else now
+        return Remedy("train_longer", {"from": now, "to": 2 * now, "in": what}, why)
+
+    return prescribe

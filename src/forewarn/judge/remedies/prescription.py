@@ -1,0 +1,64 @@
+"""What a prescription is, and what all of them ask of a run.
+
+A prescription is a function from a finding, the history and what is known of the run to a remedy with its numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from forewarn.judge.history import History
+from forewarn.types import Facts, Finding, FrozenCause, Remedy
+
+Prescription = Callable[[Finding, History, Facts], Remedy | None]
+"""A remedy without its numbers yet; None where it makes no sense for this finding."""
+
+Numbers = dict[str, float | str]
+
+
+def advise(action: str, why: str, *, scope_is: str = "", **numbers: float | str) -> Prescription:
+    """Something for a person to do, with the step of the finding and, under the name `scope_is`, its scope."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+        known: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
+        return Remedy(action, {**known, **numbers, "step": finding.step}, why)
+
+    return prescribe
+
+
+def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
+    """The prescription where the evidence names this cause, nothing elsewhere."""
+
+    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+        return prescription(finding, history, facts) if finding.evidence.get("cause") == cause.name.lower() else None
+
+    return prescribe
+
+
+def current_lr(history: History, facts: Facts | None = None) -> float:
+    """The largest learning rate among the parameter groups now; before the first step what the facts say, else NaN."""
+    last = history.panel("train/lr").last
+    if len(last) and not np.isnan(last).all():
+        return float(np.nanmax(last))
+    return max((group["lr"] for group in facts.groups if "lr" in group), default=math.nan) if facts else math.nan
+
+
+def declared(facts: Facts, *names: str) -> float:
+    """The first of these that the user declared as a number; NaN if none is."""
+    return next((value for name in names if not math.isnan(value := _number(facts, name))), math.nan)
+
+
+def _number(facts: Facts, name: str) -> float:
+    value = facts.hyperparameters.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def scaled(now: float, factor: float) -> Numbers:
+    return {"factor": factor} if math.isnan(now) else {"from": now, "to": now * factor}
+
+
+def beta2(facts: Facts, default: float) -> float:
+    return max((group["beta2"] for group in facts.groups if "beta2" in group), default=default)

@@ -1,0 +1,266 @@
+"""Rules about what the layers give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
+from forewarn.judge.series import Bools, Floats, Panel, Series
+from forewarn.thresholds.activations import DeadUnits, ExplodingActivation, RepresentationCollapse, SaturatedUnits
+from forewarn.types import BatchNormState, Facts, Finding, Severity
+
+
+@rule(
+    "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
+    explains=("G103", "U101", "U103"),
+    remedies=(
+        advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
+               to=0.0),
+        lower_lr(0.5, "one step that is too large pushes a unit below zero for good"),
+        advise("replace_activation", "LeakyReLU and GELU pass a gradient where ReLU has none", scope_is="layer",
+               negative_slope=0.01),
+        advise("reinitialise_units", "a unit that is off on every input has no gradient and does not come back",
+               scope_is="layer"),
+    ),
+)  # fmt: skip
+def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding]:
+    """Units of a ReLU that are zero on every input.
+
+    ## Why is this bad?
+    A unit that is off for all inputs has no gradient: it never comes back, and the layer is as much narrower as it has
+    such units. Large steps, biases far below zero and inputs that are not centred make them. A unit that is zero on
+    most inputs is not dead, it is selective: half of all values, or nine in ten, may be zero in a healthy layer, and
+    that alone never fires. Counted are units that were zero on everything that was read in ten measured steps.
+
+    ## Example
+    fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
+    quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
+    """
+    marked = np.flatnonzero(dead.last >= config.share)
+    if not len(marked):
+        return
+    zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
+    # The first reading looks back on as many measured steps as any other.
+    began = int(zeros.steps[-config.window]) if len(zeros) >= config.window else dead.at
+    for at in marked:
+        critical = dead.last[at] >= config.critical
+        bound = config.critical if critical else config.share
+        scope = dead.scopes[at]
+        yield found(
+            Severity.CRITICAL if critical else Severity.WARNING, dead.last[at], bound, scope,
+            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
+        )  # fmt: skip
+
+
+@rule(
+    "A102", "saturated-units", reads=("activation/saturated_fraction",), per_scope=True, hold=3, keep=200,
+    explains=("G103", "U101", "U103"),
+    remedies=(
+        advise("shrink_inputs", "what comes in is too large: normalise it, or start the weights before it smaller",
+               scope_is="layer"),
+        lower_lr(0.5, "large steps drive the inputs of bounded functions out to where they are flat"),
+        advise("replace_activation", "GELU and ReLU are not flat on both sides", scope_is="layer"),
+        advise("divide_logits", "the logits of a softmax grow with the square root of their width: divide by it",
+               scope_is="layer"),
+    ),
+)  # fmt: skip
+def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Finding]:
+    """Outputs of a tanh, sigmoid or softmax stuck where they are flat.
+
+    ## Why is this bad?
+    At the ends of its range a bounded function has almost no slope, and no gradient passes. A unit of a tanh or sigmoid
+    counts if it was there on everything that was read in ten measured steps; of a softmax the rows count in which one
+    entry has nearly all the weight. A sigmoid or softmax that is the output of the model is not judged: it is meant to
+    be sure.
+
+    ## Example
+    fires: activation/saturated_fraction{layer.tanh} 0.8x3
+    quiet: activation/saturated_fraction{layer.tanh} 0.3x9
+    """
+    for at in np.flatnonzero(saturated.last >= config.share):
+        yield found(Severity.WARNING, saturated.last[at], config.share, saturated.scopes[at], beyond=config.level)
+
+
+@rule(
+    "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
+    when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
+    explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
+    remedies=(
+        advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
+               "given, and at the normalisation before it", scope_is="layer"),
+        lower_lr(0.5, "weights that grow from step to step carry the activations along"),
+        clip_gradient(),
+        roll_back(),
+        warm_up(),
+        advise("compute_in_float32", "float16 ends at 65504: keep this layer in float32 or bfloat16", scope_is="layer"),
+        snapshot(),
+    ),
+)  # fmt: skip
+def exploding_activation(
+    largest: Panel, nonfinite: Panel, loss: Panel, config: ExplodingActivation
+) -> Iterator[Finding]:
+    """Output of a layer that is very large, or far above its own level, or not finite.
+
+    ## Why is this bad?
+    What a layer gives, the next one multiplies. Magnitudes beyond a few ten thousand overflow in half precision, starve
+    every softmax behind them and turn into gradients of the same size. The evidence names the first such layer, in the
+    order in which they run.
+
+    Logits that grow from 0.1 to 10 are learning: below a magnitude of 100 no growth counts, and above it only that of a
+    layer which had found its level, if it lasts longer than one batch. Values that are not finite count where they
+    arise: a layer that gave them from its first reading on (a mask of -inf) is left alone while the loss is finite, and
+    so is a model whose very first layer has them, for then its input or its weights are to blame.
+
+    ## Example
+    fires: activation/abs_max{layer.0} 3.0x4 1e5
+    fires: activation/abs_max{layer.0} 30.0x12 900.0x2
+    fires: activation/nonfinite{layer.0} 0x4 | activation/nonfinite{layer.1} 0x3 8
+    quiet: activation/abs_max{layer.0} 30.0x12 900.0 30.0x5
+    quiet: activation/abs_max{layer.0} 0.1x12 20.0x5
+    quiet: activation/abs_max{layer.0} 20.0+20.0x30
+    quiet: activation/nonfinite{layer.0} 0x4 | activation/nonfinite{layer.1} 8x4
+    """
+    now = max(largest.at, nonfinite.at)
+    bad = _arising(nonfinite, loss, now)
+    for at in np.flatnonzero(bad):
+        yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], first=_first(nonfinite, bad))
+    if largest.at != now:
+        return
+    told = {nonfinite.scopes[at] for at in np.flatnonzero(bad)}
+    level, risen = _risen(largest, config)
+    large = largest.last > config.magnitude
+    where = (large | risen) & np.isfinite(largest.last)
+    for at in np.flatnonzero(where):
+        if largest.scopes[at] not in told:
+            bound = config.magnitude if large[at] else config.factor * level[at]
+            yield found(
+                Severity.WARNING, largest.last[at], bound, largest.scopes[at],
+                level=level[at], first=_first(largest, where),
+            )  # fmt: skip
+
+
+def _first(panel: Panel, where: Bools) -> str:
+    """The marked layer that runs first: scopes are in the order in which layers were first seen."""
+    return panel.scopes[int(np.argmax(where))]
+
+
+def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
+    """The layers whose values have become non-finite, unless the first layer of all is among them."""
+    if nonfinite.at != now or not len(nonfinite):
+        return np.zeros(len(nonfinite.scopes), np.bool_)
+    lost = len(loss) > 0 and not math.isfinite(Series(loss).last)
+    bad: Bools = (nonfinite.last > 0) & (lost | (nonfinite.values[0] == 0))
+    return bad & (not (len(bad) and nonfinite.last[0] > 0))
+
+
+def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
+    """The level of each layer, and where the newest values are all far above it; NaN and False where there is none."""
+    level = np.full(len(largest.scopes), np.nan)
+    risen = np.zeros(len(level), np.bool_)
+    earlier, newest = largest.values[: -config.lasting_checks], largest.values[-config.lasting_checks :]
+    if len(earlier) < config.minimum:
+        return level, risen
+    for at in np.flatnonzero((newest > config.least).all(axis=0)):
+        column = earlier[np.isfinite(earlier[:, at]), at]
+        if len(column) >= config.minimum:
+            level[at] = np.median(column)
+            settled = 0 < level[at] <= config.growth * float(column[0])
+            risen[at] = settled and (newest[:, at] > config.factor * level[at]).all()
+    return level, risen
+
+
+@rule(
+    "A104", "representation-collapse",
+    reads=("activation/row_cosine", "activation/effective_rank", "train/loss"), per_scope=True, hold=3,
+    keep=200, explains=("G103", "U103"),
+    remedies=(
+        advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
+        advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "
+               "negatives, a stop-gradient or a term for variance", scope_is="layer"),
+        lower_lr(0.3, "a step that is too large can wipe out what tells inputs apart"),
+        advise("add_residuals", "deep layers without residual connections or normalisation map all inputs to one",
+               scope_is="layer"),
+    ),
+)  # fmt: skip
+def representation_collapse(
+    cosine: Panel, rank: Panel, loss: Panel, config: RepresentationCollapse, facts: Facts
+) -> Iterator[Finding]:
+    """Last hidden states that are all alike, or differ along one line only.
+
+    ## Why is this bad?
+    The last layer can only tell apart what reaches it. Where the rows of its input all point the same way, the model
+    gives everyone the same answer, however low its loss looks; where they lie on one line it can order its inputs and
+    no more. Rows after a ReLU have a positive cosine by nature, of 0.5 to 0.98, and a model for two classes needs one
+    line only: neither counts. A language model learns the frequencies of words first, and these lie on a line: while
+    the loss falls, one line is information.
+
+    ## Example
+    fires: activation/row_cosine{head} 0.6x10 0.9999x3
+    fires: activation/row_cosine{head} 0.6x13 | activation/effective_rank{head} 9.0x10 1.01x3
+    quiet: activation/row_cosine{head} 0.98x30
+    quiet: activation/row_cosine{head} 0.6x30 | activation/effective_rank{head} 1.3x30
+    """
+    if len(cosine) < config.minimum:
+        return
+    ranks = dict(zip(rank.scopes, rank.values.T, strict=True)) if rank.at == cosine.at else {}
+    for at, scope in enumerate(cosine.scopes):
+        value, column = cosine.last[at], ranks.get(scope, np.empty(0, np.float32))
+        newest = float(column[-1]) if len(column) else math.nan
+        if value >= config.cosine:
+            yield found(Severity.WARNING, value, config.cosine, scope, effective_rank=newest)
+        elif newest <= config.rank and _num_outputs(scope, facts) >= config.outputs:
+            known = column[np.isfinite(column)]
+            if known.max(initial=0.0) >= config.earlier_rank:
+                severity = Severity.INFO if _falls(Series(loss), config.learning) else Severity.WARNING
+                yield found(severity, newest, config.rank, scope, row_cosine=value, earlier_rank=known.max())
+
+
+def _falls(loss: Series, share: float) -> bool:
+    """Whether the loss is lower by this share than the oldest tenth in memory."""
+    seen = loss.finite()
+    part = max(1, len(seen) // 10)
+    return bool(len(seen) and np.median(seen[-part:]) < np.median(seen[:part]) - share * abs(np.median(seen[:part])))
+
+
+def _num_outputs(scope: str, facts: Facts) -> float:
+    """Outputs of a layer, as far as its weight tells; of one that is not known, many."""
+    known = facts.parameters.get(f"{scope}.weight")
+    return known.shape[0] if known and known.shape else math.inf
+
+
+@rule(
+    "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
+    explains=("L102", "L103", "G102", "G104", "X103"),
+    remedies=(
+        advise("call_train", "model.train() at the top of the training loop: an evaluation in between leaves it in "
+               "evaluation mode", scope_is="layer"),
+        advise("freeze_on_purpose", "requires_grad_(False) on its weight and bias says that it is meant",
+               scope_is="layer"),
+        advise("set_momentum", "at a momentum of 0 the running statistics never move", scope_is="layer", to=0.1),
+    ),
+)  # fmt: skip
+def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
+    """Batch normalisation that trains with running statistics which do not follow the data.
+
+    ## Why is this bad?
+    In evaluation mode it normalises by averages from before: activations drift away from them as the weights move, and
+    gradients no longer see the batch. Most often `model.train()` was not called again after an evaluation, which turns
+    off dropout as well. Where the layer is in training mode but its statistics stand still (a momentum of 0), training
+    is right and every evaluation is wrong. A layer in evaluation mode whose own weights are frozen, as in fine-tuning,
+    is meant to be so and is not reported.
+
+    ## Example
+    fires: activation/batchnorm_state{norm} 0x3 1x2
+    fires: activation/batchnorm_state{norm} 0 2x2
+    quiet: activation/batchnorm_state{norm} 3x5
+    """
+    for at in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
+        state = BatchNormState(int(states.last[at]))
+        yield found(Severity.WARNING, states.last[at], NO_BOUND, states.scopes[at], state=state.name.lower())
+
+
+_FORGOTTEN = (float(BatchNormState.IN_EVALUATION), float(BatchNormState.STANDS_STILL))

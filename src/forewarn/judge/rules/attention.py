@@ -1,0 +1,126 @@
+"""Rules about attention heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.judge.growth import severity_of, too_large
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import advise, clip_gradient, lower_lr, warm_up
+from forewarn.judge.series import Bools, Panel
+from forewarn.thresholds.activations import AttentionEntropyCollapse, LogitGrowth
+from forewarn.types import Finding, Severity
+
+_NORMALISE = advise(
+    "normalise_queries_and_keys",
+    "it bounds the logits whatever the weights do (Dehghani et al. 2023)",
+    scope_is="layer",
+)
+
+
+@rule(
+    "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
+    keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
+    remedies=(
+        _NORMALISE,
+        advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "
+               "that is left out, makes every head look at one key", scope_is="layer"),
+        lower_lr(0.5, "queries and keys grow with the learning rate, and a softmax that has chosen passes no gradient"),
+        warm_up(),
+    ),
+)  # fmt: skip
+def attention_entropy_collapse(layers: Panel, heads: Panel, config: AttentionEntropyCollapse) -> Iterator[Finding]:
+    """Attention layer whose heads all look at a single key.
+
+    ## Why is this bad?
+    A softmax that has chosen one key gives no gradient to its queries and keys: the layer can no longer learn where to
+    look, and training becomes unstable or stands still (Zhai et al. 2023). Judged is the mean over the heads of a
+    layer, as a share of what its mask allows; a layer whose queries see few keys is left alone.
+
+    One sharp head among others is information and not a warning: heads that copy the token before, or that rest on the
+    first one, are what healthy language models have.
+
+    ## Example
+    fires: attention/layer_entropy{attention} 0.9x5 0.04x3
+    fires: attention/layer_entropy{attention} 0.5x3 | attention/entropy{attention.head_0} 0.01x3
+    quiet: attention/layer_entropy{attention} 0.9x5 0.04x2 0.1
+    quiet: attention/layer_entropy{attention} 0.5x3 | attention/entropy{attention.head_0} 0.2x3
+    """
+    together = heads.at == layers.at
+    collapsed = _stays_below(layers, config)
+    sharp = _stays_below(heads, config) if together else np.zeros(len(heads.scopes), np.bool_)
+    for layer in np.flatnonzero(collapsed | _has(layers, heads, sharp)):
+        own = _heads_of(layers.scopes[layer], heads) if together else np.empty(0, np.intp)
+        evidence: dict[str, float | str] = {"heads": len(own), "sharp_heads": int(sharp[own].sum())}
+        if len(own):
+            sharpest = own[np.argmin(np.nan_to_num(heads.last[own], nan=np.inf))]
+            evidence |= {"sharpest": heads.scopes[sharpest], "its_entropy": heads.last[sharpest]}
+        yield found(
+            Severity.WARNING if collapsed[layer] else Severity.INFO,
+            layers.last[layer], config.entropy, layers.scopes[layer], **evidence,
+        )  # fmt: skip
+
+
+def _stays_below(entropy: Panel, config: AttentionEntropyCollapse) -> Bools:
+    """Which scopes have been at or below the bound for long enough."""
+    if len(entropy) < config.checks:
+        return np.zeros(len(entropy.scopes), np.bool_)
+    below: Bools = np.logical_and.reduce(entropy.values[-config.checks :] <= np.float32(config.entropy), axis=0)
+    return below
+
+
+def _has(layers: Panel, heads: Panel, which: Bools) -> Bools:
+    """Which layers have one of these heads."""
+    owners = {_layer_of(heads.scopes[head]) for head in np.flatnonzero(which)}
+    return np.array([layer in owners for layer in layers.scopes] if owners else [False] * len(layers.scopes), np.bool_)
+
+
+def _heads_of(layer: str, heads: Panel) -> NDArray[np.intp]:
+    return np.array([at for at, head in enumerate(heads.scopes) if _layer_of(head) == layer], np.intp)
+
+
+def _layer_of(head: str) -> str:
+    """`blocks.0.attention` of `blocks.0.attention.head_3`; the root of a model has no name."""
+    return head.rpartition(".head_")[0]
+
+
+@rule(
+    "A107", "attention-logit-growth", reads=("attention/layer_max_logit", "attention/max_logit"), per_scope=True,
+    hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "G101", "G102", "G103", "G104"),
+    remedies=(
+        _NORMALISE,
+        lower_lr(0.5, "queries and keys multiply, so their product grows twice as fast as either"),
+        advise("clip_query_and_key_weights", "scaling both down by √(limit / logit) brings the logits back to the "
+               "limit at once (MuonClip)", scope_is="layer", limit=100),
+        warm_up(),
+        clip_gradient(),
+    ),
+)  # fmt: skip
+def attention_logit_growth(layers: Panel, heads: Panel, config: LogitGrowth) -> Iterator[Finding]:
+    """Attention logits that are very large, or growing fast towards it.
+
+    ## Why is this bad?
+    Nothing in attention bounds the product of queries and keys. Once it grows it sharpens the softmax, which sends
+    larger gradients to fewer places, which makes it grow: the best known way in which large transformers diverge, and
+    it begins long before the loss shows it. In bfloat16 logits beyond 100 are also too coarse for a softmax. The
+    finding is about a layer; the evidence names its worst head.
+
+    ## Example
+    fires: attention/layer_max_logit{attention} 8.0x5 150.0x3
+    fires: attention/layer_max_logit{attention} 10.0+5x16
+    quiet: attention/layer_max_logit{attention} 60.0+0.1x50
+    quiet: attention/layer_max_logit{attention} 8.0x5 150.0x2 9.0x5
+    """
+    if not len(layers):
+        return
+    for at in np.flatnonzero(too_large(layers.values, config)):
+        layer, value = layers.scopes[at], float(layers.last[at])
+        evidence: dict[str, float | str] = {"began_at": layers.values[-config.window :][0, at]}
+        own = _heads_of(layer, heads) if heads.at == layers.at else np.empty(0, np.intp)
+        if len(own):
+            evidence["head"] = heads.scopes[own[np.argmax(np.nan_to_num(heads.last[own], nan=-np.inf))]]
+        bound = config.limit if value > config.limit else config.growing_limit
+        yield found(severity_of(value, config), value, bound, layer, **evidence)

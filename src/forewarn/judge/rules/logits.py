@@ -1,0 +1,49 @@
+"""Rules about the scale of the model's output."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from forewarn.judge.growth import severity_of, too_large
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import advise, lower_lr
+from forewarn.judge.series import Series
+from forewarn.thresholds.activations import OutputLogitDrift
+from forewarn.types import Finding
+
+
+@rule(
+    "A108", "output-logit-drift", reads=("activation/log_z",), hold=3, keep=200,
+    explains=("L101", "G101"),
+    remedies=(
+        advise("add_z_loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
+               weight=1e-4),
+        advise("drop_output_bias", "a bias of the last layer can shift all logits together, which teaches nothing"),
+        lower_lr(0.5),
+    ),
+)  # fmt: skip
+def output_logit_drift(log_z: Series, config: OutputLogitDrift) -> Finding | None:
+    """Output logits that drift away from zero all together.
+
+    ## Why is this bad?
+    A softmax does not change when all of its logits are shifted, so the loss holds nothing in place: their
+    log-normaliser log Z can wander off while the loss looks fine. Far from zero, logits lose their precision in
+    bfloat16, and in float32 the loss does later; large models were seen to diverge this way (Chowdhery et al. 2022). A
+    healthy run begins near the logarithm of the number of classes and moves by a few units.
+
+    ## Example
+    fires: 5.5+3x20
+    fires: 5.5x4 -120.0x3
+    quiet: 5.5+0.5x40
+    quiet: 5.5x4 -120.0x2 5.5
+    """
+    values = np.abs(log_z.values[-config.window :])[:, None]
+    if not len(values) or not too_large(values, config)[0]:
+        return None
+    bound = config.limit if values[-1, 0] > config.limit else config.growing_limit
+    return found(
+        severity_of(float(values[-1, 0]), config), log_z.last, math.copysign(bound, log_z.last),
+        began_at=log_z.values[-config.window :][0],
+    )  # fmt: skip

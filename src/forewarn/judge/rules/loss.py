@@ -1,0 +1,232 @@
+"""Rules about the training loss."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from forewarn.judge.lr_course import declared_peak, rates
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import (
+    advise,
+    clip_gradient,
+    lower_beta2,
+    lower_lr,
+    roll_back,
+    skip_batch,
+    snapshot,
+    stop,
+    warm_up,
+)
+from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian
+from forewarn.thresholds.loss import LossDivergence, LossSpike
+from forewarn.types import Facts, Finding, Severity, Values
+
+_MEDIAN_ERROR = 1.2533
+"""The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
+
+
+@rule(
+    "L101", "non-finite-loss", reads=("train/loss",), keep=50,
+    explains=("G101", "W101", "M101"),
+    remedies=(
+        skip_batch(),
+        roll_back(),
+        advise("inspect_batch", "a sample that is empty, corrupt or out of range makes a loss that is no number"),
+        lower_lr(0.5, "if the loss rose before it overflowed, the steps were too large"),
+        snapshot(),
+    ),
+)  # fmt: skip
+def non_finite_loss(loss: Series) -> Finding | None:
+    """Training loss that is NaN or infinite.
+
+    ## Why is this bad?
+    Its gradients are not finite either, and one optimizer step with them destroys every weight they reach. Nothing
+    recovers from that: the run is lost from here on unless the step is left out. The cause is a bad batch (this is then
+    the first alert), or an overflow in the forward pass after the loss or the gradients had grown.
+
+    ## Example
+    fires: 2.0x5 nan
+    fires: 2.0x5 inf
+    quiet: 2.0x5 1e30
+    """
+    if not len(loss) or math.isfinite(loss.last):
+        return None
+    return found(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss))
+
+
+@rule(
+    "L102", "loss-spike", reads=("train/loss", "train/loss_level"), keep=50,
+    explains=("L101", "G102", "G104"),
+    remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
+)  # fmt: skip
+def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
+    """Training loss far above its own recent level.
+
+    ## Why is this bad?
+    A spike is a step that left the region where the loss was low: a bad batch, a learning rate at the edge of
+    stability, or the first sign of divergence. One step is information, a lasting or tall one is a warning, one that
+    does not come back is a lost run. On a task that is all but solved the loss jumps by large factors at heights that
+    do not matter: that is information.
+
+    A loss that may be negative, such as a likelihood or an ELBO, has no factors: there, a spike is told by the spread
+    of the recent losses, and its height by what the run has gained so far.
+
+    ## Example
+    fires: 2.0+0.001x150 9.0 9.0
+    fires: -2.0-0.001x150 5.0 5.0
+    quiet: 2.0+0.001x151
+    quiet: 9.0-0.05x150 1.6 1.7 1.6
+    quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
+    """
+    if np.fmin.reduce(loss.values[-config.window :], initial=0.0) < 0:
+        return _spike_by_spread(loss, levels, config)
+    seen = loss.deviation(config)
+    if not seen.outlier:
+        return None
+    ratio, lasting = seen.ratio, seen.lasting
+    highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
+    if seen.value < config.negligible_share * highest:
+        severity = Severity.INFO
+    elif ratio > config.critical_factor or lasting > config.lost_steps:
+        severity = Severity.CRITICAL
+    elif ratio > config.warning_factor or lasting >= config.lasting_steps:
+        severity = Severity.WARNING
+    else:
+        severity = Severity.INFO
+    return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
+
+
+def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
+    """A spike of a loss that may be negative: above the median of the recent losses by `k` robust deviations.
+
+    What the run has gained, from its highest loss down to this level, stands in for the level itself: a spike is at
+    least `floor` of that high. Median and spread bear a minority of outliers; what stays above becomes the level.
+    """
+    recent = loss.finite(config.window + 1)
+    before, value = recent[:-1], loss.last
+    if len(before) < config.minimum or not math.isfinite(value):
+        return None
+    level = float(np.median(before))
+    highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf))
+    gained = max(highest - level, config.rounding * abs(level))
+    reach = max(config.k * MAD_TO_STD * float(np.median(np.abs(before - level))), config.floor * gained)
+    excess = value - level
+    if not excess > reach or not gained > 0:
+        return None
+    below = np.flatnonzero(recent <= level + reach)
+    lasting = len(recent) - 1 - int(below[-1])
+    if excess < config.negligible_share * gained:
+        severity = Severity.INFO
+    elif excess > config.critical_factor * gained or lasting > config.lost_steps:
+        severity = Severity.CRITICAL
+    elif excess > config.warning_factor * gained or lasting >= config.lasting_steps:
+        severity = Severity.WARNING
+    else:
+        severity = Severity.INFO
+    return found(severity, value, level + reach, level=level, gained=gained, lasting_steps=lasting)
+
+
+@rule(
+    "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
+    explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
+    remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
+)  # fmt: skip
+def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts) -> Finding | None:
+    """Training loss that has left its best level behind and keeps rising.
+
+    ## Why is this bad?
+    A loss that climbs for a hundred steps is not noise: the run unlearns. Most often the learning rate is too high for
+    where the weights are now, at the end of a warm-up or after a change of the data. It seldom comes back by itself.
+
+    Told from noise and from a mere step by its course: it rises from window to window twice and within the newest one,
+    and most of that one lies above most of the best earlier one. The best level counts only where the learning rate was
+    comparable, so a restart of the schedule, which gives up some of the loss on purpose, is quiet.
+
+    ## Example
+    fires: 2.0x200 2.0+0.02x150
+    quiet: 2.0x200 6.0x10 2.0x150
+    quiet: 2.0x200 2.0+0.1x16 3.6x150
+    """
+    readings = Series(loss)
+    for window in (config.window, config.slow_window):
+        diverging = _divergence(readings, lr, window, config, facts)
+        if diverging is not None:
+            return diverging
+    return None
+
+
+def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
+    """Whether the newest loss is below this share of the highest in memory: nothing is left to learn. False if unknown.
+
+    The levels reach much further back than the single losses do.
+    """
+    known = Series(loss)
+    highest = np.fmax.reduce(np.append(known.finite(), Series(levels).finite()), initial=0.0)
+    return bool(known.last < share * highest)
+
+
+def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, facts: Facts) -> Finding | None:
+    """What is seen in windows of this many steps; cheap tests first, for most steps pass none."""
+    values = loss.values
+    if len(values) < 4 * window:
+        return None
+    oldest, middle, newest = values[-3 * window :].reshape(3, window)
+    least = config.factor * np.float64(np.fmin.reduce(values))
+    if 2 * np.count_nonzero(newest <= least) > window:
+        return None  # so their median does not exceed it either
+    now = median(newest)
+    if not now > least:
+        return None
+    if not (_rise(middle, newest) > config.significance and _rise(oldest, middle) > config.significance):
+        return None
+    if not _rise(newest[: window // 2], newest[window // 2 :]) > config.significance / 2:
+        return None
+    blocks = values[len(values) % window : -window].reshape(-1, window)
+    steps = loss.steps[len(values) % window : -window].reshape(-1, window)
+    levels = np.where(_comparable(lr, steps, loss.at, config.comparable_lr, facts), nanmedian(blocks.T), np.nan)
+    if np.isnan(levels).all():
+        return None
+    at = int(np.nanargmin(levels))
+    best = float(levels[at])
+    if not (best > 0 and now > config.factor * best and _quantile(newest, 0.25) > _quantile(blocks[at], 0.75)):
+        return None
+    severity = Severity.CRITICAL if now > config.critical_factor * best else Severity.WARNING
+    return found(
+        severity, now, config.factor * best, best=best, ratio=now / best, lasting_steps=loss.at - int(steps[at, -1])
+    )
+
+
+def _comparable(lr: Panel, windows: Steps, now: int, share: float, facts: Facts) -> Bools:
+    """For each window of steps: whether the lr, in it and in the one before, was at least `share` of what it is now.
+
+    An lr above all earlier ones is no return to anything: every level counts then.
+    """
+    then = rates(lr, windows.ravel()).reshape(windows.shape)
+    present = float(rates(lr, np.array([now]))[0])
+    peak = np.fmax.reduce(then, axis=None, initial=declared_peak(facts))
+    if not present <= peak:
+        return np.ones(len(windows), np.bool_)
+    low: Bools = np.logical_or.reduce(then < share * present, axis=1)
+    return ~(low | np.append(low[:1], low[:-1]))
+
+
+def _rise(before: Values, after: Values) -> float:
+    """From one stretch to the next, how much the median has risen, in its own standard errors."""
+    level, then = median(after), median(before)
+    spread = max(median(np.abs(after - level)), median(np.abs(before - then))) * MAD_TO_STD
+    error = _MEDIAN_ERROR * spread * math.sqrt(1 / len(before) + 1 / len(after))
+    risen = level - then
+    return risen / error if error > 0 else math.copysign(math.inf, risen) if risen else 0.0
+
+
+def _quantile(values: Values, share: float) -> float:
+    """The finite value below which this share of the finite values lies; NaN if there is none."""
+    finite = np.sort(values[np.isfinite(values)])
+    return float(finite[int(share * (len(finite) - 1))]) if len(finite) else math.nan
+
+
+def _last_finite(series: Series) -> float:
+    finite = series.finite()
+    return float(finite[-1]) if len(finite) else math.nan

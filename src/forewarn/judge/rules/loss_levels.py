@@ -1,0 +1,195 @@
+"""Rules about a training loss that no longer falls, or never did."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from forewarn.judge.lr_course import has_decayed, is_rising
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
+from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
+from forewarn.thresholds.loss import LossBouncing, LossNotStarting, LossPlateau
+from forewarn.types import Facts, Finding, Severity, Values
+
+_MOST_POINTS = 64
+"""Levels that a slope is fitted to; of more, every n-th."""
+_SLOPE_ERROR = math.sqrt(12)
+"""The standard error of a fitted fall over that of one of its n points is this over the root of n."""
+
+
+@rule(
+    "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
+    remedies=(
+        lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
+        decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
+    ),
+)  # fmt: skip
+def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> Finding | None:
+    """Training loss that has stood still for half of the run.
+
+    ## Why is this bad?
+    Healthy training slows down, but by a share of what is left: from the middle of a run to its end the loss falls by
+    a few percent however long the run is. One that does not is stuck, most often because the steps are too large for
+    where the weights are, or because the model has nothing left to fit with.
+
+    It is judged by the Theil–Sen slope of the medians of 32 steps over the second half, and only where even the
+    steepest slope that the noise allows is too small: a noisy loss that may be improving is left alone. So are a
+    learning rate that still rises, one that has decayed, where a loss flattens by plan, and a loss near zero.
+
+    ## Example
+    fires: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x51
+    quiet: 5.0 4.0-0.1x20 2.0-0.01x30 | train/lr{0} 1e-3x51
+    quiet: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x30 1e-4x21
+    quiet: 5.0 4.0-0.2x20 0.1x30 | train/lr{0} 1e-3x51
+    """
+    steps, levels = _finite(Series(level))
+    begin = len(levels) // 2
+    if len(levels) - begin < config.levels or has_decayed(lr, config.decayed_share, facts):
+        return None
+    recent, since = levels[begin:], steps[begin:]
+    now = float(np.median(recent[-config.levels // 2 :]))
+    if now <= config.negligible_share * levels.max() or is_rising(lr, int(since[0])):
+        return None
+    slope = theil_sen(since, recent)
+    span = float(since[-1] - since[0])
+    error = config.significance * _fall_error(since, recent, slope)
+    steepest = -slope * span + error
+    half = max(1.0, (int(steps[-1]) + 1) / 2)  # memory may hold less than half of a very long run
+    bound = config.gain * min(1.0, span / half) * now
+    if not (now > 0 and steepest < bound and error < 2 * bound):  # a larger error could tell of nothing
+        return None
+    return found(
+        Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
+    )
+
+
+@rule(
+    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
+    explains=("L104", "E102", "E103", "E105", "E106"),
+    remedies=(
+        raise_lr(10.0, "the loss has not moved: the steps are too small to get anywhere"),
+        advise("overfit_one_batch", "a model that can not learn one batch by heart has a fault that no lr mends"),
+        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+    ),
+)  # fmt: skip
+def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: Facts) -> Finding | None:
+    """Training loss that has barely moved from its first value.
+
+    ## Why is this bad?
+    Nothing has been learnt yet. Most often the learning rate is too low; otherwise the inputs say nothing about the
+    targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other alerts tell. A
+    warm-up is waited for, and so is a loss whose noise may hide a fall.
+
+    ## Example
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
+    quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
+    quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
+    quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
+    """
+    steps, levels = _finite(Series(level))
+    if len(levels) <= config.levels or int(Series(level).steps[0]) > 0:
+        return None
+    if level.at < config.settled_steps or is_rising(lr, level.at - config.settled_steps):
+        return None
+    first, since, rest = float(levels[0]), steps[1:], levels[1:]
+    slope = theil_sen(since, rest)
+    error = config.significance * _fall_error(since, rest, slope)
+    fall = -slope * float(since[-1] - since[0])
+    bound = config.gain * abs(first)
+    now = float(np.median(rest[-config.levels // 2 :]))
+    sudden = max(bound, _noise_of_one(rest, slope, since) * config.significance * 2)
+    if not (bound > 0 and fall + error < bound and error < 2 * bound and first - now < sudden):
+        return None
+    return found(
+        Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
+    )
+
+
+@rule(
+    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), when=("train/loss_level",),
+    per_scope=True, hold=2, keep=128,
+    explains=("L102", "L104", "G104", "E102", "E103", "E104"),
+    remedies=(
+        lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
+        advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
+    ),
+)  # fmt: skip
+def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, facts: Facts) -> Finding | None:
+    """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
+
+    ## Why is this bad?
+    The steps are larger than the valley is wide: what some steps win the next ones lose. Most often the learning rate
+    is too high. Noise of the batches is told from it by its course: it is new with every step, while a loss that
+    bounces goes on in the direction of the step before, or back from it every time. One that makes progress all the
+    same is left alone, and one near zero. Far below where the run started it is information: samples that come in an
+    order of their own look alike. So it is with several optimizers: the loss may be one side of a game, as in a GAN.
+
+    ## Example
+    fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 | train/loss_level 2.0x288
+    quiet: 2.0x300 | train/loss_level 2.0x300
+    quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
+    """
+    readings = Series(loss)
+    recent = readings.values[-config.steps :]
+    if len(recent) < config.steps or not np.isfinite(recent[-1]):
+        return None
+    halves = recent[: config.steps // 2], recent[config.steps // 2 :]
+    earlier, later = map(median, halves)
+    if not later > (1 - config.gain) * earlier or is_rising(lr, int(readings.steps[-config.steps])):
+        return None
+    highest = max(earlier, later, *_finite(Series(level))[1])
+    correlation, spread = _correlation(recent), _spread(recent)
+    if not (later > config.negligible_share * highest and spread > config.spread * later):
+        return None
+    if abs(correlation) < config.correlation:
+        return None
+    harmless = later < config.warning_share * highest or len(facts.optimizers) > 1
+    severity = Severity.INFO if harmless else Severity.WARNING
+    return found(
+        severity, spread, config.spread * later, level=later, correlation=correlation, lasting_steps=config.steps
+    )
+
+
+def theil_sen(steps: Steps, values: Floats) -> float:
+    """The median slope between all pairs of points: outliers up to three in ten do not move it."""
+    every = max(1, math.ceil(len(steps) / _MOST_POINTS))
+    x, y = steps[::-every].astype(np.float64), values[::-every]
+    later, before = np.tril_indices(len(x), -1)
+    return float(np.median((y[later] - y[before]) / (x[later] - x[before])))
+
+
+def _finite(level: Series) -> tuple[Steps, Floats]:
+    keep = np.isfinite(level.values)
+    return level.steps[keep], level.values[keep].astype(np.float64)
+
+
+def _fall_error(steps: Steps, levels: Floats, slope: float) -> float:
+    """The standard error of the fall that the slope makes over all these levels."""
+    return _SLOPE_ERROR * _residual(levels, slope, steps) / math.sqrt(len(levels))
+
+
+def _residual(levels: Floats, slope: float, steps: Steps) -> float:
+    """The robust standard deviation of the levels around their slope."""
+    rest = levels - slope * steps
+    return MAD_TO_STD * float(np.median(np.abs(rest - np.median(rest))))
+
+
+def _noise_of_one(levels: Floats, slope: float, steps: Steps) -> float:
+    """The standard deviation of a single loss, by that of the medians of as many as lie between two levels."""
+    between = float(np.median(np.diff(steps)))
+    return _residual(levels, slope, steps) * math.sqrt(between)
+
+
+def _correlation(values: Values) -> float:
+    """Of each value with the one before it."""
+    clean = values[np.isfinite(values)].astype(np.float64)
+    rest = clean - clean.mean() if len(clean) else clean
+    power = float(rest @ rest)
+    return float(rest[1:] @ rest[:-1]) / power if 0 < power < math.inf else 0.0
+
+
+def _spread(values: Values) -> float:
+    clean = values[np.isfinite(values)].astype(np.float64)
+    return MAD_TO_STD * float(np.median(np.abs(clean - np.median(clean))))

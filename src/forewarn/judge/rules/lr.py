@@ -1,0 +1,189 @@
+"""Rules about the learning rate: what a schedule does against what it is meant to do, per parameter group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from forewarn.judge.lr_course import declared_peaks
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
+from forewarn.judge.series import Floats, Panel
+from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
+from forewarn.types import Facts, Finding, Severity
+
+
+@rule(
+    "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
+    explains=("U102", "U103", "U104", "U109", "U110", "U111"),
+    remedies=(
+        set_lr("this is what the plan says for this step"),
+        advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
+               "with the optimizer's"),
+    ),
+)  # fmt: skip
+def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
+    """Learning rate that is not what was planned for this step.
+
+    ## Why is this bad?
+    The run that was planned is not the run that is trained. Usual causes: a scheduler that is stepped once per epoch
+    though it was made for steps, or the other way round; one that is stepped twice, or before the optimizer; a resume
+    that restored the optimizer and not the scheduler; a total number of steps from an earlier config.
+
+    ## Example
+    fires: train/lr{0} 1e-3x3 | train/lr_plan{0} 1e-4x3
+    quiet: train/lr{0} 1e-3x3 | train/lr_plan{0} 1.01e-3x3
+    """
+    if plan.at != lr.at or plan.scopes != lr.scopes:
+        return
+    now, meant = lr.last.astype(np.float64), plan.last.astype(np.float64)
+    allowed = config.tolerance * meant + config.negligible * np.fmax.reduce(plan.values, axis=0, initial=0.0)
+    with np.errstate(invalid="ignore"):
+        missed = np.abs(now - meant) > allowed
+    for at in np.flatnonzero(missed):
+        yield found(Severity.WARNING, now[at], meant[at], lr.scopes[at])
+
+
+@rule(
+    "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
+    explains=("L102", "U104", "U107"),
+    remedies=(
+        advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
+               "optimizer's: the rate then goes on where it was"),
+    ),
+)  # fmt: skip
+def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, config: LrJumpOnResume) -> Finding | None:
+    """Learning rate that is another after a resume than before it.
+
+    ## Why is this bad?
+    A schedule goes on from where it was. A rate that starts over sends trained weights through the warm-up, or through
+    the peak, a second time; one that is lost leaves the run at whatever the config says. The loss curve has a seam.
+    What the plan of a group says for this step is no jump.
+
+    ## Example
+    fires: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1e-3
+    quiet: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1.01e-4
+    quiet: monitor/resumed _x20 1 | train/lr{0} 1e-3x20 1e-4 | train/lr_plan{0} 1e-3x20 1e-4
+    """
+    if resumed.at != lr.at or "" not in resumed.scopes or len(lr) < 2:
+        return None
+    before, now = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        change = np.abs(np.log(now / before))
+        off_plan = ~(np.abs(np.log(now / _planned(lr, plan))) <= math.log(config.factor))
+    change[~((now > 0) & (before > 0) & off_plan)] = 0.0
+    at = int(change.argmax())
+    if not change[at] > math.log(config.factor):
+        return None
+    return found(Severity.WARNING, now[at], before[at], "", group=lr.scopes[at], lr_before=float(before[at]))
+
+
+@rule(
+    "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
+    explains=("L104", "L105", "U101", "U103"),
+    remedies=(
+        advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
+        advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
+        raise_lr(1.0, "go on at the rate that the run began with"),
+    ),
+)  # fmt: skip
+def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[Finding]:
+    """Training that goes on with a learning rate of next to nothing.
+
+    ## Why is this bad?
+    Every further step costs what the others did and changes nothing. The usual cause is a scheduler that was made for
+    epochs and is stepped with every batch, or a number of steps that counts something else. The last steps of a
+    schedule that ends at zero are quiet: the run must go on for 50 steps, and for a fifth of what it took to get there.
+    So is a parameter group whose plan says so while others still learn.
+
+    ## Example
+    fires: train/lr{0} 1e-3x100 0x60
+    quiet: train/lr{0} 1e-3x100 0x40
+    quiet: train/lr{0} 1e-3x1000 0x60
+    quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
+    """
+    peaks = _peaks(lr, facts)
+    spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
+    if not any(spent):
+        return
+    meant = _planned(lr, plan) < config.share * np.array(peaks)
+    for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
+        alive = np.flatnonzero(lr.values[:, at].astype(np.float64) >= config.share * peaks[at])
+        since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
+        lasting = lr.at - since + 1
+        if lasting >= max(config.steps, config.going_on * since):
+            yield found(
+                Severity.WARNING, lr.last[at], config.share * peaks[at], lr.scopes[at],
+                peak=peaks[at], spent_at=since, lasting_steps=lasting,
+            )  # fmt: skip
+
+
+@rule(
+    "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
+    remedies=(
+        advise("shorten_warm_up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
+               "optimizer steps, not examples or tokens"),
+    ),
+)  # fmt: skip
+def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> Iterator[Finding]:
+    """Learning rate that still rises when much of the run is over.
+
+    ## Why is this bad?
+    The run spends its steps at rates far below the one that was chosen, and has none left for the decay. Where the
+    total number of steps is not declared (`hyperparameters`), only a very long rise is told, as information.
+
+    ## Example
+    fires: train/lr{0} 1e-6+1e-6x400 | facts/total_steps 1000
+    quiet: train/lr{0} 1e-6+1e-6x100 1e-4x300 | facts/total_steps 1000
+    """
+    total = declared(facts, "total_steps")
+    severity, least = (Severity.INFO, config.steps) if math.isnan(total) else (Severity.WARNING, config.share * total)
+    if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
+        return
+    rises = lr.values[1:] > lr.values[:-1]
+    for at in np.flatnonzero(rises.all(axis=0)):
+        yield found(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
+
+
+@rule(
+    "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
+    remedies=(
+        advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
+               shape="cosine"),
+    ),
+)  # fmt: skip
+def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[Finding]:
+    """Learning rate that is still at its peak when the run is about to end.
+
+    ## Why is this bad?
+    At a high rate the weights jump about in the valley that they have found; a decay lets them settle, and usually
+    lowers the loss by more than as many steps at the peak. Information: some runs mean it. A group
+    whose plan says so is quiet.
+
+    ## Example
+    fires: train/lr{0} 1e-3x950 | facts/total_steps 1000
+    quiet: train/lr{0} 1e-3x500 5e-4x450 | facts/total_steps 1000
+    quiet: train/lr{0} 1e-3x950 | train/lr_plan{0} 1e-3x950 | facts/total_steps 1000
+    """
+    total = declared(facts, "total_steps")
+    if not lr.at + 1 >= config.share * total:
+        return
+    peaks = np.array(_peaks(lr, facts))
+    bound = (1 - config.tolerance) * peaks
+    for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
+        if peaks[at] > 0:
+            yield found(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
+
+
+def _planned(lr: Panel, plan: Panel) -> Floats:
+    """What the plan of each group says for the newest step; NaN without one."""
+    known = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
+    return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
+
+
+def _peaks(lr: Panel, facts: Facts) -> list[float]:
+    """The highest rate of each group that was seen or named."""
+    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
+    return [max(both) for both in zip(declared_peaks(lr, facts), seen, strict=True)]

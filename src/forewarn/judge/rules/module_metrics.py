@@ -1,0 +1,126 @@
+"""Rules about metrics of the user's own, which `watch(metrics=[…])` was given: nothing is known of what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.remedies import advise, snapshot, widen_range
+from forewarn.judge.series import Panel
+from forewarn.thresholds.metrics import MetricJump
+from forewarn.types import Facts, Finding, Severity
+
+_EVERY = ("*_metric/*",)
+
+
+@rule(
+    "M101", "non-finite-metric", reads=_EVERY, per_scope=True, keep=50,
+    remedies=(
+        advise("inspect_metric", "a logarithm or a division at zero in the metric's own function is the usual cause, "
+               "and then the run is well", scope_is="metric"),
+        advise("inspect_layer", "if its values are not finite either, the layer overflows: the weights, inputs and "
+               "gradients there are the place to look", scope_is="metric"),
+        snapshot(),
+    ),
+)  # fmt: skip
+def non_finite_metric(values: Panel) -> Iterator[Finding]:
+    """Metric of your own that is no longer a finite number.
+
+    ## Why is this bad?
+    Either the function divides by zero or takes the logarithm of it, and its series ends where it would have become
+    interesting; or what it looks at is no longer finite, which soon reaches the loss. Where a metric never had a finite
+    value, as the standard deviation of a single number, it is information.
+
+    ## Example
+    fires: gradient_metric/norm{layer.weight} 1.0x5 nan
+    fires: activation_metric/kurtosis{layer} inf
+    quiet: gradient_metric/norm{layer.weight} 1.0x5 1e30
+    """
+    for at in np.flatnonzero(~np.isfinite(values.last)):
+        before = values.values[np.isfinite(values.values[:, at]), at]
+        severity = Severity.WARNING if len(before) else Severity.INFO
+        evidence = {"last_finite": before[-1]} if len(before) else {}
+        yield found(severity, values.last[at], NO_BOUND, values.scopes[at], **evidence)
+
+
+@rule(
+    "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
+    remedies=(
+        advise("inspect_layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
+               "and `forewarn show RUN --metric '_metric/'` has all layers beside this one", scope_is="metric"),
+        snapshot(),
+        widen_range("if the run is well, the range is too narrow: healthy=(low, high) in the line of the metric"),
+    ),
+)  # fmt: skip
+def metric_out_of_range(values: Panel, metric: str, facts: Facts) -> Iterator[Finding]:
+    """Metric of your own that stays outside the range that you declared healthy.
+
+    ## Why is this bad?
+    You said so: `forewarn.GradientMetric("norm", healthy=(0.01, 10))`. The bounds themselves are healthy, and either
+    may be None. A single reading outside is nothing, three in a row are a warning.
+
+    ## Example
+    fires: gradient_metric/norm{layer.weight} 1.0x5 20.0x3 | healthy/gradient_metric/norm 0.01 10
+    fires: gradient_metric/norm{layer.weight} 1.0x5 0.001x3 | healthy/gradient_metric/norm 0.01 inf
+    quiet: gradient_metric/norm{layer.weight} 1.0x5 20.0x2 1.0 20.0 | healthy/gradient_metric/norm 0.01 10
+    quiet: gradient_metric/norm{layer.weight} 1.0x5 20.0x3 | healthy/gradient_metric/rms 0.01 10
+    """
+    low, high = _healthy(metric, facts)
+    last = values.last
+    with np.errstate(over="ignore"):  # a bound beyond float32 is none
+        below, above = last < np.float32(low), last > np.float32(high)
+    declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
+    for at in np.flatnonzero(np.isfinite(last) & (below | above)):
+        yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
+
+
+@rule(
+    "M103", "metric-jump", reads=_EVERY, per_scope=True, keep=50,
+    remedies=(
+        advise("inspect_layer", "what changed at that step: the data, the learning rate, a layer that was frozen or "
+               "replaced", scope_is="metric"),
+        advise("declare_range", "with healthy=(low, high) in the line of the metric its own bounds are judged, and as "
+               "a warning", scope_is="metric"),
+    ),
+)  # fmt: skip
+def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
+    """Metric of your own that has left all its earlier readings far behind at once.
+
+    ## Why is this bad?
+    It may not be: nothing is known of what the metric means, so this is information. But a number that kept within
+    some range for thirty readings and is suddenly, twice in a row, several times that range away tells of a step at
+    which something changed. Whatever its usual course is, smooth, noisy, rising or in bursts, it stays within reach of
+    its own range; one that has hardly ever moved has none, and is left alone. The new level is then taken as usual.
+
+    ## Example
+    fires: activation_metric/kurtosis{layer} 3.0+0.01x40 9.0 9.0
+    fires: activation_metric/offset{layer} -0.1+0.01x40 -6.0 -7.0
+    quiet: activation_metric/kurtosis{layer} 3.0+0.01x40 9.0 3.4
+    quiet: activation_metric/kurtosis{layer} 3.0+0.01x20 9.0 9.0
+    quiet: activation_metric/kurtosis{layer} 3.0+0.5x60
+    quiet: activation_metric/open_share{layer} 0.0x40 0.3x5
+    """
+    recent, earlier = values.values[-config.lasting :], values.values[: -config.lasting]
+    if len(earlier) < config.minimum:
+        return
+    lowest, highest = np.fmin.reduce(earlier), np.fmax.reduce(earlier)
+    outside = ((recent > highest) | (recent < lowest)).all(axis=0)
+    for at in np.flatnonzero(outside & np.isfinite(recent[-1]) & (highest > lowest)):
+        low, high, newest = float(lowest[at]), float(highest[at]), recent[:, at].astype(np.float64)
+        reach = max(config.spans * (high - low), config.share * max(abs(low), abs(high)))
+        above = bool((newest > high + reach).all())
+        if not above and not (newest < low - reach).all():
+            continue
+        usual = earlier[np.isfinite(earlier[:, at]), at]
+        if len(usual) < config.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
+            continue
+        bound = high + reach if above else low - reach
+        yield found(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
+
+
+def _healthy(metric: str, facts: Facts) -> tuple[float, float]:
+    """The declared range of a metric, or of the one whose aggregation gave it a suffix."""
+    named = [name for name in facts.metrics if metric == name or metric.startswith(f"{name}_")]
+    return facts.metrics[max(named, key=len)] if named else (-np.inf, np.inf)

@@ -1,0 +1,192 @@
+"""Rules about several tasks that share a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import advise, shift_task_weight, snapshot
+from forewarn.judge.series import Floats, Panel, Series
+from forewarn.thresholds.tasks import GradientConflict, TaskCollapse, TaskImbalance
+from forewarn.types import Finding, Severity
+
+_RAISE = shift_task_weight(True, "its gradient then reaches the layers that the tasks share")
+_LOWER = shift_task_weight(False, "it leaves room in the layers that the tasks share")
+_BALANCE = advise(
+    "balance_tasks",
+    'monitor.tasks(..., balance="gradnorm") holds the gradients of the tasks level by itself, from then on',
+    balance="gradnorm",
+)
+
+
+@rule(
+    "T101", "task-imbalance", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
+    remedies=(_RAISE, _LOWER, _BALANCE),
+)  # fmt: skip
+def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, config: TaskImbalance) -> Iterator[Finding]:
+    """One task pulls on the shared layers several times harder than another.
+
+    ## Why is this bad?
+    What the tasks share is shaped for the stronger one, and the weaker one has to do with features that were made for
+    something else. Between 0.5 and 2 is balanced; up to 3 is information, up to 5 a warning, and
+    above that a collapse. The scope is `a/b`, the value the gradient norm of a over that of b, each weighted as it
+    enters the loss. Single batches differ, so the mean of ten measured steps is judged, on a log scale, where a/b and
+    b/a are alike.
+
+    A task with a small gradient because it has learned its part is not neglected: one that has a fifth of its first
+    loss left, or clearly less than the stronger one, is left in peace. So is a pair whose weights are moving towards
+    each other already.
+
+    ## Example
+    fires: task/ratio{pointer/type} 4.0x12
+    fires: task/ratio{pointer/type} 0.25x12
+    quiet: task/ratio{pointer/type} 1.8x20
+    quiet: task/ratio{pointer/type} 1.0x20 20.0 1.0x3
+    quiet: task/ratio{pointer/type} 4.0x12 | task/remaining{pointer} 0.9x12 | task/remaining{type} 0.3x12
+    """
+    for one in _apart(ratios, remaining, weights, config, config.minor):
+        if one.apart > config.starved:
+            continue
+        significant = one.apart > config.significant
+        bound = config.significant if significant else config.minor
+        yield one.finding(Severity.WARNING if significant else Severity.INFO, bound)
+
+
+@rule(
+    "T102", "task-collapse", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
+    explains=("T101",),
+    remedies=(_RAISE, _LOWER, _BALANCE, snapshot()),
+)  # fmt: skip
+def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, config: TaskCollapse) -> Iterator[Finding]:
+    """One task has the shared layers for itself, and another is starved.
+
+    ## Why is this bad?
+    Above five times the gradient of the other, the optimizer goes where the dominating task points, and the starved one
+    stays at chance however long the run is: its head learns from features that never turn to it. The sum of the losses
+    falls all the same, which hides it. The usual cause is a loss on another scale (a sum beside a mean, pixels beside
+    probabilities) or a weight that was set for another model.
+
+    The mean of ten measured steps is judged, on a log scale; a batch without a gradient of one of them, such as one
+    without labels, is left out as long as others have one. A task with a small gradient and a fifth of its first loss
+    left, or clearly less than the stronger one has, is not starved: it has learned. Where weights are being balanced,
+    and on their way, nothing is said.
+
+    ## Example
+    fires: task/ratio{pointer/type} 40.0x12
+    fires: task/ratio{pointer/type} 0.1x12
+    fires: task/ratio{pointer/type} infx12
+    quiet: task/ratio{pointer/type} 1.0x12 inf 1.0x12
+    quiet: task/ratio{pointer/type} 4.0x20
+    quiet: task/ratio{pointer/type} 40.0x12 | task/weight{pointer} 1.0x12 | task/weight{type} 1.0+0.1x12
+    quiet: task/ratio{pointer/type} 40.0x12 | task/remaining{pointer} 0.05x12 | task/remaining{type} 0.1x12
+    """
+    for one in _apart(ratios, remaining, weights, config, config.ratio):
+        yield one.finding(Severity.CRITICAL, config.ratio)
+
+
+@rule(
+    "T103", "gradient-conflict", reads=("task/cosine", "task/ratio"), per_scope=True, hold=2, keep=100,
+    remedies=(
+        advise("separate_layers", "a layer of its own for each task, above what they share, lets both have their way",
+               scope_is="tasks"),
+        _LOWER,
+        advise("project_gradients", "taking out of each gradient what opposes the other keeps both losses falling "
+               "(PCGrad, Yu et al. 2020)", scope_is="tasks"),
+    ),
+)  # fmt: skip
+def gradient_conflict(cosines: Panel, ratios: Panel, config: GradientConflict) -> Iterator[Finding]:
+    """Two tasks pull what they share in opposite directions.
+
+    ## Why is this bad?
+    What one task gains the other loses: their sum is smaller than either, most of every step is spent on a tug-of-war,
+    and both end worse than they would alone. A cosine around zero is usual, since most directions have nothing to do
+    with each other, and a single negative batch is nothing. Near the end of training some opposition is natural, so it
+    is a warning only where the mean of twenty measured steps says that the tasks undo each other for the greater part.
+
+    ## Example
+    fires: task/cosine{pointer/type} -0.6x22
+    quiet: task/cosine{pointer/type} -0.1x30
+    quiet: task/cosine{pointer/type} 0.1x20 -0.9 0.1x20
+    """
+    recent = cosines.values[-config.window :].astype(np.float64)
+    if len(recent) < config.window:
+        return
+    known = np.isfinite(recent)
+    means = np.where(known, recent, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    negative = (recent < 0).mean(axis=0)
+    lasting = known.all(axis=0) & (negative >= config.negative_share)
+    for at in np.flatnonzero(lasting & (means < config.cosine)):
+        severe = means[at] < config.severe
+        ratio = Series(ratios, cosines.scopes[at]).last
+        dominating, other = _strong_and_weak(cosines.scopes[at], not ratio < 1)
+        yield found(
+            Severity.WARNING if severe else Severity.INFO, means[at], config.severe if severe else config.cosine,
+            cosines.scopes[at], negative_share=negative[at], dominating=dominating, other=other,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Two tasks whose gradients differ, the weaker of which has not learned more than the stronger."""
+
+    pair: str
+    mean: float
+    """Of the ratio as it is recorded."""
+    apart: float
+    """How many times the stronger one's gradient is that of the weaker."""
+    dominating: str
+    starved: str
+
+    def finding(self, severity: Severity, bound: float) -> Finding:
+        """The finding with its bound on the side on which the ratio lies."""
+        return found(
+            severity, self.mean, bound if self.mean > 1 else 1 / bound, self.pair,
+            dominating=self.dominating, starved=self.starved, ratio=self.apart,
+        )  # fmt: skip
+
+
+def _apart(
+    ratios: Panel, remaining: Panel, weights: Panel, config: TaskImbalance | TaskCollapse, bound: float
+) -> Iterator[_Apart]:
+    """The pairs whose mean ratio over a full window, on a log scale, is beyond a bound in either direction."""
+    if len(ratios) < config.window:
+        return
+    logs = np.array([_mean_log(column, config.window) for column in ratios.values.T.astype(np.float64)])
+    with np.errstate(over="ignore"):
+        means, apart = np.exp(logs), np.exp(np.abs(logs))
+    for at in np.flatnonzero(apart > bound):
+        strong, weak = _strong_and_weak(ratios.scopes[at], bool(means[at] > 1))
+        left, of_strong = (Series(remaining, task).median(config.window) for task in (weak, strong))
+        learned = left < config.solved or left < config.ahead * of_strong
+        if not learned and not _risen(weights, weak, strong) > config.mending:
+            yield _Apart(ratios.scopes[at], float(means[at]), float(apart[at]), strong, weak)
+
+
+def _mean_log(ratios: Floats, window: int) -> float:
+    """The mean logarithm of the newest ratios; NaN while there are too few.
+
+    A ratio of 0 or inf is a batch in which a task has no gradient. Where other batches have one, such as where labels
+    are sparse, only those are compared; a task without any over the whole window has none at all, and counts as such.
+    """
+    both = np.isfinite(ratios) & (ratios > 0)
+    if both[-window:].any():
+        return float(np.log(ratios[both][-window:]).mean()) if both.sum() >= window else np.nan
+    recent = ratios[-window:]
+    return np.inf if np.isposinf(recent).all() else -np.inf if (recent == 0).all() else np.nan
+
+
+def _risen(weights: Panel, weak: str, strong: str) -> float:
+    """Times that the weight of one task has risen against that of another over the readings in memory."""
+    mine, theirs = (Series(weights, task).values.astype(np.float64) for task in (weak, strong))
+    if not len(mine) or not len(theirs):
+        return 1.0
+    with np.errstate(all="ignore"):
+        return float((mine[-1] / theirs[-1]) / (mine[0] / theirs[0]))
+
+
+def _strong_and_weak(pair: str, first_is_strong: bool) -> tuple[str, str]:
+    first, _, second = pair.partition("/")
+    return (first, second) if first_is_strong else (second, first)

@@ -1,0 +1,179 @@
+"""One workload, every contender in turn, round after round: differences within a turn, medians over rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from forewarn.lab.bench.contender import Contender, Turn
+from forewarn.lab.bench.counting import Counted, held_bytes, operations
+from forewarn.lab.bench.limit import visits
+from forewarn.lab.bench.measurements import Absent, Cost, Judging, Spread, Visits, WorkloadResult
+from forewarn.lab.bench.pairs import Pair, timed_turn
+from forewarn.lab.bench.tiers import Forewarn
+from forewarn.lab.bench.workloads import Workload
+
+Tell = Callable[[str], None]
+"""Called before each turn with what comes next."""
+
+T = TypeVar("T")
+
+_PASSES_THAT_COUNT = 2
+"""Operations, and memory."""
+
+
+def num_turns(contenders: Sequence[Contender], rounds: int) -> int:
+    """How often `benchmark` will tell what it does, unless a contender drops out."""
+    present = [contender for contender in contenders if contender.missing() is None]
+    return len(present) * (rounds + _PASSES_THAT_COUNT)
+
+
+def benchmark(
+    workload: Workload, contenders: Sequence[Contender], *, rounds: int, steps: int, directory: Path, tell: Tell
+) -> WorkloadResult:
+    """What each contender adds to a step of this workload; the first contender is the bare loop.
+
+    In every round each contender trains the same `steps` steps of a new model, and the order moves on by one. A
+    contender that is not installed or that raises is left out, and the result says why. A ValueError is a workload
+    that does not train.
+    """
+    with past_set_aside():
+        return _benchmark(workload, contenders, rounds, steps, directory, tell)
+
+
+@contextlib.contextmanager
+def past_set_aside() -> Iterator[None]:
+    """Keeps the garbage collector off what is already there: its long pauses would hit some turns and not others."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _benchmark(
+    workload: Workload, contenders: Sequence[Contender], rounds: int, steps: int, directory: Path, tell: Tell
+) -> WorkloadResult:
+    bare = contenders[0]
+    standing = _Standing(workload, steps, directory, tuple(contenders))
+    optimizer, sizes = _shape(workload)
+    visited: list[Visits] = []
+    for number in range(rounds):
+        for contender in _rotated(standing.running, number):
+            tell(f"{workload.name}, round {number + 1} of {rounds}: {contender.name}")
+            standing.attempt(contender, "timed", timed_turn, standing.pairs)
+        visited.append(visits(sizes))
+    judging = _judging(contenders)
+    for contender in tuple(standing.running):
+        tell(f"{workload.name}, counting operations: {contender.name}")
+        standing.attempt(contender, "counted", operations, standing.counted)
+    for contender in tuple(standing.running):
+        tell(f"{workload.name}, counting bytes: {contender.name}")
+        standing.attempt(contender, "held", held_bytes, standing.held)
+    typical = Visits(*(statistics.median(times) for times in zip(*map(astuple, visited), strict=True)))
+    alone = standing.counted[bare.name][0]
+    return WorkloadResult(
+        workload.name,
+        workload.description,
+        num_parameters=sum(sizes),
+        num_tensors=len(sizes),
+        optimizer=optimizer,
+        rounds=rounds,
+        steps=steps,
+        bare_seconds=Spread.of([pair.alone for pairs in standing.pairs.values() for pair in pairs]),
+        bare_operations=alone.operations,
+        bare_syncs=alone.syncs,
+        visits=typical,
+        backend=next((each.backend for each in contenders if isinstance(each, Forewarn)), ""),
+        costs=tuple(standing.cost(contender, bare, typical.read) for contender in standing.running),
+        judging=judging,
+        absent=tuple(standing.absent),
+    )
+
+
+def _shape(workload: Workload) -> tuple[str, list[int]]:
+    """The name of the optimizer and the sizes of all tensors."""
+    training = workload.build()
+    return type(training.optimizer).__name__, [parameter.numel() for parameter in training.model.parameters()]
+
+
+def _rotated(contenders: Sequence[Contender], by: int) -> list[Contender]:
+    by %= len(contenders)
+    return [*contenders[by:], *contenders[:by]]
+
+
+@dataclass
+class _Standing:
+    """The contenders that are still running, and what is known of each so far."""
+
+    workload: Workload
+    steps: int
+    directory: Path
+    contenders: tuple[Contender, ...]
+    running: list[Contender] = field(default_factory=list)
+    absent: list[Absent] = field(default_factory=list)
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    """By contender, one for each round."""
+    counted: dict[str, list[Counted]] = field(default_factory=dict)
+    held: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for contender in self.contenders:
+            reason = contender.missing()
+            if reason is None:
+                self.running.append(contender)
+            else:
+                self.absent.append(Absent(contender.name, contender.description, reason))
+
+    def attempt(
+        self,
+        contender: Contender,
+        place: str,
+        call: Callable[[Workload, Contender, Turn], T],
+        found: dict[str, list[T]],
+    ) -> None:
+        """Run a turn and keep what it gives. A contender that raises is out; if the bare loop does, nothing can run."""
+        turn = Turn(self.directory / self.workload.name.replace(":", "-") / contender.name / place, self.steps)
+        try:
+            found.setdefault(contender.name, []).append(call(self.workload, contender, turn))
+        except Exception as error:
+            if contender is self.contenders[0]:
+                what = f"{type(error).__name__}: {error}"
+                raise ValueError(f"the workload {self.workload.name} does not train: {what}") from error
+            self.running.remove(contender)
+            reason = f"failed: {type(error).__name__}: {error}"
+            self.absent.append(Absent(contender.name, contender.description, reason))
+
+    def cost(self, contender: Contender, bare: Contender, read: float) -> Cost:
+        pairs = self.pairs[contender.name]
+        added = Spread.of([pair.added for pair in pairs])
+        counted, alone = self.counted[contender.name][0], self.counted[bare.name][0]
+        return Cost(
+            contender.name,
+            contender.description,
+            added_share=Spread.of([pair.added / pair.alone for pair in pairs]),
+            added_seconds=added,
+            reads=added.median / read,
+            operations=counted.operations - alone.operations,
+            syncs=counted.syncs - alone.syncs,
+            held_bytes=self.held[contender.name][0] - self.held[bare.name][0],
+        )
+
+
+def _judging(contenders: Sequence[Contender]) -> Judging | None:
+    """Judging by every tier together, from the later half of the steps: there the rules have a past to look at."""
+    ours = [contender for contender in contenders if isinstance(contender, Forewarn) and contender.depth]
+    if not ours:
+        return None
+    by_kind = {
+        kind: [spent for each in ours for spent in each.judging[kind][len(each.judging[kind]) // 2 :]]
+        for kind in (True, False)
+    }
+    spreads = {kind: Spread.of(spent) if spent else None for kind, spent in by_kind.items()}
+    return Judging(spreads[True], spreads[False], depth=max(each.depth for each in ours))

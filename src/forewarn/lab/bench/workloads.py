@@ -1,0 +1,123 @@
+"""What is trained while the cost is measured: three models of known shape, or the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from forewarn.lab.data import TokenBatches, stdlib_text
+from forewarn.lab.gpt import GPT, GPTConfig
+
+LEARNING_RATE = 1e-4
+"""Small: every turn trains the same steps anew, and the loss must not jump from the end of one to the next."""
+TINY_DEPTH = 500
+TINY_WIDTH = 23
+
+Parts = tuple[nn.Module, Callable[[], Any], Callable[[nn.Module, Any], Tensor]]
+"""A model, what gives the next batch, and the loss of a model on a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One model under training."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    make_batch: Callable[[], Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model and its data, made anew for every turn, each time the same."""
+
+    name: str
+    description: str
+    parts: Callable[[], Parts]
+
+    def build(self) -> Training:
+        torch.manual_seed(0)
+        model, make_batch, loss = self.parts()
+        return Training(model, AdamW(model.parameters(), lr=LEARNING_RATE), make_batch, loss)
+
+
+class Stack(nn.Module):
+    """Very many very small layers: here each operation costs more to start than to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(TINY_WIDTH, TINY_WIDTH) for _ in range(TINY_DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.add(x, layer(x), alpha=1 / TINY_DEPTH)
+        return x
+
+
+def _gpt(depth: int, width: int, batch_size: int) -> Parts:
+    shape = GPTConfig(depth=depth, width=width, heads=4)
+    batches = TokenBatches(stdlib_text(), batch_size, shape.context)
+    return GPT(shape), batches.__next__, lambda model, batch: model(*batch)
+
+
+def _tiny() -> Parts:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        Stack(),
+        lambda: torch.randn(32, TINY_WIDTH, generator=generator),
+        lambda model, batch: (model(batch) - 1.0).square().mean(),
+    )
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("gpt6", "GPT, 6 blocks of width 256, 512 tokens a step", lambda: _gpt(6, 256, 8)),
+        Workload(
+            "gpt12",
+            "GPT, 12 blocks of width 412, only 128 tokens a step: much to measure beside little to compute",
+            lambda: _gpt(12, 412, 2),
+        ),
+        Workload("tiny", f"{TINY_DEPTH} layers Linear({TINY_WIDTH}, {TINY_WIDTH}), 32 samples a step", _tiny),
+    )
+}
+
+
+def find_workload(name: str) -> Workload:
+    """One of ours by its name, or `module:function` of the user's own; the function is called for every turn.
+
+    It returns `(model, make_batch, loss)`: `make_batch()` gives the next batch, `loss(model, batch)` the loss to call
+    `backward` on. The module is looked for in the current folder first.
+    """
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        raise ValueError(f"there is no workload {name!r}: give {', '.join(WORKLOADS)} or your own as module:function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the workload {name} cannot be imported: {error}") from error
+    return Workload(name, "your own", lambda: _made(name, function))
+
+
+def _made(name: str, function: Callable[[], Any]) -> Parts:
+    try:
+        made = function()
+    except Exception as error:
+        raise ValueError(f"the workload {name} cannot be made: {type(error).__name__}: {error}") from error
+    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):
+        kind = type(made).__name__
+        raise ValueError(f"the workload {name} returned a {kind}; expected a tuple (model, make_batch, loss)")
+    return made

@@ -1,0 +1,172 @@
+"""What may act at the points of a training run: callbacks, early stopping and the evaluation of epochs among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.text import Text
+
+from forewarn.config import Config
+from forewarn.judge.epochs import NO_VALIDATION_LOSS, Epoch, Patience, epochs
+from forewarn.types import Action
+from forewarn.views.console import plain_console, print_lines
+from forewarn.views.epoch_lines import advice_lines
+
+if TYPE_CHECKING:
+    from forewarn.lab.trainer import Trainer
+
+
+class Callback:
+    """Called at the points of a training run; override what you need. The trainer is the only argument.
+
+    `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` say where it stands;
+    `trainer.stop(reason)` ends training after the step under way.
+    """
+
+    def monitor_config(self, config: Config) -> Config:
+        """The settings of the monitor as this callback wants them; asked before it is attached."""
+        return config
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Before the first step, after a snapshot was restored."""
+
+    def on_epoch_begin(self, trainer: Trainer) -> None:
+        """Before the first step of an epoch."""
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        """Before the forward pass of a step."""
+
+    def on_backward_end(self, trainer: Trainer) -> None:
+        """After the backward passes of a step, before clipping and the optimizer step."""
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """After the optimizer step."""
+
+    def on_validation_end(self, trainer: Trainer) -> None:
+        """After `trainer.validation_loss` is known."""
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """After the last step of an epoch and its validation."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """After the last step, however training ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a resume: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class CallbackError(RuntimeError):
+    """A callback raised; the message names it and the point at which it did."""
+
+
+class EarlyStopping(Callback):
+    """Stops when the validation loss has not improved by `min_delta` for `patience` validations in a row."""
+
+    def __init__(self, patience: int = 3, min_delta: float = 0.0, restore_best: bool = False) -> None:
+        if patience < 1:
+            raise ValueError(f"EarlyStopping.patience must be at least 1, not {patience}")
+        if not min_delta >= 0:
+            raise ValueError(f"EarlyStopping.min_delta must not be negative, not {min_delta}")
+        self._patience = Patience(patience, min_delta)
+        self._restore_best = restore_best
+        self._best_weights: dict[str, torch.Tensor] | None = None
+
+    @property
+    def best(self) -> float:
+        """The best validation loss so far."""
+        return self._patience.best
+
+    @property
+    def waited(self) -> int:
+        """Validations since then."""
+        return self._patience.waited
+
+    def on_validation_end(self, trainer: Trainer) -> None:
+        is_over = self._patience.is_over(trainer.validation_loss)
+        if self.waited == 0 and self._restore_best:
+            weights = trainer.model.state_dict()
+            self._best_weights = {name: value.detach().clone() for name, value in weights.items()}
+        if is_over:
+            trainer.stop(f"no improvement of the validation loss in {self.waited} validations (best {self.best:.4g})")
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        if self._best_weights is not None and not trainer.interrupted:
+            trainer.model.load_state_dict(self._best_weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._patience.state_dict(), "weights": self._best_weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._patience.load_state_dict(state)
+        self._best_weights = state["weights"]
+
+
+class PostEpochEvaluationCallback(Callback):
+    """Says after some epochs what they have brought and what to do about it.
+
+    Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement, prints
+    the epochs in `evaluation_epochs` (None: every one) to standard error, and with `auto_adjust` applies there what the
+    warnings about epochs advise, where that can be applied: see `monitor.adjust`.
+    """
+
+    def __init__(
+        self,
+        evaluation_epochs: Collection[int] | None = (2, 3),
+        improvement_threshold: float = 0.01,
+        gap_threshold: float = 0.3,
+        plateau_window: int = 3,
+        auto_adjust: bool = False,
+    ) -> None:
+        name = type(self).__name__
+        if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in evaluation_epochs or ()):
+            raise ValueError(f"{name}.evaluation_epochs must be epochs from 1 on, not {evaluation_epochs!r}")
+        if not 0 <= improvement_threshold <= 1:
+            raise ValueError(f"{name}.improvement_threshold must be between 0 and 1, not {improvement_threshold}")
+        if not gap_threshold >= 0:
+            raise ValueError(f"{name}.gap_threshold must not be negative, not {gap_threshold}")
+        if plateau_window < 2:
+            raise ValueError(f"{name}.plateau_window must be at least 2 epochs, not {plateau_window}")
+        self._wanted = None if evaluation_epochs is None else frozenset(evaluation_epochs)
+        self._improvement_threshold = float(improvement_threshold)
+        self._gap_threshold = float(gap_threshold)
+        self._plateau_window = plateau_window
+        self._auto_adjust = auto_adjust
+        self.evaluations: list[Epoch] = []
+        """The epochs that were shown."""
+        self.adjustments: list[Action] = []
+        """What was changed about the run."""
+
+    def monitor_config(self, config: Config) -> Config:
+        bounds, threshold = config.thresholds, self._improvement_threshold
+        replace = dataclasses.replace
+        thresholds = replace(
+            bounds,
+            overfitting=replace(bounds.overfitting, gap=self._gap_threshold),
+            slow_improvement=replace(bounds.slow_improvement, improvement=threshold),
+            validation_plateau=replace(bounds.validation_plateau, change=threshold, window=self._plateau_window),
+        )
+        return replace(config, thresholds=thresholds)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        monitor = trainer.monitor
+        assert monitor is not None
+        known = epochs(monitor.history.series, monitor.config.thresholds)
+        is_new = known and known[-1].number == trainer.epoch and known[-1].step == trainer.step - 1
+        if not is_new or (self._wanted is not None and trainer.epoch not in self._wanted):
+            return
+        now = known[-1]
+        self.evaluations.append(now)
+        lines = [Text(now.words()), *advice_lines(monitor.firing)]
+        if math.isnan(now.validation_loss):
+            lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
+        print_lines(plain_console(stderr=True), lines)
+        if self._auto_adjust:
+            self.adjustments += monitor.adjust(trainer.scheduler)

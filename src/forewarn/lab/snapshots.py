@@ -1,0 +1,102 @@
+"""Snapshots of a training run: written whole or not at all, read without running anything that they contain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forewarn.measure.portable_state import to_tensors
+
+_log = logging.getLogger("forewarn")
+
+_NAME = re.compile(r"step-(\d{8})\.pt")
+
+
+class Snapshots:
+    """The snapshots of one run in a folder, newest kept, older ones deleted once a newer one is safe."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self._keep = keep
+
+    def save(self, step: int, state: dict[str, Any]) -> Path | None:
+        """Write a snapshot; None if the disk refuses, in which case every older snapshot is still there."""
+        target = self.folder / f"step-{step:08d}.pt"
+        partial = target.with_suffix(".partial")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(partial, "wb") as file:
+                torch.save(to_tensors(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except (OSError, RuntimeError) as error:  # torch wraps what the disk says into a RuntimeError
+            _log.error("the snapshot of step %d could not be saved (%s); training goes on", step, error)
+            return None
+        finally:
+            partial.unlink(missing_ok=True)
+        for old in self.all()[: -self._keep]:
+            old.unlink(missing_ok=True)
+        return target
+
+    def all(self) -> list[Path]:
+        """Every snapshot, oldest first."""
+        return sorted(path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name))
+
+    def newest(self) -> dict[str, Any] | None:
+        """What the newest readable snapshot holds; None if there is none. A damaged one is passed over."""
+        for path in reversed(self.all()):
+            try:
+                return load_snapshot(path)
+            except ValueError as error:
+                _log.error("%s", error)
+        return None
+
+    def delete(self) -> None:
+        """Delete all of them."""
+        for path in self.all():
+            path.unlink(missing_ok=True)
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """What a snapshot holds. Only tensors and plain values are read: a file can not make this run code."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch, pickle and zipfile say of a damaged file
+        raise ValueError(f"{path} is not a readable snapshot ({type(error).__name__}: {error})") from error
+    if not isinstance(state, dict) or "step" not in state:
+        raise ValueError(f"{path} is not a snapshot of a training run")
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every random generator that training may draw from, as tensors and plain values."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Take back what `random_state` gave."""
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy as np
+
+        name, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, cached))

@@ -1,0 +1,138 @@
+"""Gradient accumulation: how many backward passes fill the gradients of one step, and how their norm grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from forewarn.measure.engine.norms import Norm, norm_of_all
+from forewarn.measure.noise_scale import NoiseScale
+from forewarn.measure.probe import ONE, Array, Reading
+from forewarn.types import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The backward passes behind the last update of a step."""
+
+    places: tuple[int, ...]
+    """Which of all backward passes of the step they are; those that filled no gradient are not among them."""
+    first: Norm | None
+    """Norm of the gradients after the first of several, or of one rank; None if it was not read or is of no use."""
+    is_alone: bool
+    """Whether that norm is of this rank's gradients, where those of the last pass are the mean over all ranks."""
+    scale: Tensor | None
+    """The loss scale that is in that norm."""
+    num_forwards: int
+    """Forward passes in training mode during the step."""
+
+
+class Accumulation:
+    """Counts the passes that fill gradients on a measured step, and keeps the norm after the first.
+
+    Passes are counted anew after an optimizer has stepped, so a GAN with a pass for each of its optimizers does not
+    accumulate. That gradients were cleared in between shows in what was left at the start of each pass.
+    """
+
+    def __init__(self, num_optimizers: int) -> None:
+        self.expected = False
+        """Whether several passes filled the gradients of an earlier measured step."""
+        self._num_optimizers = num_optimizers
+        self._places: list[int] = []
+        self._first: Sequence[Norm] = ()
+        self._alone: Sequence[Norm] = ()
+        self._is_averaged = False
+        """Whether the last of these passes ended with the mean over all ranks."""
+        self._scale: Tensor | None = None
+        self._stepped: set[int] = set()
+        """The optimizers that have used these passes."""
+        self._rounds = 0
+        """Times that passes followed an optimizer step within this step."""
+        self._num_forwards = 0
+        self._noise = NoiseScale()
+        self._reason = Reason.AVAILABLE
+        """Why there was no noise scale the last time."""
+
+    def forward_begins(self) -> None:
+        self._num_forwards += 1
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass has filled gradients that no optimizer has used yet."""
+        return bool(self._places) and not self._stepped
+
+    def filled(self, place: int, is_averaged: bool) -> bool:
+        """Backward pass number `place` of the step has filled gradients; returns whether it is the first to do so."""
+        if self._stepped:
+            self._places, self._first, self._alone, self._stepped = [], (), (), set()
+            self._rounds += 1
+        self._places.append(place)
+        self._is_averaged = is_averaged
+        return len(self._places) == 1
+
+    def keep(self, first: Sequence[Norm], alone: Sequence[Norm], scale: Tensor | None) -> None:
+        """Take the norms of all gradients after the first pass, those of this rank, and the loss scale in them."""
+        self._first, self._alone, self._scale = first, alone, scale
+
+    def drop(self) -> None:
+        """Forget these norms: they can not be compared with the one at the end."""
+        self._first = self._alone = ()
+
+    def used(self, at: int) -> None:
+        """Optimizer number `at` uses what was accumulated."""
+        self._stepped.add(at)
+
+    def collect(self) -> Passes:
+        """The passes of the step that ends now.
+
+        The norms can be compared where every optimizer used the same passes: else the first is of more tensors.
+        """
+        whole = self._rounds == 0 and len(self._stepped) == self._num_optimizers
+        is_alone = not (self._first and len(self._places) > 1)
+        usable = whole and (self._is_averaged or not is_alone)
+        first = self._alone if is_alone else self._first
+        norm = norm_of_all(first) if usable and first else None
+        passes = Passes(tuple(self._places), norm, is_alone, self._scale, self._num_forwards)
+        self._places, self._first, self._alone, self._scale, self._stepped = [], (), (), None, set()
+        self._rounds = self._num_forwards = 0
+        return passes
+
+    def readings(self, passes: Passes, left: Array, first: float, last: float, num_ranks: int) -> Iterator[Reading]:
+        """What is recorded; `left` is what was in the gradients when each pass of the step began."""
+        if not passes.places:
+            return
+        empty = left[list(passes.places)] == 0
+        num_passes = len(empty) - int(np.flatnonzero(empty)[-1]) if empty.any() else len(empty)
+        self.expected |= num_passes > 1
+        yield Reading("gradient/backward_passes", ONE, num_passes)
+        whole = num_passes == len(empty) and bool(empty[0]) and first > 0
+        if whole and not passes.is_alone:
+            yield Reading("gradient/accumulation_growth", ONE, last / first)
+        if whole and passes.num_forwards >= num_passes:  # several losses of one forward pass are not several batches
+            per_pass = num_ranks if passes.is_alone else 1
+            self._noise.update(num_passes * per_pass, first, last * per_pass, per_pass)
+            yield from self._unavailable(Reason.AVAILABLE)
+            if not math.isnan(scale := self._noise.value):
+                yield Reading("gradient/noise_scale", ONE, scale)
+        elif num_ranks > 1 and passes.first is None:
+            yield from self._unavailable(Reason.RANK_GRADIENT_UNSEEN)
+        elif num_passes == 1:
+            yield from self._unavailable(Reason.ONE_BATCH)
+
+    def _unavailable(self, reason: Reason) -> Iterator[Reading]:
+        """Said when it changes: it is a property of the loop."""
+        if reason is not self._reason:
+            self._reason = reason
+            yield Reading("monitor/unavailable", ("gradient/noise_scale",), [float(reason)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"expected": self.expected, "noise": self._noise.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.expected = bool(state["expected"])
+        self._noise.load_state_dict(state["noise"])

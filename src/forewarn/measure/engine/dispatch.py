@@ -1,0 +1,134 @@
+"""One way in to the statistics of many tensors; the best backend for each of them reads it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forewarn.measure.engine import cuda, native, portable
+from forewarn.measure.engine.statistics import COLUMNS, NUM_BINS, Measurement, Numbers
+
+_log = logging.getLogger("forewarn")
+
+Rows = tuple[Numbers, Numbers | None]
+Backend = Callable[[Sequence[Tensor], int], Rows]
+
+_FIRST = range(1)
+
+_broken: set[Backend] = set()
+"""Backends that failed once, such as a kernel that can not be compiled here; they are not asked again."""
+
+
+def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
+    """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN.
+
+    `histogram_blocks`: 0 for no histograms, else of up to how many blocks of 4096 per tensor, evenly spaced, where a
+    backend can leave blocks out; of larger tensors one block in 16 is counted.
+    """
+    if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
+        return Measurement(_FIRST, (row,))
+    order: Sequence[int] = range(len(tensors))
+    described = isinstance(tensors, native.Described)
+    missing = [] if described else [at for at, tensor in enumerate(tensors) if tensor is None]
+    if missing:
+        order = [at for at, tensor in enumerate(tensors) if tensor is not None]
+        tensors = [tensor for tensor in tensors if tensor is not None]
+    present: Sequence[Tensor] = tensors  # type: ignore[assignment]
+    rows: list[Numbers] = []
+    histograms: list[Numbers] = []
+    which: list[int] = []
+    for backend, places, part in _parts(present):
+        found, counts = _measured(backend, part, histogram_blocks)
+        which += places
+        rows.append(found)
+        if counts is not None:
+            histograms.append(counts)
+    if len(rows) > 1:
+        order = [order[at] for at in which]
+    if missing:
+        order = [*order, *missing]
+        rows.append(np.full((len(missing), len(COLUMNS)), np.nan))
+        if histogram_blocks:
+            histograms.append(np.zeros((len(missing), 2, NUM_BINS), np.int64))
+    return Measurement(order, tuple(rows), tuple(histograms))
+
+
+def _row(tensor: Tensor | None) -> Numbers | None:
+    """The row of a single tensor by a short way, for what is read one at a time as it comes, such as activations."""
+    if tensor is None or _backend(tensor) is not _native:
+        return None
+    try:
+        return native.measure_one(tensor)
+    except Exception:
+        _give_up(_native)
+        return None
+
+
+def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], Sequence[Tensor]]]:
+    """The tensors by the backend that reads them and by device, with the places of each part; most often one part."""
+    whole = _described(tensors)
+    if whole is not None:
+        if tensors:
+            yield _native, range(len(tensors)), whole
+        return
+    groups: dict[tuple[Backend, torch.device], list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        groups.setdefault((_backend(tensor), tensor.device), []).append(at)
+    for (backend, _), places in groups.items():
+        yield backend, places, [tensors[at] for at in places]
+
+
+def looked_at(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors for several reads in a row, between which nothing else runs: where they lie is asked once."""
+    return tensors if (whole := _described(tensors)) is None else whole
+
+
+def backend_of(tensor: Tensor) -> str:
+    """Which backend reads this tensor: `native`, `triton` or `portable`."""
+    return _backend(tensor).__name__.removeprefix("_")
+
+
+def _described(tensors: Sequence[Tensor]) -> native.Described | None:
+    return native.described(tensors) if native.available() and _native not in _broken else None
+
+
+def _backend(tensor: Tensor) -> Backend:
+    if tensor.is_cpu:
+        if native.available() and _native not in _broken and native.supports(tensor):
+            return _native
+    elif tensor.is_cuda and _triton not in _broken and cuda.supports(tensor):
+        return _triton
+    return _portable
+
+
+def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    if backend is _portable:
+        return _portable(tensors, histogram_blocks)
+    try:
+        return backend(tensors, histogram_blocks)
+    except Exception:
+        _give_up(backend)
+        return _portable(tensors, histogram_blocks)
+
+
+def _give_up(backend: Backend) -> None:
+    """Within the handler of what it raised."""
+    _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
+    _broken.add(backend)
+
+
+def _native(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    rows, histograms, _ = native.measure(tensors, histogram_blocks)
+    return rows, histograms
+
+
+def _triton(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    return cuda.measure(tensors, histogram_blocks)
+
+
+def _portable(tensors: Sequence[Tensor], histogram_blocks: int) -> Rows:
+    return portable.measure(tensors, bool(histogram_blocks))

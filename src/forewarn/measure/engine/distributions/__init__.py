@@ -1,0 +1,7 @@
+"""What a log2-magnitude histogram says about a tensor: its percentiles and its shape."""
+
+from forewarn.measure.engine.distributions.percentiles import percentiles
+from forewarn.measure.engine.distributions.shape import LEAST_VALUES, shapes
+from forewarn.measure.engine.distributions.whole import Spread, spread_of, whole_tensors
+
+__all__ = ["LEAST_VALUES", "Spread", "percentiles", "shapes", "spread_of", "whole_tensors"]

@@ -1,0 +1,107 @@
+"""The shape of a distribution as one of a few kinds, from its histogram and its moments.
+
+Values that are exactly zero are left out, for they have a reading of their own (`zero_fraction`): the gradient of an
+embedding is zero for every word that was not seen, and its shape is that of the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forewarn.histograms import LOWEST_EXPONENT, NUM_BINS, used_bins
+from forewarn.types import Counts, Shape, Values
+
+Floats = NDArray[np.float64]
+
+LEAST_VALUES = 100
+"""Values that must have been counted for a shape to mean anything."""
+COLLAPSED_SPREAD = 1e-6
+"""Standard deviation over mean below which values are the same; a norm weight is wider after a few steps of warm-up."""
+SHIFTED_MEAN = 2.0
+"""Standard deviations from zero at which a centre counts as shifted. Half of a bell has 1.3, uniform on [0, 1] 1.7."""
+HEAVY_KURTOSIS = 10.0
+"""Kurtosis from which tails count as heavy. A normal distribution has 3, Laplace 6, Student's t with 5 degrees 9."""
+CHANCE = 100.0
+"""Over √n: how far the kurtosis of n values may lie above by chance; for Laplace its standard deviation is half."""
+VALLEY = 1 / 3
+"""Share of the lower of two peaks below which the density between them makes them two modes."""
+LEAST_PEAK = 0.05
+"""Share of all values that the bin of a peak must hold, so that a few outliers are no mode."""
+SIGNIFICANT = 50
+"""Values that a peak must hold, and that a valley would hold if it were none: what is beyond chance."""
+
+IN_BIN = 279 / 245
+"""Fourth over squared second moment of values that fill a bin evenly, in units of its lower end."""
+_WINDOW = np.arange(-8, 4)
+"""The bins in which modes are looked for, from that of the root mean square."""
+_WIDTHS = np.exp2(np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None])
+"""How wide they are, with the cell around zero in the middle."""
+
+
+def shapes(counts: Counts, rows: Floats) -> Values:
+    """The `Shape` of each tensor as a number; NaN where there are fewer than 100 values to judge.
+
+    `counts` [n × 2 × bins] may be those of a sample. `rows` [n × columns] are the engine's, of all values: count, sum,
+    sum of squares, minimum, maximum, zeros and values that are not finite.
+    """
+    count, total, squares, least, most, zeros, nonfinite = rows.T
+    counted = counts.sum(axis=(1, 2))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        nonzero = count - zeros - nonfinite
+        mean, mean_square = total / nonzero, squares / nonzero
+        spread = np.sqrt(np.maximum(mean_square - mean * mean, 0.0))
+        kinds = np.full(len(counts), float(Shape.HEALTHY), np.float32)
+        kinds[_kurtosis(counts, counted) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS
+        kinds[np.abs(mean) >= SHIFTED_MEAN * spread] = Shape.SHIFTED
+        enough = np.flatnonzero(counted >= LEAST_VALUES)
+        kinds[enough[_multi_modal(counts, counted, mean_square, enough)]] = Shape.MULTI_MODAL
+        kinds[spread <= COLLAPSED_SPREAD * np.abs(mean)] = Shape.COLLAPSED
+        kinds[counted < LEAST_VALUES] = np.nan
+        kinds[(least == most) & (count - nonfinite >= LEAST_VALUES)] = Shape.CONSTANT
+    return kinds
+
+
+def _kurtosis(counts: Counts, counted: Counts) -> Floats:
+    """The fourth moment over the squared second, about zero: centres that are far from it are another shape.
+
+    From the smallest bin to the largest, each in units of the one at hand: that cancels out and cannot overflow.
+    """
+    bins = used_bins(counts)
+    second, fourth = np.zeros(len(counts)), np.zeros(len(counts))
+    for pooled in np.add(counts[:, 0, bins], counts[:, 1, bins], dtype=np.float64).T:
+        second = second / 4 + pooled
+        fourth = fourth / 16 + pooled
+    kurtosis: Floats = IN_BIN * counted * fourth / (second * second)
+    return kurtosis
+
+
+def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, which: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether the density of a tensor falls between two peaks and rises again, by far more than chance makes it.
+
+    A peak lies below 4.5 times the root mean square, or its values would make that larger; what lies far below it is
+    one cell around zero.
+    """
+    known = np.isfinite(mean_square) & (mean_square > 0)
+    size = np.sqrt(np.where(known, mean_square, 1.0)[which])
+    bins = np.frexp(size)[1] - 1 - LOWEST_EXPONENT + _WINDOW[:, None]
+    at = which * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
+    inside = (bins >= 0) & (bins < NUM_BINS)
+    flat, total = counts.reshape(-1), counted[which]
+    negative, positive = flat[at] * inside, flat[at + NUM_BINS] * inside
+    around_zero = total - negative.sum(axis=0) - positive.sum(axis=0)
+    cells = np.concatenate([negative[::-1], around_zero[None], positive]).astype(np.float64)
+    density = cells / _WIDTHS
+    peaks = density * (cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * total))
+    lower = np.minimum(_highest_so_far(peaks), _highest_so_far(peaks[::-1])[::-1])
+    valleys: NDArray[np.bool_] = (lower * _WIDTHS >= SIGNIFICANT) & (density < VALLEY * lower)
+    found: NDArray[np.bool_] = np.any(valleys, axis=0)
+    return found
+
+
+def _highest_so_far(peaks: Floats) -> Floats:
+    """`np.maximum.accumulate` down the rows, several times as fast."""
+    highest = peaks.copy()
+    for at in range(1, len(highest)):
+        np.maximum(highest[at], highest[at - 1], out=highest[at])
+    return highest

@@ -1,0 +1,231 @@
+"""The output of a layer: its statistics and what its units do, added up over the calls of a step.
+
+Everything kept is a sum, a count, an extreme or a flag, so micro-batches and shared layers merge exactly.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.measure.engine import cuda, native, portable
+from forewarn.measure.engine.native.layer_visits import NativeTally
+from forewarn.measure.engine.statistics import COLUMNS, MOMENTS
+from forewarn.measure.engine.summary import summarize
+from forewarn.types import Values
+
+_NOTHING = np.array([0.0, 0.0, 0.0, np.inf, -np.inf, 0.0, 0.0, 0.0, 0.0])
+_ROWS_PER_CHUNK = 256
+
+
+class Look(IntEnum):
+    """What to look at in the units of a layer; the numbers are those of interface.h."""
+
+    NOTHING = 0
+    FIRED = 1
+    """Which units were not zero on some position."""
+    INSIDE = 2
+    """On how many positions each unit was strictly between two bounds."""
+    PEAKED = 3
+    """How many positions have a largest unit that reaches a bound."""
+    CHANNELS = 4
+    """Sum and sum of squares of every unit."""
+
+
+_PER_UNIT = (Look.FIRED, Look.INSIDE, Look.CHANNELS)
+
+
+class Layout(NamedTuple):
+    """A tensor as [outer × units × inner], of which every so many of the outer rows are read, the first always."""
+
+    outer: int
+    units: int
+    inner: int
+    every: int = 1
+
+    @property
+    def positions(self) -> int:
+        """At how many places each unit is read."""
+        return -(-self.outer // self.every) * self.inner
+
+
+class Board:
+    """The rows of many layers in few arrays whose addresses stay."""
+
+    def __init__(self) -> None:
+        self._chunks: list[NDArray[np.float64]] = []
+        self._num = 0
+        self._on_devices: list[tuple[int, Tensor]] = []
+
+    def new_row(self) -> tuple[int, NDArray[np.float64]]:
+        """The number of a new row, and the row."""
+        at = self._num
+        if at == len(self._chunks) * _ROWS_PER_CHUNK:
+            self._chunks.append(np.tile(_NOTHING, (_ROWS_PER_CHUNK, 1)))
+        self._num += 1
+        return at, self._chunks[at // _ROWS_PER_CHUNK][at % _ROWS_PER_CHUNK]
+
+    def add(self, at: int, row: Tensor) -> None:
+        """A further part of row `at` that is still on a device."""
+        self._on_devices.append((at, row))
+
+    def take(self) -> tuple[NDArray[np.float64], list[int], list[Tensor]]:
+        """The rows up to now; then what to add to them from devices: the places, and one tensor per device."""
+        rows = np.concatenate(self._chunks)[: self._num] if self._chunks else np.empty((0, len(MOMENTS)))
+        for chunk in self._chunks:
+            chunk[:] = _NOTHING
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for at, row in self._on_devices:
+            by_device.setdefault(row.device, []).append((at, row))
+        self._on_devices = []
+        places = [at for several in by_device.values() for at, _ in several]
+        return rows, places, [torch.stack([row for _, row in several]) for several in by_device.values()]
+
+
+class Tally:
+    """What one output of a layer gave since it was last asked."""
+
+    __slots__ = (
+        "_board", "_fired", "_fired_there", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
+        "_units", "at", "look",
+    )  # fmt: skip
+
+    def __init__(self, board: Board, look: Look, low: float = 0.0, high: float = 0.0) -> None:
+        self.look, self._low, self._high = look, low, high
+        self._board = board
+        self.at, self._row = board.new_row()
+        """Which row of the board is its own."""
+        self._clear(0)
+
+    def _clear(self, units: int) -> None:
+        num_sums = {Look.INSIDE: units, Look.PEAKED: 2, Look.CHANNELS: 2 * units}.get(self.look, 0)
+        self._units = units
+        self._fired = np.zeros(units if self.look is Look.FIRED else 0, np.uint8)
+        self._sums = np.zeros(num_sums)
+        self._fired_there: Tensor | None = None
+        self._sums_there: Tensor | None = None
+        """The same on an accelerator, for a layer that runs there."""
+        self._positions = 0
+        self._native = NativeTally(self.look, self._low, self._high, self._row, self._fired, self._sums)
+
+    def take(self) -> tuple[Any, Any, int]:
+        """What the units did, as arrays or as tensors on their device; the row is the board's to give.
+
+        The first says which have fired. The second holds for INSIDE how often each unit was, for PEAKED the positions
+        that are and all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was
+        read.
+        """
+        fired = self._fired if self._fired_there is None else self._fired_there
+        sums = self._sums if self._sums_there is None else self._sums_there
+        positions = self._positions
+        if positions and self.look is not Look.NOTHING:
+            self._clear(self._units)  # what was given away is no longer ours to write to
+        self._positions = 0
+        return fired, sums, positions
+
+    def add(self, tensor: Tensor, layout: Layout) -> None:
+        """Take in what the layer gave at one call; nothing is kept of the tensor itself."""
+        if not tensor.numel():
+            return
+        if layout.units != self._units and self.look in _PER_UNIT:
+            self._clear(layout.units)  # other units: those from before can not be added to
+        self._positions += layout.positions
+        if native.available() and native.supports(tensor) and tensor.is_contiguous():
+            self._native.add(tensor, layout)
+            return
+        sample = tensor.detach().reshape(layout.outer, layout.units, layout.inner)[:: layout.every]
+        self._add_row(moments(sample))
+        self._add_units(*_units(sample, self.look, self._low, self._high))
+
+    def _add_row(self, row: Tensor) -> None:
+        if row.is_cpu:
+            merge(self._row[None], [0], row.numpy()[None])
+        else:
+            self._board.add(self.at, row)
+
+    def _add_units(self, fired: Tensor | None, sums: Tensor | None) -> None:
+        if fired is not None and fired.is_cpu:
+            self._fired |= fired.to(torch.uint8).numpy()
+        elif fired is not None:
+            self._fired_there = fired if self._fired_there is None else self._fired_there | fired
+        if sums is not None and sums.is_cpu:
+            self._sums += sums.numpy()
+        elif sums is not None:
+            self._sums_there = sums if self._sums_there is None else self._sums_there + sums
+
+
+def moments(sample: Tensor) -> Tensor:
+    """The row of a tensor, in the order of `MOMENTS`, on its device."""
+    flat = sample.contiguous().reshape(-1)
+    if cuda.supports(flat):
+        return cuda.measure([flat], powers=True)[0][0]
+    x = flat.to(portable.wide(flat.device))
+    row = portable.measure([x])[0][0]
+    clean = x.where(x.isfinite(), 0.0)
+    square = clean * clean
+    return torch.cat([row, torch.stack([torch.dot(square, clean), torch.dot(square, square)])])
+
+
+def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor | None, Tensor | None]:
+    """The flags and the sums of a tensor [outer × units × inner]."""
+    if look is Look.FIRED:
+        return (sample != 0).any(dim=2).any(dim=0), None
+    if look is Look.INSIDE:
+        wide = sample.to(portable.wide(sample.device))
+        return None, (~((wide <= low) | (wide >= high))).sum(dim=(0, 2)).to(wide.dtype)
+    if look is Look.PEAKED:
+        peaks = sample.amax(dim=1).to(portable.wide(sample.device))
+        count = (peaks >= high).sum()
+        return None, torch.stack([count, torch.full_like(count, peaks.numel())]).to(peaks.dtype)
+    if look is Look.CHANNELS:
+        wide = sample.to(portable.wide(sample.device))
+        return None, torch.cat([wide.sum(dim=(0, 2)), (wide * wide).sum(dim=(0, 2))])
+    return None, None
+
+
+def merge(rows: NDArray[np.float64], places: list[int], parts: NDArray[np.float64]) -> None:
+    """Add further rows to those at the given places."""
+    for at, part in zip(places, parts, strict=True):
+        least, most = min(rows[at, 3], part[3]), max(rows[at, 4], part[4])
+        rows[at] += part
+        rows[at, 3], rows[at, 4] = least, most
+
+
+def describe(rows: NDArray[np.float64]) -> dict[str, Values]:
+    """The quantities of each row [n × moments]; NaN where nothing was seen.
+
+    `kurtosis` is the fourth central moment over the squared variance: 3 for a normal distribution, large for outliers.
+    """
+    known = np.where(rows[:, :1] > 0, rows, np.nan)
+    found = summarize(known[:, : len(COLUMNS)])
+    del found["norm"]
+    found["abs_max"] = np.maximum(np.abs(found["min"]), np.abs(found["max"]))
+    found["kurtosis"] = _kurtosis(known).astype(np.float32)
+    return found
+
+
+def _kurtosis(rows: NDArray[np.float64]) -> Any:
+    """From the sums of powers; NaN for a constant, and where the mean is so large that rounding would be the result."""
+    with np.errstate(all="ignore"):
+        finite = rows[:, 0] - rows[:, 6]
+        mean, second, third, fourth = (rows[:, at] / finite for at in (1, 2, 7, 8))
+        variance = second - mean * mean
+        central = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
+        trusted = variance**2 > 1e-12 * fourth  # of 16 digits, four are left at the worst
+        return np.where(trusted, central / variance**2, np.nan)
+
+
+def channel_spread(sums: Any, positions: int) -> tuple[Any, Any]:
+    """How far the means of the channels lie apart, and their standard deviations: both as standard deviations."""
+    means, squares = sums[: len(sums) // 2] / positions, sums[len(sums) // 2 :] / positions
+    deviations = (squares - means * means).clip(0.0) ** 0.5
+    return _spread(means), _spread(deviations)
+
+
+def _spread(values: Any) -> Any:
+    return ((values - values.mean()) ** 2).mean() ** 0.5

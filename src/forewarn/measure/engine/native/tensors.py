@@ -1,0 +1,138 @@
+"""Tensors as the library sees them: an address, a length and a kind of number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+
+from forewarn.measure.engine.memory import is_dense
+
+T = TypeVar("T", bound=Tensor)
+
+KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+"""The numbers of `Dtype` in kernels.h."""
+_SIZES = np.array([4, 8, 2, 2], np.int64)
+
+_dtype_of, _is_on_the_host, _num_bytes = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("nbytes")
+
+
+def supports(tensor: Tensor) -> bool:
+    """Whether the library can read a tensor: real numbers in host memory, dense in any order, and nothing in between.
+
+    Asks only for what a tensor knows of itself, at about half a microsecond; no torch operation runs.
+    """
+    if not _owns_its_memory[type(tensor)] or tensor.dtype not in KINDS or not tensor.is_cpu:
+        return False
+    try:
+        # Sparse tensors and those within a functorch transform have no address, zeros that are nowhere stored have 0.
+        return (tensor.data_ptr() != 0 or tensor.numel() == 0) and not tensor.is_neg() and is_dense(tensor)
+    except RuntimeError:
+        return False
+
+
+def described(tensors: Sequence[Tensor]) -> Described | None:
+    """The tensors as arrays for the library; None if `supports` says no of any.
+
+    Each question is put to all of them before the next one, which is several times as fast as tensor by tensor.
+    """
+    if isinstance(tensors, Described):
+        return tensors
+    if isinstance(tensors, Standing):
+        return tensors.described()
+    if not all(_owns_its_memory[kind] for kind in set(map(type, tensors))) or not all(map(_is_on_the_host, tensors)):
+        return None
+    try:
+        found = Described.of(tensors)
+        nowhere = (found.pointers == 0) & (found.lengths > 0)
+        if nowhere.any() or any(map(Tensor.is_neg, tensors)):
+            return None
+        return found if all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors)) else None
+    except (KeyError, RuntimeError):  # a dtype that is not among the kinds; no address
+        return None
+
+
+class _Owners(dict[type[Tensor], bool]):
+    """Whether tensors of a class are what they seem, looked up once: a DTensor, for one, has its numbers elsewhere."""
+
+    def __missing__(self, kind: type[Tensor]) -> bool:
+        functions = (Tensor.__torch_function__, Parameter.__torch_function__)
+        self[kind] = kind.__torch_dispatch__ is Tensor.__torch_dispatch__ and kind.__torch_function__ in functions
+        return self[kind]
+
+
+_owns_its_memory = _Owners()
+
+
+@dataclass(frozen=True, slots=True)
+class Described(Sequence[Tensor]):
+    """Tensors, and beside them what the library is to know of each."""
+
+    pointers: NDArray[np.uint64]
+    lengths: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+    tensors: Sequence[Tensor]
+    """Held, so that what the pointers point to stays."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Described:
+        """Gradients have new addresses on every step."""
+        if isinstance(tensors, Described):
+            return tensors
+        num = len(tensors)
+        dtypes = list(map(_dtype_of, tensors))
+        return cls(
+            np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, num),
+            np.fromiter(map(Tensor.numel, tensors), np.int64, num),
+            np.fromiter(map(KINDS.__getitem__, dtypes), np.uint8, num),
+            tensors,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.tensors[at]
+
+    def __iter__(self) -> Iterator[Tensor]:  # by `__getitem__` it would take as long as all that is measured
+        return iter(self.tensors)
+
+    @property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """What every function of the library takes first."""
+        return len(self.lengths), self.pointers.ctypes.data, self.lengths.ctypes.data, self.kinds.ctypes.data
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes per element."""
+        sizes: NDArray[np.int64] = _SIZES[self.kinds]
+        return sizes
+
+    def holds(self) -> bool:
+        """Whether every tensor is where it was, with as many bytes: then all else that was found of it is still true.
+
+        Another dtype or layout comes with another address, for the old memory is given back after the new is taken.
+        """
+        now = np.fromiter(map(Tensor.data_ptr, self.tensors), np.uint64, len(self.tensors))
+        if not np.array_equal(now, self.pointers):
+            return False
+        num_bytes = np.fromiter(map(_num_bytes, self.tensors), np.int64, len(self.tensors))
+        return np.array_equal(num_bytes, self.lengths * self.sizes)
+
+
+class Standing(tuple[T, ...]):
+    """Tensors that are read again and again, such as weights: looked at closely only when one of them has moved."""
+
+    _latest: Described | None = None
+
+    def described(self) -> Described | None:
+        if self._latest is None or not self._latest.holds():
+            self._latest = described(list(self))
+        return self._latest

@@ -1,0 +1,67 @@
+"""Rows and histograms of many tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.measure.engine.native.library import check, library, path_number
+from forewarn.measure.engine.native.tensors import KINDS, Described
+from forewarn.measure.engine.statistics import COLUMNS, NUM_BINS
+
+Measured = tuple[NDArray[np.float64], NDArray[np.int64] | None, NDArray[np.int64] | None]
+
+
+def measure(
+    tensors: Sequence[Tensor],
+    histogram_blocks: int = 0,
+    threads: int | None = None,
+    path: str | None = None,
+) -> Measured:
+    """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
+
+    With `histogram_blocks` the histograms [n × 2 × bins] count values by sign and by the power of two of their
+    magnitude: those of up to so many blocks of 4096 per tensor, evenly spaced from the first on, and of one in 16 of
+    larger ones. The last array says how many elements of each tensor are in these blocks. `threads` is torch's own
+    number unless given, `path` the best of `paths()`.
+    """
+    if histogram_blocks < 0:
+        raise ValueError(f"histogram_blocks is {histogram_blocks}; it is 0 for none, else how many per tensor")
+    described = Described.of(tensors)
+    num = len(tensors)
+    rows = np.empty((num, len(COLUMNS)))
+    histograms = np.empty((num, 2, NUM_BINS), np.int64) if histogram_blocks else None
+    covered = np.empty(num, np.int64) if histogram_blocks else None
+    check(
+        library().forewarn_measure(
+            *described.arguments,
+            histogram_blocks,
+            torch.get_num_threads() if threads is None else threads,
+            path_number(path),
+            rows.ctypes.data,
+            None if histograms is None else histograms.ctypes.data,
+            None if covered is None else covered.ctypes.data,
+        )
+    )
+    return rows, histograms, covered
+
+
+class _One(ctypes.Structure):
+    """A table of one tensor, its columns one after another."""
+
+    _fields_ = (("pointer", ctypes.c_uint64), ("length", ctypes.c_int64), ("kind", ctypes.c_uint8))
+
+
+def measure_one(tensor: Tensor) -> NDArray[np.float64]:
+    """The row [1 × columns] of one tensor that `supports` accepts: the same number, at a third of the overhead."""
+    one = _One(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+    at = ctypes.addressof(one)
+    table = (1, at, at + _One.length.offset, at + _One.kind.offset)
+    rows = np.empty((1, len(COLUMNS)))
+    check(library().forewarn_measure(*table, 0, torch.get_num_threads(), 0, rows.ctypes.data, None, None))
+    return rows

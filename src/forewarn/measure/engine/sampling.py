@@ -1,0 +1,209 @@
+"""The measured update: how far a fixed sample of each tensor's weights moved, without a copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.measure.engine import native
+from forewarn.measure.engine.memory import is_dense
+from forewarn.measure.engine.portable import dense_values, num_elements, wide
+from forewarn.measure.engine.statistics import Numbers
+
+EPSILON = 1e-12
+"""Added to the weight norm of an update ratio, so that a tensor of zeros has one."""
+
+_FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # the published constants of 64-bit FNV-1a
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment and multipliers of SplitMix64
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_LARGEST_INDEX = 2**31 - 1
+
+
+def fnv1a(name: str) -> int:
+    """The 64-bit FNV-1a hash of a name: the same in every process and on every machine."""
+    hashed = _FNV_OFFSET
+    for byte in name.encode(errors="surrogatepass"):
+        hashed = ((hashed ^ byte) * _FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
+    return hashed
+
+
+def sample_indices(name: str, num_elements: int, size: int) -> NDArray[np.int32]:
+    """Up to `size` places in a tensor of so many elements, sorted, fixed by the tensor's name alone.
+
+    A tensor that is no larger than the sample is taken whole. Draws are by counter, so no random state is touched.
+    """
+    if num_elements <= size:
+        return np.arange(num_elements, dtype=np.int32)
+    with np.errstate(over="ignore"):
+        mixed = np.uint64(fnv1a(name)) + _GOLDEN * np.arange(1, size + 1, dtype=np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
+        mixed ^= mixed >> np.uint64(31)
+    reach = np.uint64(min(num_elements, _LARGEST_INDEX))
+    drawn = ((mixed >> np.uint64(32)) * reach) >> np.uint64(32)
+    return np.sort(drawn.astype(np.int32))
+
+
+class _NativeGroup:
+    """Tensors that the native backend reads: all in two calls, no torch operation."""
+
+    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
+        self.which = which
+        self._places = np.concatenate(drawn)
+        self._offsets = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
+        self._before: NDArray[np.uint8] | None = None
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        self._before = native.gather(tensors, self._places, self._offsets, out=self._before)
+
+    def forget(self) -> None:
+        self._before = None
+
+    def moved(self, tensors: Sequence[Tensor]) -> Numbers:
+        assert self._before is not None
+        return native.gather_diff(tensors, self._places, self._offsets, self._before)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._places.nbytes + (0 if self._before is None else self._before.nbytes)
+
+
+class _TorchGroup:
+    """Tensors of one device and dtype, by torch operations: their samples lie side by side in one buffer."""
+
+    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
+        self.which = which
+        self._places = [torch.from_numpy(each).to(like.device) for each in drawn]
+        self._lengths = torch.tensor([len(each) for each in drawn], device=like.device)
+        self._before: Tensor | None = None
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        self._before = torch.cat(self._sample(tensors))
+
+    def forget(self) -> None:
+        self._before = None
+
+    def moved(self, tensors: Sequence[Tensor]) -> Numbers:
+        assert self._before is not None
+        precise = wide(self._before.device)
+        old = self._before.to(precise)
+        step = torch.cat(self._sample(tensors)).to(precise) - old
+        squares = torch.stack([step * step, old * old], dim=1)
+        sums: Tensor = torch.segment_reduce(squares, "sum", lengths=self._lengths, axis=0, unsafe=True)
+        return sums
+
+    def _sample(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [_flat(each).index_select(0, places) for each, places in zip(tensors, self._places, strict=True)]
+
+    @property
+    def num_bytes(self) -> int:
+        held = self._places if self._before is None else [*self._places, self._before]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+class UpdateSampler:
+    """Remembers a sample of many tensors and measures how far it has moved since.
+
+    Holds an int32 index per sample, and from `remember` to `forget` one value: 4 and then 8 bytes × `size` per float32
+    tensor. The places are drawn once per tensor, and again only if a tensor becomes another in size, type or device.
+    """
+
+    def __init__(self, names: Sequence[str], size: int) -> None:
+        self._names = tuple(names)
+        self._size = size
+        self._kinds: tuple[object, ...] = ()
+        self._groups: list[_NativeGroup | _TorchGroup] = []
+        self.shares: NDArray[np.float64] = np.ones(len(self._names))
+        """Which share of each tensor is sampled."""
+        self.remembers = False
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        """Keep the present values; `tensors` are in the order of the names."""
+        given, kinds = _looked_at(tensors)
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._prepare(tensors)
+        for group in self._groups:
+            group.remember(_members(given, group.which))
+        self.remembers = True
+
+    def moved(self, tensors: Sequence[Tensor]) -> tuple[Sequence[int], list[Numbers]]:
+        """What has moved since `remember`: the order of the rows, and per group of tensors [n × (‖Δw‖², ‖w‖²)].
+
+        Nothing if a tensor has become another in the meantime.
+        """
+        given, kinds = _looked_at(tensors)
+        if not self.remembers or kinds != self._kinds:
+            return [], []
+        if len(self._groups) == 1:
+            return range(len(tensors)), [self._groups[0].moved(given)]
+        order = [at for group in self._groups for at in group.which]
+        return order, [group.moved(_members(given, group.which)) for group in self._groups]
+
+    def forget(self) -> None:
+        """Compare with nothing, and keep no value, until `remember` is called again."""
+        self.remembers = False
+        for group in self._groups:
+            group.forget()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held for places and remembered values."""
+        return sum(group.num_bytes for group in self._groups)
+
+    def _prepare(self, tensors: Sequence[Tensor]) -> None:
+        """Draw the places."""
+        kinds = [_kind(tensor) for tensor in tensors]
+        drawn = [
+            sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
+        ]
+        self.shares = np.array([len(each) / max(1, kind.num_values) for each, kind in zip(drawn, kinds, strict=True)])
+        groups: dict[tuple[bool, torch.device | None, torch.dtype | None], list[int]] = {}
+        for at, kind in enumerate(kinds):
+            key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)
+            groups.setdefault(key, []).append(at)
+        self._groups = [
+            _NativeGroup(which, [drawn[at] for at in which])
+            if is_native
+            else _TorchGroup(which, [drawn[at] for at in which], tensors[which[0]])
+            for (is_native, _, _), which in groups.items()
+        ]
+
+
+class _Kind(NamedTuple):
+    """What must stay the same for the drawn places to fit."""
+
+    native: bool
+    device: torch.device
+    dtype: torch.dtype
+    num_values: int
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return _Kind(native.available() and native.supports(tensor), tensor.device, tensor.dtype, num_elements(tensor))
+
+
+def _looked_at(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[object, ...]]:
+    """The tensors, as the library sees them if it reads them all, and what must stay the same of them."""
+    if native.available() and (whole := native.described(tensors)) is not None:
+        return whole, (whole.lengths.tobytes(), whole.kinds.tobytes())
+    return tensors, tuple(map(_kind, tensors))
+
+
+def _members(tensors: Sequence[Tensor], which: list[int]) -> Sequence[Tensor]:
+    return tensors if len(which) == len(tensors) else [tensors[at] for at in which]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The values of a tensor in one dimension, without a copy where its memory is dense in any order."""
+    values = dense_values(tensor)
+    if values.is_contiguous():
+        return values.view(-1)
+    if is_dense(values):
+        return values.as_strided((values.numel(),), (1,))
+    return values.reshape(-1)

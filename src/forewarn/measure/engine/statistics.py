@@ -1,0 +1,52 @@
+"""What every backend of the statistics engine gives: rows of sums, and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.histograms import LOWEST_EXPONENT, NUM_BINS
+
+__all__ = ["ALL_BLOCKS", "COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
+
+ALL_BLOCKS = 1 << 40
+"""More blocks of 4096 values than a tensor has: a histogram of so many is one of all values."""
+
+COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
+"""What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
+
+MOMENTS = (*COLUMNS, "sum_cubes", "sum_fourths")
+"""What the row of a layer's output holds: that of a tensor, and what the shape of its distribution takes."""
+
+Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
+
+
+NO_ROWS: NDArray[Any] = np.empty((0, len(COLUMNS)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a backend says about many tensors; still on their devices, one part per backend and device."""
+
+    order: Sequence[int]
+    """Which input each row belongs to, over all parts."""
+    rows: tuple[Numbers, ...]
+    """[n × columns] each, in double precision. Rows of parts of a tensor add up to the row of the whole."""
+    histograms: tuple[Numbers, ...] = ()
+    """[n × 2 × bins] each: counts of negative and of positive values by the power of two of their magnitude."""
+
+
+def in_order(order: Sequence[int], parts: Sequence[NDArray[Any]], none: NDArray[Any] = NO_ROWS) -> NDArray[Any]:
+    """Rows as `measure` gave them, back in the order of the tensors that it was given; `none` if there are none."""
+    straight = range(len(order))
+    if len(parts) == 1 and (order == straight or list(order) == list(straight)):  # the usual case, and nothing to copy
+        return parts[0]
+    together = np.concatenate(parts) if parts else none
+    rows = np.empty_like(together)
+    rows[list(order)] = together
+    return rows

@@ -1,0 +1,125 @@
+"""Looking inside a model while it runs: hooks that exist only during a measured forward pass in training mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.hidden_from_checkpointing import unseen
+from forewarn.measure.hooks import Hook
+from forewarn.measure.module_tree import Tree
+from forewarn.measure.probe import Followed, Place, Probe
+
+if TYPE_CHECKING:
+    from forewarn.measure.loop import Loop
+
+
+class ForwardPass:
+    """One forward pass under observation: every hook that probes asked for is on until `end`.
+
+    A hook costs 1.5 µs a call even when it does nothing, so they are put on for the passes that are measured and taken
+    off at their end. The recomputation of activation checkpointing comes within the backward pass, after that end.
+    """
+
+    def __init__(self, loop: Loop, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._loop = loop
+        self._probes = list(loop.probes)
+        self._root = root
+        self._given = (args, kwargs)
+        self._handles: list[Any] = []
+        self._leaving_root: list[Callable[..., None]] = []
+        """What is to see the output of the root: its own hooks are under way, and take no more of them."""
+        self._is_open = True
+        _passing[id(root)] = loop.tree
+        try:
+            for probe in self._probes:
+                loop.guard(probe, probe.forward_begins)
+                for place in loop.guard(probe, probe.inside) or ():
+                    self._put(probe, place)
+        finally:
+            _passing.clear()
+
+    def end(self, output: Any) -> None:
+        """Take every hook off; `output` is None if the forward pass raised."""
+        for handle in self._handles:
+            handle.remove()
+        if output is not None:
+            for seen in self._leaving_root:
+                seen(self._root, *self._given, output)
+        self._is_open = False
+        for probe in self._probes:
+            self._loop.guard(probe, probe.forward_ended, output)
+        self._given, self._leaving_root = ((), {}), []  # hooks that tensors keep must not hold what the model was given
+
+    def _put(self, probe: Probe, place: Place) -> None:
+        entered = None if place.entered is None else self._passing_on(probe, place.entered)
+        left = None if place.left is None else self._passing_on(probe, place.left)
+        if place.module is self._root:
+            if entered is not None:
+                entered(self._root, *self._given)
+            self._leaving_root += [] if left is None else [left]
+            return
+        if entered is not None:
+            self._handles.append(place.module.register_forward_pre_hook(Hook(entered), with_kwargs=True))
+        if left is not None:
+            self._handles.append(place.module.register_forward_hook(Hook(left), with_kwargs=True))
+
+    def _passing_on(self, probe: Probe, target: Callable[..., Iterable[Followed] | None]) -> Callable[..., None]:
+        def seen(module: nn.Module, *what: Any) -> None:
+            recomputed = torch._C._current_graph_task_id() != -1
+            if self._is_open and not recomputed and probe in self._loop.probes:
+                with self._loop.stopwatch, unseen():
+                    for each in self._loop.guard(probe, target, *what) or ():
+                        each.tensor.register_hook(Hook(guarded(self._loop, probe, each.reached)))
+
+        return seen
+
+
+def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """What takes a gradient for a probe, as a hook that a backward pass is safe with."""
+
+    def reached(gradient: Tensor) -> None:
+        if probe in loop.probes:
+            with loop.stopwatch:
+                loop.guard(probe, target, gradient)
+
+    return reached
+
+
+_passing: dict[int, Tree] = {}
+"""The model whose hooks are being put on, by its id: several probes ask about it."""
+
+
+def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """`Tree.hookable` of a model; asked for within `Probe.inside`, the model is walked only if it has changed."""
+    return _tree(model).hookable
+
+
+def any_compiled(model: nn.Module) -> bool:
+    """`Tree.any_compiled` of a model, known just as soon."""
+    return _tree(model).any_compiled
+
+
+def _tree(model: nn.Module) -> Tree:
+    return _passing.get(id(model)) or Tree(model)
+
+
+def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors in what a module takes or gives that a backward pass comes through; a parameter in it is none."""
+    if isinstance(output, Tensor):
+        if output.grad_fn is not None:
+            yield output
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        inside = output.values()
+    elif isinstance(output, list | tuple):
+        inside = output
+    elif hasattr(output, "__dataclass_fields__"):
+        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
+    if depth < 3:
+        for one in inside:
+            yield from differentiable(one, depth + 1)

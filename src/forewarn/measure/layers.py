@@ -1,0 +1,184 @@
+"""The layers of a model as their outputs pass by: which modules are layers, and what to look at in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Tally
+from forewarn.measure.hidden_from_checkpointing import unseen
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+_CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
+_PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten)
+"""Leaves whose output is their input."""
+_NOT_ZERO_BELOW_ZERO = ("leaky", "prelu", "rrelu")
+"""Parts of the names of those relatives of ReLU in which a unit is never off."""
+_ROWS_PER_PLANE = 8
+"""The positions of one image resemble each other: a plane counts as so many rows of a sample."""
+_DEPTH = 3
+"""Levels of tuples, mappings and dataclasses in which the tensors of an output are looked for."""
+
+
+def is_leaf(name: str, module: nn.Module) -> bool:
+    """Whether a module computes something by itself; one whose weight is parametrized does so as before."""
+    if "parametrizations" in name.split(".") or isinstance(module, _PASS_ON):
+        return False
+    children = (child for child, _ in module.named_children() if child != "parametrizations")
+    return isinstance(module, nn.MultiheadAttention) or next(children, None) is None
+
+
+def tensors_of(output: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in an output, each with where it is: `[0]`, `[1][state]`."""
+    if isinstance(output, Tensor):
+        yield name, output
+        return
+    inside: Any = ()
+    if isinstance(output, Mapping):
+        inside = output.items()
+    elif isinstance(output, list | tuple):
+        inside = enumerate(output)
+    elif hasattr(output, "__dataclass_fields__"):
+        inside = ((field, getattr(output, field, None)) for field in output.__dataclass_fields__)
+    if depth < _DEPTH:
+        for key, one in inside:
+            yield from tensors_of(one, f"{name}[{key}]", depth + 1)
+
+
+class Layers:
+    """All outputs that were seen, and what has been added up of each."""
+
+    def __init__(self, rows: int, saturated_from: float) -> None:
+        self.board = Board()
+        self.outputs: dict[str, Output] = {}
+        """By scope, in the order in which they were first seen."""
+        self.rows = rows
+        """Rows of one output that are read at most."""
+        self.saturated_from = saturated_from
+        self.channels_first: bool | None = None
+        """Where the units of the newest layer with weights are; None before there was one."""
+
+
+class Layer:
+    """A module whose outputs are read as they leave it."""
+
+    def __init__(self, layers: Layers, scope: str, module: nn.Module, chosen: bool) -> None:
+        self.module = module
+        self._layers = layers
+        self._scope = scope
+        self._chosen = chosen
+        self._only: Output | None = None
+        first = isinstance(module, _CHANNELS_FIRST)
+        self._channels_first = first if first or isinstance(module, _CHANNELS_LAST) else None
+
+    def left(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The module has been called."""
+        if self._channels_first is not None:
+            self._layers.channels_first = self._channels_first
+        if isinstance(output, Tensor):
+            if self._only is None:
+                self._only = self._output(self._scope)
+            self._only.see(output)
+        else:
+            for suffix, tensor in tensors_of(output):
+                self._output(self._scope + suffix).see(tensor)
+
+    def _output(self, scope: str) -> Output:
+        found = self._layers.outputs.get(scope)
+        if found is None or found.module is not self.module:
+            found = self._layers.outputs[scope] = Output(self._layers, self.module, self._chosen)
+        return found
+
+
+class Output:
+    """One tensor that a module gives, whatever its shape from call to call."""
+
+    def __init__(self, layers: Layers, module: nn.Module, chosen: bool) -> None:
+        self.module = module
+        self.is_answer = False
+        """Whether it is the output of the whole model."""
+        self._layers = layers
+        self.tally = Tally(layers.board, *_look(module, chosen, layers.saturated_from))
+        self._shape: torch.Size | None = None
+        self._layout = Layout(0, 0, 0)
+        self._address = 0
+
+    def see(self, tensor: Tensor) -> None:
+        """Add what the tensor holds now: it may be changed or gone a moment later."""
+        if not tensor.is_floating_point():
+            return
+        if tensor.is_contiguous():
+            if tensor.shape != self._shape:
+                self._shape, self._layout = tensor.shape, self._laid_out(tensor.shape)
+            if self.tally.look in (Look.INSIDE, Look.PEAKED):
+                self._address = _address(tensor)
+            self.tally.add(tensor, self._layout)
+            return
+        with unseen():
+            layout = self._laid_out(tensor.shape)
+            if tensor.dim() == 4 and layout.inner > 1 and tensor.is_contiguous(memory_format=torch.channels_last):
+                tensor = tensor.detach().permute(0, 2, 3, 1)
+                layout = self._sampled(layout.outer * layout.inner, layout.units, 1)
+            self.tally.add(tensor, layout)
+
+    def is_in(self, tensor: Tensor) -> bool:
+        """Whether the newest tensor seen lies where this one does."""
+        return self._address != 0 and self._address == _address(tensor)
+
+    def _laid_out(self, shape: torch.Size) -> Layout:
+        at, span = _where_units_are(self.module, len(shape), self.tally.look, self._layers.channels_first)
+        return self._sampled(math.prod(shape[:at]), math.prod(shape[at : at + span]), math.prod(shape[at + span :]))
+
+    def _sampled(self, outer: int, units: int, inner: int) -> Layout:
+        """Every so many rows of a large tensor; an odd number, so that all places in a sequence are met alike."""
+        limit = self._layers.rows if inner == 1 else max(1, self._layers.rows // _ROWS_PER_PLANE)
+        return Layout(outer, units, inner, 1 if outer <= limit else -(-outer // limit) | 1)
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor is; 0 for one that is nowhere."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _look(module: nn.Module, chosen: bool, saturated_from: float) -> tuple[Look, float, float]:
+    """What to look at in the units of a module, and the bounds to compare with."""
+    name = type(module).__name__.lower()
+    if "relu" in name and not any(part in name for part in _NOT_ZERO_BELOW_ZERO):
+        return Look.FIRED, 0.0, 0.0
+    if isinstance(module, nn.Sigmoid | nn.Hardsigmoid):
+        return Look.INSIDE, 1 - saturated_from, saturated_from
+    if isinstance(module, nn.Tanh | nn.Softsign) or type(module) is nn.Hardtanh:
+        return Look.INSIDE, -saturated_from, saturated_from
+    if isinstance(module, nn.Softmax | nn.Softmax2d):
+        return Look.PEAKED, 0.0, saturated_from
+    if isinstance(module, NORMS):
+        return Look.CHANNELS, 0.0, 0.0
+    return Look.FIRED if chosen else Look.NOTHING, 0.0, 0.0
+
+
+def _where_units_are(module: nn.Module, dims: int, look: Look, channels_first: bool | None) -> tuple[int, int]:
+    """The first dimension of the units, and how many dimensions they fill.
+
+    What an activation function is given has its channels where the last layer with weights put them; where there was
+    none, images (four dimensions) have them second and all else last.
+    """
+    if dims < 2:
+        return 0, 1
+    if isinstance(module, nn.Softmax | nn.Softmax2d):
+        dim = -3 if isinstance(module, nn.Softmax2d) else -1 if module.dim is None else module.dim
+        return dim % dims, 1
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return max(0, dims - len(module.normalized_shape)), len(module.normalized_shape)
+    first = dims > 3 if channels_first is None else channels_first
+    return (1, 1) if first else (dims - 1, 1)

@@ -1,0 +1,216 @@
+"""The events of a training loop, seen through the hooks that torch offers, passed on to the probes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forewarn.measure.engine import Numbers
+from forewarn.measure.forward import ForwardPass, differentiable, guarded
+from forewarn.measure.hooks import Hook
+from forewarn.measure.module_tree import Tree
+from forewarn.measure.probe import Pending, Probe
+from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.transfer import on_host
+
+_log = logging.getLogger("forewarn")
+
+_MAX_WATCHED_OUTPUTS = 16
+"""Tensors of the model's output that a backward pass is recognised by."""
+
+
+class Loop:
+    """Watches one model and its optimizers, and keeps every failure of a probe away from the training."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], probes: Sequence[Probe], stopwatch: Stopwatch
+    ) -> None:
+        self.measured = False
+        """Whether the step under way is measured in detail."""
+        self.failures: dict[str, str] = {}
+        """Probes that raised, with what they said; they are switched off."""
+        self.probes = list(probes)
+        """Those that are still switched on."""
+        self._listeners: dict[str, list[Probe]] = {}
+        """By event: those of them that do something then; worked out at the first event after a change."""
+        self.stopwatch = stopwatch
+        self.tree = Tree(model)
+        """The modules that hooks can be put on."""
+        self._graph_task = -1
+        self._forward: ForwardPass | None = None
+        self._followed: list[tuple[Tensor, Any]] = []
+        """Parameters with a hook of this backward pass, and how to take it off."""
+        self._handles = [
+            model.register_forward_pre_hook(Hook(self._forward_begins, traced=True), with_kwargs=True),
+            model.register_forward_hook(Hook(self._forward_ended, traced=True), always_call=True),
+        ]
+        for at, optimizer in enumerate(optimizers):
+            self._handles.append(optimizer.register_step_pre_hook(Hook(self._stepper("before_update", at))))
+            self._handles.append(optimizer.register_step_post_hook(Hook(self._stepper("after_update", at))))
+
+    def close(self) -> None:
+        """Take every hook back."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._end_forward(None)
+        self._let_go()
+
+    def collect(self) -> list[tuple[Probe, Pending]]:
+        """The readings of the step that ends now, each ready to travel."""
+        self._let_go()  # a pass that raised has not come to its end
+        collected = []
+        for probe in list(self.probes):
+            try:
+                pending = probe.collect(self.measured)
+                if pending is not None:
+                    collected.append((probe, _ready(pending)))
+            except Exception as error:
+                self._switch_off(probe, error)
+        return collected
+
+    def runs(self, probe: Probe) -> bool:
+        """Whether a probe measures in this process: not on other ranks, and not once it has failed."""
+        return any(other is probe for other in self.probes)
+
+    def guard(self, probe: Probe, call: Callable[..., Any], *args: Any) -> Any:
+        """Call into a probe; what it raises switches it off."""
+        try:
+            return call(*args)
+        except Exception as error:
+            self._switch_off(probe, error)
+            return None
+
+    def _switch_off(self, probe: Probe, error: Exception) -> None:
+        self.report(f"probe {probe.name!r}", probe.name, error)
+        self.probes = [other for other in self.probes if other is not probe]
+        self._listeners.clear()
+
+    def report(self, what: str, name: str, error: Exception) -> None:
+        """Keep a failure for the alert that will tell of it; the log has its traceback, once."""
+        if name not in self.failures:
+            _log.error("the %s failed; training goes on without it", what, exc_info=error)
+            self.failures[name] = f"{type(error).__name__}: {error}"
+
+    def _tell(self, event: str, *args: Any) -> None:
+        with self.stopwatch:
+            for probe in self._listening(event):
+                self.guard(probe, getattr(probe, event), *args)
+
+    def _listening(self, event: str) -> list[Probe]:
+        """The probes that do something at this event: at most events most of them do nothing."""
+        known = self._listeners.get(event)
+        if known is None:
+            nothing = getattr(Probe, event)
+            known = [each for each in self.probes if getattr(getattr(each, event), "__func__", None) is not nothing]
+            self._listeners[event] = known
+        return known
+
+    def _stepper(self, event: str, at: int) -> Callable[..., None]:
+        def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer itself as well
+            closure = kwargs.get("closure", given[0] if given else None)
+            self._tell(event, at, optimizer, self.measured, closure is not None)
+
+        return stepped
+
+    def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._forward is None and not self.measured:
+            return
+        with self.stopwatch:
+            self._end_forward(None)
+            if self.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
+                self._forward = ForwardPass(self, module, args, kwargs)
+
+    def _end_forward(self, output: Any) -> None:
+        """Take the hooks of a pass off; one that was interrupted from the keyboard is still on when the next comes."""
+        if self._forward is not None:
+            over, self._forward = self._forward, None
+            over.end(output)
+
+    def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._forward is not None:
+            with self.stopwatch:
+                self._end_forward(output)
+        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
+            return
+        if not self.measured and not self._is_heeded():
+            return
+        try:
+            for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
+                tensor.register_hook(Hook(self._backward_reached, traced=True))
+        except Exception as error:  # an output that can not even be looked at
+            self.report("watch on the backward pass", "backward", error)
+
+    def _is_heeded(self) -> bool:
+        """Whether a probe has a use for a backward pass of a step that is not measured."""
+        listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
+        return any(self.guard(each, each.heeds_backward) for each in listening)
+
+    def _backward_reached(self, gradient: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task == self._graph_task:
+            return
+        self._graph_task = task
+        self._tell("backward_begins", self.measured)
+        if self.measured:
+            self._follow()
+        self._at_the_end(self._backward_ended)
+
+    def _follow(self) -> None:
+        """Put on the hooks that probes want on parameters."""
+        self._let_go()
+        with self.stopwatch:
+            for probe in list(self.probes):
+                self.guard(probe, self._follow_for, probe)
+
+    def _follow_for(self, probe: Probe) -> None:
+        for each in probe.following():
+            hook = Hook(guarded(self, probe, each.reached))
+            self._followed.append((each.tensor, each.tensor.register_hook(hook)))
+
+    def _let_go(self) -> None:
+        """Take them off, and what torch would call in their place: an empty list of hooks costs time too."""
+        followed, self._followed = self._followed, []
+        for tensor, handle in followed:
+            handle.remove()
+            if not tensor._backward_hooks:
+                tensor._backward_hooks = None
+
+    def _backward_ended(self) -> None:
+        """All is computed here. DDP adds up the gradients of the ranks in a callback of its own: let that go first."""
+        self._at_the_end(self._gradients_settled)
+
+    def _gradients_settled(self) -> None:
+        self._let_go()
+        self._tell("backward_ended", self.measured)
+
+    def _at_the_end(self, callback: Callable[[], None]) -> None:
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(callback)
+        except Exception as error:  # compiled autograd takes none
+            self.report("watch on the backward pass", "backward", error)
+
+
+def _is_transformed() -> bool:
+    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors are no values then."""
+    return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _ready(pending: Pending) -> Pending:
+    """Readings whose values, where they are on the host, are taken out of their tensors: a failure has a name here."""
+    return Pending([_at_hand(each) for each in pending.tensors], pending.decode) if pending.tensors else pending
+
+
+def _at_hand(numbers: Numbers) -> Numbers:
+    if not isinstance(numbers, Tensor) or numbers.is_cpu:
+        return on_host(numbers)
+    if numbers.is_meta:
+        raise TypeError("a tensor on the meta device has no values")
+    return numbers

@@ -1,0 +1,171 @@
+"""Asking metrics of tensors: built-in ones of many tensors at once, functions of one at a time, failing ones once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.engine import Measurement, measure
+from forewarn.measure.engine.memory import is_dense
+from forewarn.measure.metric_kinds import NOTHING, Keys, Metric, Metrics
+from forewarn.measure.probes.loss import TAKE_A_PART
+from forewarn.measure.step_log import ELEMENTS, OWN, ROWS, StepLog
+
+Named = tuple[str, tuple[Tensor, ...]]
+"""A module's or parameter's name, its tensor, and the reference's if it is compared with one."""
+
+
+_WHOLE = (nn.Parameter, Tensor)
+_NUMBERS = (Tensor, Real)
+
+
+class Evaluation:
+    """Logs what the metrics say. A metric that raises is named once and switched off; with `strict` it raises."""
+
+    def __init__(self, metrics: Metrics, logger: logging.Logger, strict: bool) -> None:
+        self.metrics = metrics
+        self._logger = logger
+        self._strict = strict
+        self._named: set[str] = set()
+        self._last: tuple[ref[Tensor], int, Measurement] | None = None
+        """The activation that was read last, without holding it, in which version, and what the engine said of it."""
+
+    def activation(self, log: StepLog, kind: str, name: str, *tensors: Tensor) -> None:
+        """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
+        asked = self.metrics.asked(kind, name)
+        if asked == NOTHING:
+            return
+        if asked.built_in:
+            try:
+                log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
+                for key, aggregate in asked.aggregates:
+                    log.aggregate_rows(key, aggregate)
+            except Exception as error:
+                for metric in self.metrics.built_in(kind, name):
+                    self._give_up(metric, name, error)
+        if not asked.functions:
+            return
+        with torch.no_grad():
+            own = tuple(each.detach() for each in tensors)
+            for key, metric in asked.functions:
+                try:
+                    log.tensor(key, _called(metric, own), metric.aggregate)
+                except Exception as error:
+                    self._give_up(metric, name, error)
+
+    def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
+        """What the engine says of an activation. A module often returns what its last child did: that is read once."""
+        tensor, version = tensors[0], tensors[0]._version
+        if len(tensors) == 1 and self._last is not None and self._last[0]() is tensor and self._last[1] == version:
+            return self._last[2]
+        found = measure((_readable(tensors),))
+        self._last = (ref(tensor), version, found) if len(tensors) == 1 else None
+        return found
+
+    def forget(self) -> None:
+        """The forward is over: the next one's first activation is read, whatever it is."""
+        self._last = None
+
+    def parameters(self, log: StepLog, kind: str, named: Iterable[Named], prefix: str = "") -> None:
+        """All metrics of `kind` of parameters or gradients; keys begin with `prefix`, by default the kind."""
+        engine: dict[str, tuple[list[Keys], list[Tensor]]] = {OWN: ([], []), ROWS: ([], [])}
+        with torch.no_grad():
+            for name, tensors in named:
+                asked = self.metrics.asked(kind, name, prefix)
+                if asked == NOTHING:
+                    continue
+                sharded = is_sharded(tensors[0])
+                own = tuple(map(local, tensors)) if sharded else tensors
+                if asked.built_in:
+                    keys, wanted = engine[ROWS if sharded else OWN]
+                    keys.append(asked.built_in)
+                    wanted.append(own[0] if len(own) == 1 else _readable(own))
+                for key, metric in asked.functions:
+                    try:
+                        self._ask(log, metric, key, own, sharded)
+                    except Exception as error:
+                        self._give_up(metric, name, error)
+            for how, (keys, wanted) in engine.items():
+                if wanted:
+                    in_one_piece = all(map(Tensor.is_contiguous, wanted))
+                    log.rows(keys, measure(wanted if in_one_piece else [_readable((one,)) for one in wanted]), how)
+
+    def _ask(self, log: StepLog, metric: Metric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
+        if sharded and metric.reduce is None:
+            raise ValueError(
+                "the tensor is sharded, and the metric does not say how the values of its shards make that of the "
+                "whole; add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
+            )
+        if sharded and not tensors[0].numel():
+            log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
+            return
+        result = _called(metric, tensors)
+        if isinstance(result, Tensor) and result.numel() != 1:
+            raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; one number is expected")
+        if sharded:
+            log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
+        else:
+            log.number(key, result)
+
+    def failed(self, key: str, error: Exception) -> None:
+        """Tell once that what was logged under a key is lost."""
+        if self._strict:
+            raise RuntimeError(f"the aggregation function of {key} failed: {error}") from error
+        if key not in self._named:
+            self._named.add(key)
+            self._logger.warning("the aggregation function of %s failed: %s; it is left out", key, _told(error))
+
+    def _give_up(self, metric: Metric, name: str, error: Exception) -> None:
+        what = f"{metric.kind} metric {metric.name!r} failed on {name}"
+        if self._strict:
+            raise RuntimeError(f"{what}: {_told(error)}") from error
+        self._logger.warning("%s: %s; it is switched off and training goes on", what, _told(error))
+        self.metrics.switch_off(metric)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds only a part of a tensor."""
+    if type(tensor) in _WHOLE:  # asking one of these for what it has not takes longer than all else
+        return False
+    return hasattr(tensor, "placements") and any(each.is_shard() for each in tensor.placements)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
+    assert callable(metric.fn)
+    result = metric.fn(*tensors)
+    if not isinstance(result, _NUMBERS):
+        raise TypeError(f"it returned {type(result).__name__}; a tensor or a number is expected")
+    if isinstance(result, Tensor) and result.is_complex():
+        raise TypeError(f"it returned a tensor of {result.dtype}, and a reading is a real number; {TAKE_A_PART}")
+    if isinstance(result, Tensor) and _shares_memory(result, tensors):
+        return result.clone()  # a part of a tensor that the next module may change in place
+    return result
+
+
+def _shares_memory(result: Tensor, tensors: Sequence[Tensor]) -> bool:
+    where = result.untyped_storage().data_ptr()
+    return where in [each.untyped_storage().data_ptr() for each in tensors]
+
+
+def _readable(tensors: Sequence[Tensor]) -> Tensor:
+    """What a built-in metric is asked of: the tensor, or its difference from the reference.
+
+    What is scattered in host memory, such as one of several heads, is copied: that is faster than to read it as it is.
+    """
+    tensor = tensors[0] if len(tensors) == 1 else tensors[0].detach() - tensors[1].detach()
+    scattered = tensor.is_cpu and tensor.layout is torch.strided and not is_dense(tensor)
+    return tensor.detach().contiguous() if scattered else tensor
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

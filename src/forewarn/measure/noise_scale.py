@@ -1,0 +1,67 @@
+"""The gradient noise scale: how large a batch must be before averaging more examples gains little."""
+
+from __future__ import annotations
+
+import math
+
+from forewarn.measure.ema import Ema
+
+_DECAY = 0.95
+"""Of the averages over measured steps: one alone says next to nothing, and over many the noise scale itself grows."""
+
+_LEVEL_DECAY = 0.7
+"""Of the level of the gradients by which steps are weighed: as fast as gradients fall at the start of a run."""
+
+_FEWEST_STEPS = 10
+"""Measured steps before a noise scale is told."""
+
+
+class NoiseScale:
+    """The simple noise scale tr(Σ) / |G|², in backward passes, from the norms of a small and of a large batch.
+
+    With G the true gradient and Σ the covariance of the gradient of a small batch, the squared norm of a mean over b
+    such batches is |G|² + tr(Σ) / b on average. The first pass of a step, or that of one rank, is b = 1, all k together
+    are b = k: two equations that give |G|² and tr(Σ) without bias (McCandlish et al. 2018, appendix A.1). Both are
+    averaged before the ratio is taken, since a mean of ratios would be biased. A factor in all gradients, such as a
+    loss divided by k, is in both and cancels. Gradients fall by orders of magnitude over a run, and the first would
+    drown all others: so each step is divided by the level of the steps before it, since its own level has its own
+    noise, a bias again.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._level = Ema(_LEVEL_DECAY)
+        self._variance = Ema(_DECAY)
+        self._signal = Ema(_DECAY)
+
+    def update(self, num_batches: int, first: float, total: float, per_pass: int = 1) -> None:
+        """Take in the norms of the gradient of one of several small batches, and of the sum over all of them.
+
+        `per_pass` of them make one pass over all ranks, which is the unit of the noise scale.
+        """
+        small, large = first**2, (total / num_batches) ** 2
+        if not (math.isfinite(small) and math.isfinite(large) and small > 0):
+            return
+        level = small if math.isnan(self._level.value) else self._level.value
+        self._level.update(small)
+        self._num_steps += 1
+        decay = min(_DECAY, 1 - 1 / self._num_steps)  # a plain mean at first: the first step weighs no more than others
+        self._variance.decay = self._signal.decay = decay
+        self._variance.update((small - large) / (1 - 1 / num_batches) / level / per_pass)
+        self._signal.update((num_batches * large - small) / (num_batches - 1) / level)
+
+    @property
+    def value(self) -> float:
+        """In passes; NaN while too little was seen, or while the noise drowns the gradient altogether."""
+        if self._num_steps < _FEWEST_STEPS or not self._signal.value > 0:
+            return math.nan
+        return max(0.0, self._variance.value) / self._signal.value
+
+    def state_dict(self) -> dict[str, float]:
+        averages = {"level": self._level.value, "variance": self._variance.value, "signal": self._signal.value}
+        return {"steps": self._num_steps, **averages}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self._num_steps = int(state["steps"])
+        self._level.value = float(state["level"])
+        self._variance.value, self._signal.value = float(state["variance"]), float(state["signal"])

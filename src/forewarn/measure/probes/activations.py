@@ -1,0 +1,156 @@
+"""What layers give: statistics of their outputs, dead and saturated units, the spread of normalised channels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
+from forewarn.measure.forward import any_compiled, hookable_modules
+from forewarn.measure.layers import Layer, Layers, Output, is_leaf, tensors_of
+from forewarn.measure.parameters import Roster
+from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.units import DeadUnits, SaturatedUnits, from_state
+from forewarn.types import Reason
+
+_NOT_SEEN = float("nan")
+_QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
+
+
+class ActivationProbe(Probe):
+    """`activation/…` per leaf module: one visit of its output as it leaves the module, nothing kept of it."""
+
+    name = "activations"
+
+    def __init__(
+        self, roster: Roster, *, modules: str, rows: int, window: int, least_positions: int, saturated_from: float
+    ) -> None:
+        self._roster = roster
+        self._pattern = re.compile(modules) if modules else None
+        self._window = window
+        self._least_positions = least_positions
+        self._layers = Layers(rows, saturated_from)
+        self._known: dict[str, Layer] = {}
+        self._units: dict[str, DeadUnits | SaturatedUnits] = {}
+        """By scope, for layers whose units are followed."""
+        self._modules: dict[str, nn.Module] = {}
+        self._places: list[Place] = []
+        """Where the outputs of these modules are seen."""
+        self._hidden = False
+        """Whether part of the model is compiled."""
+        self._updated = False
+        self._reason = Reason.AVAILABLE
+        """What was said last about readings that are missing."""
+
+    def inside(self) -> Sequence[Place]:
+        self._layers.channels_first = None
+        modules = hookable_modules(self._roster.called)
+        if modules is not self._modules:
+            self._modules = modules
+            self._hidden = any_compiled(self._roster.called)
+            layers = (self._layer(name, module) for name, module in modules.items())
+            self._places = [Place(layer.module, left=layer.left) for layer in layers if layer is not None]
+        return self._places
+
+    def _layer(self, name: str, module: Any) -> Layer | None:
+        layer = self._known.get(name)
+        if layer is None or layer.module is not module:
+            chosen = self._pattern is not None and self._pattern.search(name) is not None
+            if not chosen and not is_leaf(name, module):
+                return None
+            layer = self._known[name] = Layer(self._layers, name or type(module).__name__, module, chosen)
+        return layer
+
+    def forward_ended(self, output: Any) -> None:
+        """A sigmoid or softmax that is the model's own answer is meant to be sure: it is not called saturated."""
+        unsure = [each for each in self._layers.outputs.values() if each.tally.look in (Look.INSIDE, Look.PEAKED)]
+        if unsure:
+            for _, tensor in tensors_of(output):
+                for each in unsure:
+                    each.is_answer = each.is_answer or each.is_in(tensor)
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        self._updated = True
+
+    def collect(self, measured: bool) -> Pending | None:
+        updated, self._updated = self._updated, False
+        if not measured:
+            return None
+        outputs = self._layers.outputs
+        scopes, places = tuple(outputs), [output.tally.at for output in outputs.values()]
+        rows, to_add, parts = self._layers.board.take()
+        seen = bool(to_add) or bool((rows[:, 0] > 0).any())
+        of_units: dict[str, dict[str, Any]] = {}
+        for scope, output in outputs.items():
+            for quantity, value in self._of_units(scope, output):
+                of_units.setdefault(quantity, {})[scope] = value
+        travelling = [one for values in of_units.values() for one in values.values() if isinstance(one, Tensor)]
+        news = self._news(seen, updated)
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            if news is not None:
+                yield Reading("monitor/unavailable", ("activation/mean",), [float(news)])
+            if not seen:
+                return
+            arrived = iter(arrays[len(parts) :])
+            if parts:
+                merge(rows, to_add, np.concatenate(arrays[: len(parts)]))
+            for quantity, values in describe(rows[places]).items():
+                yield Reading(f"activation/{quantity}", scopes, values)
+            for quantity, found in of_units.items():
+                numbers = [float(next(arrived) if isinstance(one, Tensor) else one) for one in found.values()]
+                yield Reading(f"activation/{quantity}", tuple(found), numbers)
+
+        return Pending([*parts, *travelling], decode)
+
+    def _of_units(self, scope: str, output: Output) -> Iterator[tuple[str, Any]]:
+        """What the units of one output did: numbers, or tensors that are still on their device."""
+        look = output.tally.look
+        if look is Look.NOTHING:
+            return
+        fired, sums, positions = output.tally.take()
+        if look is Look.CHANNELS:
+            spread = channel_spread(sums, positions) if positions else (_NOT_SEEN, _NOT_SEEN)
+            yield from zip(("channel_mean_spread", "channel_std_spread"), spread, strict=True)
+        elif output.is_answer:
+            return
+        elif look is Look.PEAKED:
+            yield "saturated_fraction", sums[0] / sums[1] if positions else _NOT_SEEN
+        elif not positions:
+            yield _QUANTITIES[look], _NOT_SEEN
+        else:
+            kind, num_units = (DeadUnits, len(fired)) if look is Look.FIRED else (SaturatedUnits, len(sums))
+            units = self._units.get(scope)
+            if not isinstance(units, kind) or units.num_units != num_units:
+                units = self._units[scope] = kind(num_units)
+            units.update(fired, sums, positions)
+            yield _QUANTITIES[look], units.share(self._window, self._least_positions)
+
+    def _news(self, seen: bool, updated: bool) -> Reason | None:
+        """What is to be said about readings that are missing: once, and once when they are there again."""
+        watched, said = self._roster.called, self._reason
+        if not seen:  # a root that is compiled in place passes no hook
+            self._hidden = any_compiled(watched)
+        if self._hidden:
+            self._reason = Reason.COMPILED
+        elif seen:
+            self._reason = Reason.AVAILABLE
+        elif updated:
+            self._reason = Reason.NO_FORWARD_SEEN if watched.training else Reason.EVALUATION_MODE
+        return None if self._reason is said else self._reason
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "reason": int(self._reason),
+            "scopes": list(self._units),
+            "units": [each.state_dict() for each in self._units.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reason = Reason(int(state["reason"]))
+        self._units = dict(zip(state["scopes"], map(from_state, state["units"]), strict=True))

@@ -1,0 +1,84 @@
+"""What `monitor.end_epoch` is told, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from forewarn.judge.epochs import gap, improvement, is_plateau
+from forewarn.measure.engine import Numbers
+from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.measure.probes.loss import LossProbe, as_scalar
+
+
+class EvaluationProbe(Probe):
+    """`evaluation/…` and `eval/loss` at the end of each epoch.
+
+    Without a training loss it is the mean of the losses that `monitor.step` was given since the last epoch ended.
+    """
+
+    name = "evaluation"
+
+    def __init__(self, loss: LossProbe, *, change: float, window: int) -> None:
+        self._loss = loss
+        self._change = change
+        self._window = window
+        self._epoch = 0
+        self._validation: list[float] = []
+        """The newest validation losses, as many as a plateau needs."""
+        self._given: dict[str, Numbers] | None = None
+
+    def give(self, train_loss: Any, val_loss: Any) -> None:
+        """Take the losses of the epoch that ends now."""
+        both = {"train_loss": train_loss, "val_loss": val_loss}
+        self._given = {name: as_scalar(name, value) for name, value in both.items() if value is not None}
+
+    def collect(self, measured: bool) -> Pending | None:
+        given, self._given = self._given, None
+        if given is None:
+            return None
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            told = {name: float(np.float32(array)) for name, array in zip(given, arrays, strict=True)}  # as stored
+            readings = self._readings(told.get("train_loss", math.nan), told.get("val_loss", math.nan))
+            for name, value in readings.items():
+                if not math.isnan(value):
+                    yield Reading(name, ONE, value)
+
+        return Pending(list(given.values()), decode)
+
+    def _readings(self, train: float, validation: float) -> dict[str, float]:
+        """Everything that is known of the epoch that ended; it is over after this."""
+        seen = self._loss.epoch
+        train = seen.mean if math.isnan(train) else train
+        before = self._validation[-1] if self._validation else math.nan
+        if math.isfinite(validation):
+            self._validation = [*self._validation, validation][-max(self._window, 1) :]
+        self._epoch += 1
+        readings = {
+            "evaluation/epoch": float(self._epoch),
+            "evaluation/train_loss": train,
+            "eval/loss": validation,
+            "evaluation/improvement_rate": improvement(before, validation),
+            "evaluation/train_val_gap": gap(train, validation),
+        }
+        if math.isfinite(seen.end):
+            readings |= {
+                "evaluation/start_loss": seen.start,
+                "evaluation/end_loss": seen.end,
+                "evaluation/peak_loss": seen.peak,
+            }
+        if math.isfinite(validation):
+            readings["evaluation/plateau_detected"] = is_plateau(self._validation, self._change, self._window)
+        seen.begin()
+        return readings
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "validation": list(self._validation)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._epoch = int(state["epoch"])
+        self._validation = [float(each) for each in state["validation"]]

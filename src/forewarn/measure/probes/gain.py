@@ -1,0 +1,157 @@
+"""How gradients grow or shrink on their way down through the blocks of a model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forewarn.measure.engine import COLUMNS, Numbers, measure
+from forewarn.measure.forward import differentiable, hookable_modules
+from forewarn.measure.parameters import Roster, block_names
+from forewarn.measure.probe import ONE, Array, Followed, Pending, Place, Probe, Reading
+from forewarn.measure.probes.gradients import GradientProbe
+from forewarn.types import Reason
+
+_SUM_SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinite")
+
+
+@dataclass(slots=True)
+class _Boundary:
+    """Where a tensor stands between the blocks: the output of one, the input of another, or both; -1 is none."""
+
+    input_of: int = -1
+    output_of: int = -1
+
+
+class GainProbe(Probe):
+    """Gain of each block: ‖∂L/∂input‖ / ‖∂L/∂output‖. Above 1, gradients grow on their way from the last block down.
+
+    `gain/block`, `gain/mean` over the blocks, `gain/mean_ma` its average over a window of checks, `gain/drift` its
+    change against the oldest check of that window, `gain/amplification` the product over the blocks; beside them
+    `gradient/block_norm`, the gradient norm of the parameters in each block. On measured steps.
+    """
+
+    name = "gain"
+
+    def __init__(self, roster: Roster, blocks: str, gradients: GradientProbe, window: int) -> None:
+        reachable = hookable_modules(roster.called)
+        self._names = block_names(roster.model, blocks)
+        self._modules = [reachable[name] for name in self._names if name in reachable]
+        self._roster = roster
+        self._gradients = gradients
+        self._means: deque[float] = deque(maxlen=window)
+        self._output: Tensor | None = None
+        """What the last block gave; the next one usually takes it as it is."""
+        self._boundary = _Boundary()
+        self._reached: list[tuple[int, _Boundary, Numbers]] = []
+        """Per gradient that came by: the backward pass it belongs to, where, and its statistics."""
+        self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+        self._norms: Array | None = None
+        self._told_compiled = False
+
+    def inside(self) -> Sequence[Place]:
+        return [Place(module, self._entered(at), self._left(at)) for at, module in enumerate(self._modules)]
+
+    def forward_ended(self, output: Any) -> None:
+        self._output = None
+
+    def collect(self, measured: bool) -> Pending | None:
+        if not measured or not self._names:
+            return None
+        reached, self._reached = self._reached, []
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            yield from self._gains([(task, where) for task, where, _ in reached], arrays)
+            yield from self._block_norms()
+            if len(self._modules) < len(self._names) and not self._told_compiled:
+                self._told_compiled = True
+                yield Reading("monitor/unavailable", ("gain/block",), [float(Reason.COMPILED)])
+
+        return Pending([row for _, _, row in reached], decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": list(self._means)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._means.extend(float(each) for each in state["means"])
+
+    def _entered(self, at: int) -> Callable[..., Iterable[Followed]]:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Followed]:
+            taken = next(differentiable([*args, *kwargs.values()]), None)
+            if taken is not None and taken is self._output:
+                self._boundary.input_of = at
+                return ()
+            return self._followed(taken, _Boundary(input_of=at))
+
+        return entered
+
+    def _left(self, at: int) -> Callable[..., Iterable[Followed]]:
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[Followed]:
+            self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=at)
+            return self._followed(self._output, self._boundary)
+
+        return left
+
+    def _followed(self, tensor: Tensor | None, where: _Boundary) -> Iterable[Followed]:
+        def reached(gradient: Tensor) -> None:
+            self._reached.append((torch._C._current_graph_task_id(), where, measure([gradient]).rows[0]))
+
+        return () if tensor is None else [Followed(tensor, reached)]
+
+    def _gains(self, where: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
+        shape = (2, len(self._names))
+        passes: dict[int, tuple[Array, Array]] = {}
+        for (task, boundary), row in zip(where, arrays, strict=True):
+            squares, seen = passes.setdefault(task, (np.zeros(shape), np.zeros(shape)))
+            for side, at in enumerate((boundary.input_of, boundary.output_of)):
+                if at >= 0:
+                    squares[side, at] += np.nan if row[0, _NONFINITE] else row[0, _SUM_SQUARES]
+                    seen[side, at] = 1
+        if not passes:
+            return
+        both = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes.values())
+        into, out = np.sum(list(both), axis=0)
+        gains = np.sqrt(np.divide(into, out, out=np.full(len(out), np.nan), where=out > 0))
+        known = gains[np.isfinite(gains)]
+        if not len(known):
+            return
+        yield Reading("gain/block", self._names, gains)
+        mean = float(known.mean())
+        self._means.append(mean)
+        yield Reading("gain/mean", ONE, mean)
+        yield Reading("gain/mean_ma", ONE, float(np.mean(self._means)))
+        with np.errstate(over="ignore", divide="ignore"):
+            yield Reading("gain/amplification", ONE, float(np.exp(np.log(known).sum())))
+        if len(self._means) > 1 and self._means[0] > 0:
+            yield Reading("gain/drift", ONE, mean / self._means[0] - 1)
+
+    def _block_norms(self) -> Iterator[Reading]:
+        norms = self._gradients.norms
+        if norms is self._norms:  # nothing was measured since
+            return
+        self._norms = norms
+        if self._owners[0] != self._roster.version:
+            self._owners = (self._roster.version, _owners(self._roster.names, self._names))
+        owners = self._owners[1]
+        if len(owners) != len(norms):  # the model has got other parameters since
+            return
+        inside = np.flatnonzero((owners >= 0) & ~np.isnan(norms))
+        if len(inside):
+            squares = np.bincount(owners[inside], norms[inside] ** 2, len(self._names))
+            counts = np.bincount(owners[inside], minlength=len(self._names))
+            yield Reading("gradient/block_norm", self._names, np.where(counts > 0, np.sqrt(squares), np.nan))
+
+
+def _owners(parameters: Sequence[str], blocks: Sequence[str]) -> NDArray[np.int64]:
+    """The block that each parameter lies in; -1 for those outside."""
+    owners = np.full(len(parameters), -1, np.int64)
+    for at, block in enumerate(blocks):
+        owners[[place for place, name in enumerate(parameters) if name.startswith(f"{block}.")]] = at
+    return owners

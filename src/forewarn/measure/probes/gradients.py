@@ -1,0 +1,351 @@
+"""Gradients: their global norm on every step, every tensor's statistics on measured ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forewarn.measure.accumulation import Accumulation
+from forewarn.measure.aggregates import gradient_aggregates
+from forewarn.measure.engine import Numbers, norms
+from forewarn.measure.engine.norms import Norm, norm_of_all
+from forewarn.measure.gradient_writes import Filling
+from forewarn.measure.parameters import Roster
+from forewarn.measure.probe import ONE, Array, Followed, Histograms, Pending, Probe, Reading
+from forewarn.measure.probes.stepping import SteppingProbe, calling_scaler, present_scale
+from forewarn.measure.rank_gradient import RankGradient
+from forewarn.measure.tensor_reader import Statistics, TensorReader, Visit, power_of_two
+from forewarn.types import Reason
+
+_UPDATES_SEARCHED = 3
+"""Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
+
+_STARTING_STEPS = 10
+"""Steps whose median gradient norm is the level that the run began with."""
+
+_gradient_of = attrgetter("grad")
+
+_SCALE_TOLERANCE = 1e-5
+"""How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The gradients of one optimizer as it was about to use them."""
+
+    which: NDArray[np.intp]
+    visit: Visit
+    missing: NDArray[np.bool_]
+    scale: Tensor | None
+    """What they are still to be divided by (fused optimizers unscale as they step)."""
+
+
+class GradientProbe(Probe):
+    """`gradient/global_norm` before clipping on every step; per tensor `gradient/…` as the optimizer uses it.
+
+    The global norm comes from `monitor.clip_grad_norm_` at no cost, else from one read at the end of each backward
+    pass. On a step that a scaler skipped there is no gradient worth a reading.
+    """
+
+    name = "gradients"
+
+    def __init__(
+        self,
+        roster: Roster,
+        stepping: SteppingProbe,
+        scaler: Any,
+        reader: TensorReader,
+        *,
+        vanishing: float,
+        exploding: float,
+    ) -> None:
+        self._roster = roster
+        self._stepping = stepping
+        self._scaler = scaler
+        self._reader = reader
+        self._bounds = (vanishing, exploding)
+        self._latest: dict[int, Norm] = {}
+        """Norm of each parameter's gradient at the end of the last backward pass."""
+        self._latest_scale: Tensor | None = None
+        """The loss scale that these norms are still to be divided by."""
+        self._used: dict[int, Norm] = {}
+        """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
+        self._clip_norm: Norm | None = None
+        self._clip: float | None = None
+        self._clipped_last_step = False
+        self._filling = Filling(roster)
+        self._measured: dict[int, _Measured] = {}
+        self._residual: dict[int, list[Norm]] = {}
+        """Per optimizer: what was left in its gradients when the backward passes of this step began."""
+        self._accumulation = Accumulation(roster.num_optimizers)
+        self._rank = RankGradient(roster.called)
+        self._looks_scaled = False
+        self._start: list[float] = []
+        """The first finite global norms."""
+        self._uneven_scale = False
+        self._was_unavailable = False
+        self._updates = 0
+        self.missing = np.zeros(len(roster.names), bool)
+        """Per tensor: whether it had no gradient when an optimizer last stepped on a measured step."""
+        self.norms = np.full(len(roster.names), np.nan)
+        """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
+
+    def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
+        """Clip all that the model has now, as torch does, and keep the norm that this computes anyway."""
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._roster.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
+        )
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
+        if self._clip is not None:
+            self._accumulation.drop()  # what was clipped between two passes has not grown by itself
+        self._clip_norm = _unscaled(whole, self._loss_scale())
+        self._clip = float(max_norm)
+        return norm
+
+    def forward_begins(self) -> None:
+        self._accumulation.forward_begins()
+
+    def heeds_backward(self) -> bool:
+        return not self._clipped_last_step  # else the norm will be known from clipping
+
+    def backward_begins(self, measured: bool) -> None:
+        self._filling.begins()
+        if measured:
+            for at in range(self._roster.num_optimizers):
+                held = self._held(at)
+                left = [
+                    gradient
+                    for gradient, each in zip(map(_gradient_of, held), held, strict=True)
+                    if gradient is not None
+                    and gradient.numel()
+                    and each.requires_grad  # what is frozen keeps its old one
+                ]
+                self._residual.setdefault(at, []).append(norm_of_all(norms(left)) if left else 0.0)
+
+    def following(self) -> Sequence[Followed]:
+        is_first = not self._accumulation.is_under_way
+        return self._rank.follow(self._roster.live) if is_first and not self._accumulation.expected else ()
+
+    def backward_ended(self, measured: bool) -> None:
+        if not self._filling.has_come():
+            return  # a pass that filled no gradient, such as torch.autograd.grad
+        is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
+        if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
+            return
+        live = self._roster.live()
+        gradients = {
+            key: gradient for key, each in live.items() if (gradient := each.grad) is not None and gradient.numel()
+        }
+        scale = self._loss_scale()
+        scale = None if scale is None else scale.detach().clone()
+        found: dict[int, Norm] = {}
+        if not self._clipped_last_step or (is_first and self._accumulation.expected):
+            found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
+        if is_first and self._comparable(live[key] for key in gradients):
+            everything = list(found.values())
+            if self._rank.is_alone:
+                self._accumulation.keep((), everything, scale)
+            else:
+                self._accumulation.keep(everything, self._rank.norms(gradients), scale)
+        if not self._clipped_last_step:
+            self._latest, self._latest_scale = found, scale
+
+    def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether the gradients of these parameters are whole and of this step's passes alone.
+
+        What is frozen or in no optimizer may hold an old gradient, and of what is sharded there is a part.
+        """
+        held = {id(each) for at in range(self._roster.num_optimizers) for each in self._held(at)}
+        return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if measured:
+            self._roster.refresh()
+        if self._scaler is None and self._updates < _UPDATES_SEARCHED:
+            self._find_scaler()
+        self._updates += 1
+        scale = getattr(optimizer, "grad_scale", None)
+        if not closure:
+            self._commit(at, scale if self._scaler is None else None)
+            if measured:
+                self._measure(at, scale)
+
+    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        if closure:
+            self._commit(at, None)
+            if measured:
+                self._measure(at, None)
+
+    def _find_scaler(self) -> None:
+        """Take up a gradient scaler that nobody declared but that is stepping the optimizer at this moment."""
+        scaler = calling_scaler()
+        if scaler is not None:
+            self._scaler = scaler
+            self._stepping.watch_scaler(scaler)
+            self._accumulation.drop()  # it was taken for the norm of gradients that are not scaled
+            self._latest_scale = scaler._scale.detach().clone()
+
+    def _commit(self, at: int, scale: Any) -> None:
+        """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
+        self._accumulation.used(at)
+        if not self._latest:
+            return
+        own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
+        if own:
+            total = _unscaled(norm_of_all(own), self._latest_scale)
+            self._used[at] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
+
+    def _held(self, at: int) -> list[nn.Parameter]:
+        return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
+
+    def collect(self, measured: bool) -> Pending:
+        clip, self._clip = self._clip, None
+        self._clipped_last_step = clip is not None
+        from_backward = clip is None
+        norm = self._clip_norm if clip is not None else self._norm_from_backward()
+        self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
+        found, self._measured = list(self._measured.values()), {}
+        residual, self._residual = list(self._residual.values()), {}
+        passes = self._accumulation.collect()
+        num_ranks = self._rank.num_ranks if passes.places else 1
+        names = self._roster.names
+        tensors: list[Numbers] = [] if norm is None else [_number(norm)]
+        tensors += [_number(left) for of_one in residual for left in of_one]
+        tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
+        for each in found:
+            tensors += each.visit.tensors
+            tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
+            waiting = list(arrays)
+            before = math.nan if norm is None else float(waiting.pop(0))
+            left: Array = np.zeros(0)
+            if residual:
+                by_pass = np.array([[float(waiting.pop(0)) for _ in of_one] for of_one in residual])
+                left = by_pass.max(axis=0)
+                yield Reading("gradient/residual_norm", ONE, by_pass.min(axis=1).max())
+            first = math.nan if passes.first is None else float(waiting.pop(0))
+            statistics = self._statistics(found, waiting, len(names)) if found else None
+            if self._stepping.skipped:
+                yield from self._unavailable(Reason.STEP_SKIPPED, measured)
+                return
+            at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
+            if statistics is not None and from_backward and self._scaler is None:
+                self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
+            if norm is None:
+                yield from self._unavailable(Reason.NO_BACKWARD_SEEN, measured)
+            elif from_backward and self._looks_scaled:
+                yield from self._unavailable(Reason.SCALED_GRADIENTS, measured)
+            else:
+                yield Reading("gradient/global_norm", ONE, before)
+                yield from self._share_of_start(before, measured)
+                yield from self._accumulation.readings(passes, left, first, before, num_ranks)
+                yield from self._unavailable(Reason.AVAILABLE, measured)
+            if clip is not None:
+                yield Reading("train/clip", ONE, clip)
+                yield Reading("gradient/global_norm_clipped", ONE, min(before, clip) if before == before else before)
+            elif statistics is not None:
+                yield Reading("gradient/global_norm_clipped", ONE, at_step)
+            if statistics is not None:
+                yield from self._details(statistics, found, names)
+
+        return Pending(tensors, decode)
+
+    def _norm_from_backward(self) -> Norm | None:
+        if self._used:
+            return norm_of_all(list(self._used.values()))
+        return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
+
+    def _details(
+        self, statistics: Statistics, found: Sequence[_Measured], names: tuple[str, ...]
+    ) -> Iterator[Reading | Histograms]:
+        for each in statistics.readings("gradient", names):
+            if each.name == "gradient/norm" and isinstance(each, Reading):
+                self.norms = each.values.astype(np.float64)
+            yield each
+        missing = np.zeros(len(names), np.float32)
+        for one in found:
+            missing[one.which] = one.missing
+        yield Reading("gradient/missing", names, missing)
+        for name, value in gradient_aggregates(self.norms, *self._bounds).items():
+            yield Reading(f"monitor/{name}", ONE, value)
+        if self._uneven_scale:
+            yield Reading("monitor/unavailable", ("gradient/histogram",), [float(Reason.UNEVEN_SCALE)])
+
+    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> Statistics:
+        """Those of every parameter of the model; NaN for parameters that no optimizer used."""
+        parts = []
+        self._uneven_scale = False
+        for each in found:
+            part = each.visit.decode(arrays)
+            if each.scale is not None:
+                scale = float(arrays.pop(0))
+                part = part.over(scale)
+                self._uneven_scale |= part.counts is not None and power_of_two(scale) is None
+            parts.append((each.which, part))
+        return Statistics.of(parts, num_tensors)
+
+    def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
+        if len(self._start) < _STARTING_STEPS:
+            self._start += [norm] if math.isfinite(norm) else []
+        elif measured and (level := median(self._start)) > 0:
+            yield Reading("gradient/share_of_start", ONE, norm / level)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": list(self._start), "accumulation": self._accumulation.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._start = [float(each) for each in state["start"]]
+        if "accumulation" in state:
+            self._accumulation.load_state_dict(state["accumulation"])
+
+    def _unavailable(self, reason: Reason, measured: bool) -> Iterator[Reading]:
+        """Said on measured steps, and taken back once when the reading is there again."""
+        if measured and (reason is not Reason.AVAILABLE or self._was_unavailable):
+            self._was_unavailable = reason is not Reason.AVAILABLE
+            yield Reading("monitor/unavailable", ("gradient/global_norm",), [float(reason)])
+
+    def _measure(self, at: int, scale: Any) -> None:
+        which, parameters = self._roster.of(at), self._roster.parameters
+        gradients = list(map(_gradient_of, parameters))
+        self.missing = np.array([gradient is None for gradient in gradients], bool)
+        missing = self.missing[which]
+        for place in np.flatnonzero(missing):
+            missing[place] = parameters[which[place]].requires_grad
+        own = gradients if np.array_equal(which, np.arange(len(gradients))) else [gradients[one] for one in which]
+        visit = self._reader.read(own)
+        self._measured[at] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
+
+    def _loss_scale(self) -> Tensor | None:
+        """The loss scale that is still in the gradients, if any."""
+        scales = (present_scale(self._scaler, optimizer) for optimizer in self._roster.optimizers)
+        return next((scale for scale in scales if scale is not None), None)
+
+
+def is_loss_scale(ratio: float) -> bool:
+    """Whether a ratio of gradient norms before and after is a power of two of 4 or more: clipping does not do that."""
+    if not ratio >= 4 or math.isinf(ratio):
+        return False
+    power = math.log2(ratio)
+    return abs(power - round(power)) < _SCALE_TOLERANCE
+
+
+def _unscaled(norm: Norm, scale: Tensor | None) -> Norm:
+    """The norm without the loss scale that is in it."""
+    if scale is None:
+        return norm
+    return norm / (scale.to(norm.device) if isinstance(norm, Tensor) else scale)
+
+
+def _number(norm: Norm) -> Numbers:
+    return norm if isinstance(norm, Tensor) else np.array(norm)

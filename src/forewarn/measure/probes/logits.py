@@ -1,0 +1,126 @@
+"""The scale of the model's output, where that is logits: their log-normaliser, which the loss itself cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.engine.portable import wide
+from forewarn.measure.forward import hookable_modules
+from forewarn.measure.hooks import Hook
+from forewarn.measure.probe import ONE, Array, Pending, Place, Probe, Reading
+
+_MAX_VALUES = 2**20
+"""Logits read per forward pass; beyond, evenly spaced rows."""
+
+_FEWEST_ROWS = 64
+"""Rows that are read whatever the size of the vocabulary."""
+
+_TOLERANCE = 1e-3
+"""Σ (row sum)² over Σ (values)² of a gradient up to which it is that of a softmax. It is 0 but for rounding: 1e-5 in
+bfloat16, as much for a z-loss of the usual weight 1e-4. Losses of other kinds have about 1, however many classes."""
+
+
+class LogitsProbe(Probe):
+    """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is what softmax is given.
+
+    Whether it is shows in the backward pass: a loss by softmax does not change when a whole row is shifted, so its
+    gradient sums to zero over each row. That freedom is also why log Z can drift unseen. The output is that of the
+    model, or, where the model gives only its loss, that of the last linear layer that ran.
+    """
+
+    name = "logits"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._given = True
+        """Whether the model's own output has logits in it, as far as was seen."""
+        self._last: Any = None
+        self._total: Tensor | None = None
+        self._rows = 0
+        self._shift: Tensor | None = None
+        """Over sampled rows of the gradient: Σ (row sum)² and Σ (values)²."""
+        self._failure: Exception | None = None
+
+    def forward_begins(self) -> None:
+        self._last = None
+
+    def inside(self) -> Sequence[Place]:
+        if self._given:
+            return ()
+        modules = hookable_modules(self._model)
+        return [
+            Place(each, left=self._passed) for name, each in modules.items() if name and isinstance(each, nn.Linear)
+        ]
+
+    def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._last = output
+
+    def forward_ended(self, output: Any) -> None:
+        last, self._last = self._last, None
+        if output is None:
+            return
+        candidate = output_logits(output)
+        self._given = candidate is not None
+        if candidate is None and (candidate := output_logits(last)) is None:
+            return
+        every = _stride(candidate)
+        with torch.no_grad():
+            rows = _rows(candidate, every)
+            total = rows.float().logsumexp(-1).sum(dtype=wide(rows.device))
+        self._total = total if self._total is None else self._total + total
+        self._rows += len(rows)
+        candidate.register_hook(Hook(self._gradient_of(every), traced=True))
+
+    def _gradient_of(self, every: int) -> Callable[[Tensor], None]:
+        def seen(gradient: Tensor) -> None:
+            try:
+                with torch.no_grad():
+                    rows = _rows(gradient, every).to(wide(gradient.device))
+                    sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
+                self._shift = sums if self._shift is None else self._shift + sums
+            except Exception as error:  # it must not reach the backward pass
+                self._failure = error
+
+        return seen
+
+    def collect(self, measured: bool) -> Pending | None:
+        total, rows, shift = self._total, self._rows, self._shift
+        self._total, self._rows, self._shift = None, 0, None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if total is None or shift is None:
+            return None
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            (of_rows, of_values), whole = arrays
+            if of_values > 0 and of_rows <= _TOLERANCE * of_values:
+                yield Reading("activation/log_z", ONE, whole / rows)
+
+        return Pending([shift, total], decode)
+
+
+def output_logits(output: Any) -> Tensor | None:
+    """The tensor in a model's output that may be logits: what is named so, else the first with rows of numbers."""
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    several = output if isinstance(output, list | tuple) else (output,)
+    return next((each for each in (named, *several) if isinstance(each, Tensor) and _may_be_logits(each)), None)
+
+
+def _may_be_logits(tensor: Tensor) -> bool:
+    rows = tensor.dim() >= 2 and tensor.shape[-1] >= 2 and not tensor.is_nested and tensor.numel() > 0
+    return rows and tensor.is_floating_point() and tensor.grad_fn is not None
+
+
+def _stride(tensor: Tensor) -> int:
+    num_rows = tensor.shape[:-1].numel()
+    return -(-num_rows // max(_FEWEST_ROWS, _MAX_VALUES // tensor.shape[-1]))
+
+
+def _rows(tensor: Tensor, every: int) -> Tensor:
+    """Evenly spaced rows of a tensor, [rows, classes]."""
+    return tensor.detach().flatten(0, -2)[::every]

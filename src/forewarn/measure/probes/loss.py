@@ -1,0 +1,115 @@
+"""The training loss and its moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forewarn.measure.ema import Ema
+from forewarn.measure.engine import Numbers
+from forewarn.measure.loss_levels import EpochLosses, Levels
+from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.types import is_metric_name
+
+
+class LossProbe(Probe):
+    """`train/loss`, its moving average, its level every 32 steps, and whatever else `monitor.step` is given."""
+
+    name = "loss"
+
+    def __init__(self, decay: float | None) -> None:
+        self._ema = None if decay is None else Ema(decay)
+        self._levels = Levels()
+        self.epoch = EpochLosses()
+        self._extra: dict[str, Numbers] = {}
+
+    def give(self, loss: Any, extra: dict[str, Any]) -> None:
+        """Take the loss and further values of the step that ends now."""
+        for name in extra:
+            check_name(f"train/{name}")
+        self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
+        self._extra |= {name: as_scalar(name, value) for name, value in extra.items()}
+
+    def collect(self, measured: bool) -> Pending | None:
+        given, self._extra = self._extra, {}
+        if not given:
+            return None
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            for name, value in zip(given, arrays, strict=True):
+                yield Reading(f"train/{name}", ONE, value)
+                if name == "loss":
+                    yield from self._course(float(np.float32(value)))
+
+        return Pending(list(given.values()), decode)
+
+    def _course(self, as_stored: float) -> Iterator[Reading]:
+        """What follows from the loss and those before it."""
+        if self._ema is not None:
+            yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
+        self.epoch.add(as_stored)
+        level = self._levels.add(as_stored)
+        if level is not None:
+            yield Reading("train/loss_level", ONE, level)
+
+    def state_dict(self) -> dict[str, Any]:
+        ema = {} if self._ema is None else {"ema": self._ema.value}
+        return {**ema, "levels": self._levels.state_dict(), "epoch": self.epoch.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._ema is not None and "ema" in state:
+            self._ema.value = float(state["ema"])
+        for name, part in (("levels", self._levels), ("epoch", self.epoch)):
+            if name in state:
+                part.load_state_dict(state[name])
+
+    def recall(self, ema: float, start: float) -> None:
+        """Go on after stored readings where no state was saved: the average, and where the run started (or NaN)."""
+        self.load_state_dict({"ema": ema, "levels": {"started": True, "losses": []}})
+        self.epoch.recall(start)
+
+
+_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation", "task")
+_OWN_NAMES = (
+    "train/loss", "train/loss_ema", "train/loss_level", "train/lr", "train/clip", "train/loss_scale",
+    "speed/step_seconds", "system/process_memory_bytes",
+)  # fmt: skip
+
+
+def check_name(name: Any) -> None:
+    """Refuse a name that is none, and one under which the monitor itself records."""
+    if not isinstance(name, str) or not is_metric_name(name):
+        raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
+    if name in _OWN_NAMES or name.partition("/")[0] in _OWN_FAMILIES:
+        raise ValueError(f"{name!r} is recorded by the monitor itself; choose another name, such as 'user/...'")
+
+
+TAKE_A_PART = "record its abs(), its real or its imag part"
+"""What to do with a complex number."""
+
+
+def as_scalar(name: str, value: Any) -> Numbers:
+    """One number, on the device where it already is; it is never waited for."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{name} must be one number, but it is a tensor of shape {tuple(value.shape)}; pass its mean()"
+            )
+        if value.is_complex():
+            raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}; {TAKE_A_PART}")
+        if value.dtype is torch.bool:
+            raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}; take its float()")
+        alone = value.detach()
+        return alone if alone.dim() == 0 else alone.reshape(())
+    if np.iscomplexobj(value):  # float() would drop the imaginary part of one of numpy's
+        raise TypeError(f"{name} must be a real number, but it is {value!r}; {TAKE_A_PART}")
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return np.array(float(value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from None

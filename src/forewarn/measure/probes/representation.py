@@ -1,0 +1,120 @@
+"""The last hidden state: whether different inputs still look different to the layer that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.engine.portable import wide
+from forewarn.measure.forward import hookable_modules
+from forewarn.measure.hidden_from_checkpointing import unseen
+from forewarn.measure.layers import is_leaf, tensors_of
+from forewarn.measure.parameters import Roster
+from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+
+MAX_ROWS = 64
+"""Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
+
+
+class RepresentationProbe(Probe):
+    """`activation/row_cosine` and `activation/effective_rank` of what the last linear layer is given.
+
+    Which layer is the last one is learned from the order of a whole pass, so the first measured pass has no reading.
+    """
+
+    name = "representation"
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._head: str | None = None
+        self._last: str | None = None
+        self._sample: list[Tensor] = []
+        self._num_rows = 0
+
+    def inside(self) -> Sequence[Place]:
+        self._last = None
+        modules = hookable_modules(self._roster.called)
+        if self._head in modules:
+            return [Place(modules[self._head], self._entered, self._left(self._head))]
+        return [Place(module, None, self._left(name)) for name, module in modules.items() if _is_linear(name, module)]
+
+    def forward_ended(self, output: Any) -> None:
+        if output is not None:
+            self._head = self._last  # a head that was not called is looked for anew
+
+    def _left(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any], Any], None]:
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self._last = name
+
+        return left
+
+    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
+        if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
+            self._take(given)
+
+    def _take(self, given: Tensor) -> None:
+        """Keep a copy of a few rows, evenly over the first calls of the step: the tensor itself may change or go."""
+        left = MAX_ROWS - self._num_rows
+        if left > 0:
+            with unseen():
+                rows = given.detach().reshape(-1, given.shape[-1])
+                rows = rows[:: max(1, len(rows) // left)][:left]
+                self._sample.append(rows.to(wide(given.device), copy=True))
+            self._num_rows += len(self._sample[-1])
+
+    def collect(self, measured: bool) -> Pending | None:
+        sample, self._sample, self._num_rows = self._sample, [], 0
+        if not sample or sum(map(len, sample)) < 2:
+            return None
+        scope = (self._head or type(self._roster.model).__name__,)
+        cosine, rank = similarity(torch.cat(sample))
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            yield Reading("activation/row_cosine", scope, arrays[0])
+            yield Reading("activation/effective_rank", scope, arrays[1])
+
+        return Pending([cosine, rank], decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"head": self._head}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._head = state["head"]
+
+
+def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cosine over all pairs of rows, and in how many directions they differ.
+
+    The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance: k if they
+    differ in k directions by the same amount, 1 if they lie on a line or are all the same. No eigenvalue is computed.
+    """
+    num = len(rows)
+    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    total = units.sum(dim=0)
+    cosine = (torch.dot(total, total) - num) / (num * (num - 1))
+    centred = rows - rows.mean(dim=0)
+    gram = centred @ centred.T
+    trace = gram.diagonal().sum()
+    rank = trace.square() / gram.square().sum()
+    # What rounding leaves of rows that are all the same has directions too, but no meaning.
+    same = trace <= torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows).square()
+    return cosine, torch.where(same, 1.0, rank)
+
+
+def _is_linear(name: str, module: nn.Module) -> bool:
+    """A leaf that multiplies by a matrix, and does not look rows up in it."""
+    lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    weight = None if lookup else _stored_weight(module)
+    return weight is not None and weight.dim() == 2 and is_leaf(name, module)
+
+
+def _stored_weight(module: nn.Module) -> Tensor | None:
+    """The weight as it is stored. One that is computed is not asked for: that may draw random numbers or keep score."""
+    parametrized = module._modules.get("parametrizations")
+    computed = parametrized._modules.get("weight") if parametrized is not None else None
+    weight = module._parameters.get("weight") if computed is None else getattr(computed, "original", None)
+    return weight if isinstance(weight, Tensor) else None

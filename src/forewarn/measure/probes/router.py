@@ -1,0 +1,136 @@
+"""Mixtures of experts: how routers share out the tokens, and how sure they are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.engine.portable import wide
+from forewarn.measure.forward import hookable_modules
+from forewarn.measure.module_tree import clean_name, unwrapped
+from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.types import Reason
+
+_MAX_VALUES = 2**20
+"""Router logits read per call; beyond, evenly spaced tokens."""
+
+_SUM_TOLERANCE = 1e-2
+"""How far from 1 a row may sum, in bfloat16 too, to be taken as probabilities."""
+
+
+@dataclass(slots=True)
+class _Routed:
+    """What one router did on a measured step, summed over its calls."""
+
+    loads: Tensor
+    """Tokens by expert; a token that goes to two counts for both."""
+    entropy: Tensor
+    tokens: int
+
+
+class RouterProbe(Probe):
+    """`router/load_share` per expert, `router/entropy` and `router/tokens` per router, for modules that `router` names.
+
+    A router is a module whose output is, or contains, one number per expert for each token; the highest `top_k` of them
+    are where the token goes. Entropy is a share of ln(experts): 1 is undecided, 0 is certain.
+    """
+
+    name = "router"
+
+    def __init__(self, model: nn.Module, pattern: str, top_k: int) -> None:
+        self._model = model
+        self._pattern = re.compile(pattern)
+        self._top_k = top_k
+        self._routed: dict[str, _Routed] = {}
+        self._told = False
+        if not self._named():
+            raise ValueError(
+                f"router={pattern!r} is found in no module name of this {type(unwrapped(model)).__name__}; "
+                "its modules are listed by [name for name, _ in model.named_modules()]"
+            )
+
+    def inside(self) -> Sequence[Place]:
+        modules = hookable_modules(self._model).items()
+        return [Place(each, left=self._left(name)) for name, each in modules if name and self._pattern.search(name)]
+
+    def _named(self) -> list[str]:
+        """Every router there is, also those inside compiled code."""
+        names = (clean_name(name) for name, _ in unwrapped(self._model).named_modules())
+        return [name for name in names if name and self._pattern.search(name)]
+
+    def _left(self, name: str) -> Callable[..., None]:
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            logits = router_logits(output)
+            if logits is not None:
+                self._add(name, logits)
+
+        return left
+
+    def _add(self, name: str, logits: Tensor) -> None:
+        num_experts = logits.shape[-1]
+        rows = logits.detach().flatten(0, -2)
+        rows = rows[:: -(-len(rows) // max(1, _MAX_VALUES // num_experts))]
+        with torch.no_grad():
+            rows = rows.to(wide(rows.device))
+            chosen = rows.topk(min(self._top_k, num_experts)).indices.flatten()
+            loads = torch.zeros(num_experts, dtype=rows.dtype, device=rows.device)
+            loads.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=rows.dtype))
+            entropy = torch.special.entr(_probabilities(rows)).sum()
+        known = self._routed.get(name)
+        if known is not None and known.loads.shape == loads.shape:
+            loads, entropy = known.loads + loads, known.entropy + entropy
+            self._routed[name] = _Routed(loads, entropy, known.tokens + len(rows))
+        else:
+            self._routed[name] = _Routed(loads, entropy, len(rows))
+
+    def collect(self, measured: bool) -> Pending | None:
+        routed, self._routed = self._routed, {}
+        if not measured:
+            return None
+        hidden = not self._told and not self.inside()
+        self._told = self._told or hidden
+        tensors = [torch.cat([each.entropy.reshape(1), each.loads]) for each in routed.values()]
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            if hidden:
+                yield Reading("monitor/unavailable", ("router/load_share",), [float(Reason.COMPILED)])
+            if not routed:
+                return
+            tokens = [each.tokens for each in routed.values()]
+            yield Reading(
+                "router/load_share",
+                tuple(
+                    f"{name}.expert_{at}"
+                    for name, each in zip(routed, arrays, strict=True)
+                    for at in range(len(each) - 1)
+                ),
+                np.concatenate([each[1:] / each[1:].sum() for each in arrays]),
+            )
+            sure = [each[0] / count / math.log(len(each) - 1) for each, count in zip(arrays, tokens, strict=True)]
+            yield Reading("router/entropy", tuple(routed), sure)
+            yield Reading("router/tokens", tuple(routed), tokens)
+
+        return Pending(tensors, decode)
+
+
+def router_logits(output: Any) -> Tensor | None:
+    """The tensor in a router's output with a number per expert: the widest, for it may also give the few it chose."""
+    several = (
+        output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else (output,)
+    )
+    rows = [each for each in several if isinstance(each, Tensor) and each.is_floating_point() and each.dim() >= 2]
+    widest = max(rows, key=lambda each: each.shape[-1], default=None)
+    return widest if widest is not None and widest.shape[-1] >= 2 and widest.numel() else None
+
+
+def _probabilities(rows: Tensor) -> Tensor:
+    """Of logits their softmax; what is probabilities already stays as it is."""
+    already = (rows >= 0).all() & ((rows.sum(-1) - 1).abs() < _SUM_TOLERANCE).all()
+    return torch.where(already, rows, rows.softmax(-1))

@@ -1,0 +1,128 @@
+"""Whether the optimizers stepped, and whether a gradient scaler skipped the step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+
+_FRAMES_SEARCHED = 24
+"""Calls between a scaler's `step` and our hook, wrappers of the optimizer's `step` included."""
+
+_RESTING_STEPS = 100
+"""For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
+
+
+_SCALER_CODE = {
+    inspect.unwrap(method).__code__ for method in (torch.amp.GradScaler.step, torch.amp.GradScaler._maybe_opt_step)
+}
+
+
+class SteppingProbe(Probe):
+    """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
+
+    A GradScaler skips a step in two ways: a plain optimizer is not called at all and the scale falls, a fused one is
+    called with `found_inf` set. Both are told from an optimizer that nobody steps.
+    """
+
+    name = "stepping"
+
+    def __init__(self, optimizers: Sequence[Optimizer], scaler: Any) -> None:
+        self._optimizers = tuple(optimizers)
+        self._scaler = scaler
+        self._steps = 0
+        self._found: list[Tensor] = []
+        self._idle = [-1] * len(self._optimizers)
+        """Per optimizer: calls of `monitor.step` since it stepped; -1 if it never did."""
+        self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
+        self.skipped = False
+        """Whether the step whose readings were decoded last was skipped by a scaler."""
+        self.stepped = False
+        """Whether any optimizer moved the weights in that step."""
+        self.resting: list[int] = []
+        """Optimizers that step now and then, and left the step that ends now to others."""
+
+    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+        self._steps += 1
+        self._idle[at] = 0
+        if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
+            self._found.append(found.detach().clone().reshape(()))
+
+    def collect(self, measured: bool) -> Pending:
+        steps, self._steps = self._steps, 0
+        self.resting = [at for at, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
+        self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
+        found, self._found = self._found, []
+        if steps == 0:
+            found += self._found_before_update()
+        scale = self._scale()
+        tensors = [*found, *([] if scale is None else [scale])]
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            fell = False
+            if scale is not None:
+                now = float(arrays[-1])
+                fell, self._last_scale = now < self._last_scale, now
+                yield Reading("train/loss_scale", ONE, now)
+            overflow = any(float(each) > 0 for each in arrays[: len(found)])
+            self.skipped = overflow or (steps == 0 and fell)
+            self.stepped = steps > 0 and not self.skipped
+            yield Reading("update/optimizer_steps", ONE, 0 if self.skipped else steps)
+            if scale is not None or found:
+                yield Reading("update/skipped", ONE, self.skipped)
+
+        return Pending(tensors, decode)
+
+    def watch_scaler(self, scaler: Any) -> None:
+        """Take up a scaler that was found on the way."""
+        self._scaler, self._last_scale = scaler, float("nan")
+
+    def _scale(self) -> Tensor | None:
+        scale = getattr(self._scaler, "_scale", None)
+        return scale.detach().clone().reshape(()) if isinstance(scale, Tensor) else None
+
+    def _found_before_update(self) -> list[Tensor]:
+        """What the scaler found, where `scaler.update()` has not cleared it yet."""
+        states = getattr(self._scaler, "_per_optimizer_states", {})
+        found: list[Tensor] = []
+        for optimizer in self._optimizers:
+            if id(optimizer) in states:
+                found += states[id(optimizer)]["found_inf_per_device"].values()
+        return [each.detach().clone().reshape(()) for each in found]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_scale": self._last_scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last_scale = float(state["last_scale"])
+
+
+def calling_scaler() -> Any:
+    """The torch GradScaler in whose `step` the optimizer is stepping now; None if there is none."""
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES_SEARCHED):
+        frame = frame.f_back if frame is not None else None
+        if frame is None:
+            return None
+        if frame.f_code not in _SCALER_CODE:  # to look at the locals of other frames would keep what they hold alive
+            continue
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, torch.amp.GradScaler) and isinstance(getattr(candidate, "_scale", None), Tensor):
+            return candidate
+    return None
+
+
+def present_scale(scaler: Any, optimizer: Optimizer | None) -> Tensor | None:
+    """By what the gradients of this optimizer are multiplied now; None once `scaler.unscale_` has been called."""
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, Tensor):
+        return None
+    stage = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {}).get("stage")
+    unscaled = stage is not None and getattr(stage, "name", "READY") != "READY"
+    return None if unscaled else scale

@@ -1,0 +1,46 @@
+"""Series of the user's own, given by `monitor.log`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from forewarn.measure.engine import Numbers
+from forewarn.measure.probe import Array, Pending, Probe, Reading
+from forewarn.measure.probes.loss import as_scalar, check_name
+
+
+class UserProbe(Probe):
+    """What `monitor.log` was given since the last step; tensors travel with everything else."""
+
+    name = "user"
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, str], Numbers] = {}
+
+    def log(self, name: str, value: Any, scope: str = "") -> None:
+        """Keep a value for the step under way; a second one under the same name and scope replaces the first."""
+        check_name(name)
+        number = as_scalar(name, value)
+        self._given[name, str(scope)] = number.clone() if isinstance(number, Tensor) else number
+
+    def collect(self, measured: bool) -> Pending | None:
+        given, self._given = self._given, {}
+        if not given:
+            return None
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            values = dict(zip(given, map(float, arrays), strict=True))
+            for name in dict.fromkeys(name for name, _ in given):
+                scopes = tuple(scope for other, scope in given if other == name)
+                yield Reading(name, scopes, [values[name, scope] for scope in scopes])
+
+        return Pending(list(given.values()), decode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": [[name, scope, value] for (name, scope), value in self._given.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._given = {(name, scope): as_scalar(name, value) for name, scope, value in state["given"]}

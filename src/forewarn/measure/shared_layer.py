@@ -1,0 +1,94 @@
+"""What several losses have in common: the last layer that all of them reach, read from the autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from forewarn.measure.module_tree import clean_name
+from forewarn.types import Reason
+
+_FORBIDDING = {
+    "CheckpointFunctionBackward": Reason.REENTRANT_CHECKPOINT,
+    "CompiledFunctionBackward": Reason.COMPILED,
+}
+"""Nodes of a graph that a pass of the monitor's own can not or must not go through."""
+
+_SHARDING = ("FSDPModule", "FullyShardedDataParallel")
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
+    """Why `torch.autograd.grad` is not safe on these losses; AVAILABLE if it is."""
+    if _is_sharded(model):
+        return Reason.SHARDED_PARAMETERS
+    for loss in losses:
+        for node in _reached(loss):
+            if node.name() in _FORBIDDING:
+                return _FORBIDDING[node.name()]
+            if node.name() == "_DDPSinkBackward" and node.ddp_weakref().static_graph:
+                return Reason.STATIC_GRAPH
+    return Reason.AVAILABLE
+
+
+def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, list[nn.Parameter]]:
+    """The name and the trainable parameters of the last layer that every loss reaches; `("", [])` if there is none.
+
+    torch numbers the nodes of a graph in the order of the forward pass, so the last layer is the one that is first used
+    the latest, in whatever order the model lists its layers. A tied weight counts by its use at the input: a pass down
+    to it would go through the whole model. Layers with a matrix go before those without: the scale of a normalisation
+    says little about a task.
+    """
+    uses = [_first_uses(loss) for loss in losses]
+    common = set.intersection(*map(set, uses))
+    used_from = {one: min(each[one] for each in uses) for one in common}
+    best: tuple[bool, int] = (False, -1)
+    found: tuple[str, list[nn.Parameter]] = ("", [])
+    for name, module in model.named_modules():
+        own = [each for each in module.parameters(recurse=False) if each.requires_grad and id(each) in common]
+        if own:
+            rank = (any(each.ndim >= 2 for each in own), max(used_from[id(each)] for each in own))
+            if rank > best:
+                best, found = rank, (clean_name(name), own)
+    return found
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether a model is under FSDP or tensor parallelism: a pass of one rank alone would wait for the others for ever.
+
+    Told by the classes of the modules, for between forward and backward FSDP2 may show whole parameters, not shards.
+    """
+    classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    return sharded or not classes.isdisjoint(_SHARDING)
+
+
+def _first_uses(loss: Tensor) -> dict[int, int]:
+    """By the identity of each leaf tensor: the number of the first node behind a loss that it goes into."""
+    uses: dict[int, int] = {}
+    for node in _reached(loss):
+        for following, _ in node.next_functions:
+            if following is not None and following.name() == _LEAF:
+                one = id(following.variable)
+                uses[one] = min(uses.get(one, node._sequence_nr()), node._sequence_nr())
+    return uses
+
+
+def reached_parameters(loss: Tensor) -> set[int]:
+    """The identities of all leaf tensors, parameters among them, that a loss depends on."""
+    return {id(node.variable) for node in _reached(loss) if node.name() == _LEAF}
+
+
+def _reached(loss: Tensor) -> Iterator[Any]:
+    """Every node of the graph behind a loss, once."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]

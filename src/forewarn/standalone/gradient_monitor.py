@@ -1,0 +1,108 @@
+"""Gradients of any model by plain functions, and a monitor of them for any loop: facades over the statistics engine."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor, nn
+
+from forewarn.judge.gradient_tally import EXPLODING, VANISHING, GradientSummary, GradientTally
+from forewarn.measure.engine import COLUMNS, in_order, measure, summarize
+from forewarn.measure.parameters import Roster
+from forewarn.measure.probe import Array
+from forewarn.measure.probes.tasks import Shared, TaskProbe
+from forewarn.measure.transfer import on_host
+from forewarn.types import Reason
+
+
+def compute_gradient_statistics(model: nn.Module) -> dict[str, float]:
+    """All gradients of a model together: norm, mean, std, min and max of their values, and the spread over layers.
+
+    `num_nonfinite` values are left out of the others; everything is NaN where no parameter has a gradient.
+    """
+    rows = _rows(model)[1]
+    if not len(rows):
+        rows = np.full((1, len(COLUMNS)), np.nan)
+    norms = summarize(rows)["norm"]
+    whole = rows.sum(axis=0)
+    least, most = COLUMNS.index("min"), COLUMNS.index("max")
+    whole[least], whole[most] = rows[:, least].min(), rows[:, most].max()
+    together = {name: float(value[0]) for name, value in summarize(whole[None]).items()}
+    return {
+        "num_layers": int(np.isfinite(norms).sum()),
+        "global_norm": together["norm"],
+        **{name: together[name] for name in ("mean", "std", "min", "max", "zero_fraction")},
+        "num_nonfinite": together["nonfinite"],
+        "mean_norm": float(norms.mean()),
+        "std_norm": float(norms.std()),
+        "min_norm": float(norms.min()),
+        "max_norm": float(norms.max()),
+    }
+
+
+def compute_layer_gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The gradient norm of every parameter that has a gradient, by name; NaN where it holds a value that is none."""
+    names, rows = _rows(model)
+    quantities = summarize(rows)
+    norms = np.where(quantities["nonfinite"] > 0, np.nan, quantities["norm"])
+    return dict(zip(names, map(float, norms), strict=True))
+
+
+def compute_task_gradient_ratio(loss_a: Tensor, loss_b: Tensor, model: nn.Module, *, shared: Shared = None) -> float:
+    """The gradient norm of one loss over that of another, on the last layer that both reach, or on `shared`.
+
+    Call it before `backward()`: the graph is kept and `.grad` is not touched. Waits for the result.
+    """
+    losses = {"a": loss_a, "b": loss_b}
+    probe = TaskProbe(Roster(model, []), None)
+    probe.look(losses)
+    probe.share(shared, losses)
+    norms = probe.compare(losses, {"a": 1.0, "b": 1.0})
+    if norms is None:
+        reason = Reason.NO_SHARED_LAYER if probe.reason is Reason.AVAILABLE else probe.reason
+        raise ValueError(f"the gradients of the two losses can not be compared: {reason}")
+    first, second = on_host(norms)
+    return float(first / second) if second > 0 else math.inf if first > 0 else math.nan
+
+
+class GradientMonitor:
+    """Follows the gradients of a model in any loop: `update` after `backward()`, `get_summary` at the end.
+
+    It measures on every `log_frequency`-th call by epoch, and waits for the result: for a run that is watched as a
+    whole, without waiting, use `forewarn.watch`.
+    """
+
+    def __init__(
+        self, log_frequency: int = 10, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING
+    ) -> None:
+        if log_frequency < 1:
+            raise ValueError(f"log_frequency must be at least 1, not {log_frequency!r}")
+        self._every = log_frequency
+        self._tally = GradientTally(vanishing_threshold, exploding_threshold)
+
+    def update(self, epoch: int, model: nn.Module, task_ratio: float | None = None) -> dict[str, float] | None:
+        """Measure what `backward()` left in the model; the statistics, or None on an epoch that is not measured.
+
+        `task_ratio`, from `compute_task_gradient_ratio`, is counted on every call.
+        """
+        if task_ratio is not None:
+            self._tally.add_ratio(task_ratio)
+        if epoch % self._every:
+            return None
+        statistics = compute_gradient_statistics(model)
+        self._tally.add_norm(epoch, statistics["global_norm"])
+        self._tally.add_layers(compute_layer_gradient_norms(model))
+        return statistics
+
+    def get_summary(self) -> GradientSummary:
+        """Mean ± std and peak of the norm, layers that vanished or exploded, and the task balance; prints as text."""
+        return self._tally.summary()
+
+
+def _rows(model: nn.Module) -> tuple[tuple[str, ...], Array]:
+    """The parameters that have a gradient, and the engine's row of each; one transfer to the host."""
+    roster = Roster(model, [])
+    held = [at for at, parameter in enumerate(roster.parameters) if parameter.grad is not None]
+    found = measure([roster.parameters[at].grad for at in held])
+    return tuple(roster.names[at] for at in held), in_order(found.order, [on_host(part) for part in found.rows])

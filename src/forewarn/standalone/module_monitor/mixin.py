@@ -1,0 +1,54 @@
+"""For modules that log from inside their own `forward`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+
+
+class _Attachment:
+    """Which monitor a module logs to. A copy and a pickle of it hold none, so a copied model reaches nobody."""
+
+    def __init__(self, monitor: ModuleMonitor | None = None, is_reference: bool = False) -> None:
+        self.monitor = monitor
+        self.is_reference = is_reference
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
+        return _Attachment()
+
+    def __reduce__(self) -> tuple[type[_Attachment], tuple[()]]:
+        return (_Attachment, ())
+
+
+class MonitorMixin:
+    """Lets a module ask `if self.is_monitoring:` and log to `self.get_module_monitor()` in its `forward`.
+
+    It may stand before or after `nn.Module` among the bases and has no `__init__` that must be called. The monitor
+    finds such modules in `set_module` and `set_reference_module`.
+    """
+
+    _attachment = _Attachment()
+
+    def set_module_monitor(self, monitor: ModuleMonitor | None = None, is_reference_module: bool = False) -> None:
+        """Called by the monitor; None takes it away."""
+        self.__dict__["_attachment"] = _Attachment(monitor, is_reference_module)
+
+    def get_module_monitor(self) -> ModuleMonitor | None:
+        return self._attachment.monitor
+
+    @property
+    def module_monitor(self) -> ModuleMonitor | None:
+        return self._attachment.monitor
+
+    @property
+    def is_reference_module(self) -> bool:
+        """Whether this module is part of the reference that another is compared with."""
+        return self._attachment.is_reference
+
+    @property
+    def is_monitoring(self) -> bool:
+        """Whether what is logged now counts."""
+        monitor = self._attachment.monitor
+        return monitor is not None and monitor.is_monitoring(self._attachment.is_reference)

@@ -1,0 +1,236 @@
+"""The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): whose doing the change of an activation is.
+
+After t updates a layer gives W_t x_t where it gave W_0 x_0 at first. The difference has two parts: (W_t−W_0) x_t, which
+the layer's own updates make, and W_0 (x_t−x_0), which it passes on from the layers before it.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forewarn.measure.hooks import Hook
+from forewarn.measure.module_outputs import ROOT, Modules
+from forewarn.measure.references import References
+from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+
+
+def l2_norm(tensor: Tensor) -> Tensor:
+    """The norm of each vector along the last dimension, in float32 at least."""
+    precise = torch.promote_types(tensor.dtype, torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1, dtype=precise)
+    return norms
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One forward of one module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+    @property
+    def input(self) -> Tensor | None:
+        """What counts as x: the first argument, if it is a tensor of real numbers."""
+        first = self.args[0] if self.args else next(iter(self.kwargs.values()), None)
+        return first if isinstance(first, Tensor) and first.is_floating_point() else None
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> _Call:
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        kwargs = {name: changed(each) for name, each in self.kwargs.items()}
+        return _Call(tuple(map(changed, self.args)), kwargs, change(self.output))
+
+
+class RefinedCoordinateCheck:
+    """Splits the change of every module's output since the reference into the module's own part and what it passes on.
+
+    On a monitored step, run the reference and the monitored module on the same input, in either order, the reference
+    within `monitor.no_monitor()` or not; then call `refined_coordinate_check()`. Each module is measured as soon as
+    both have run it: with the reference first, no activation of the monitored module is ever kept, and those of the
+    reference are released one by one. `modules` is matched from the start of the names of modules.
+
+    The reference computes W_0 x_t for each module by itself: about one more forward of the model for its layers, and
+    one for each level of modules that contain them.
+    """
+
+    def __init__(self, monitor: ModuleMonitor, modules: str = ".*") -> None:
+        self._monitor = monitor
+        model, references = self._models()
+        self._reference = monitor.reference_module
+        wanted = re.compile(modules)
+        self._names = [name for name, _ in model.heard if wanted.match(name) and name != ROOT]
+        """Not the root: of it, difference metrics say the same."""
+        if not self._names:
+            raise ValueError(f"modules={modules!r} matches none of the monitored modules inside the model")
+        self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(references.modules.heard))
+        self._waiting: dict[str, deque[tuple[bool, _Call]]] = defaultdict(deque)
+        """Per module, the forwards of one side that the other has not made yet: whether the reference's, and which."""
+        self._clone = _Clones(offload=monitor.cpu_offload)
+        self._found: list[tuple[str, Tensor]] = []
+        self._failed: set[str] = set()
+        self._step = monitor.current_step
+        self._is_measuring = False
+        self._handles = [
+            side[name].register_forward_hook(Hook(self._listener(name, bool(at)), traced=True), with_kwargs=True)
+            for at, side in enumerate(self._sides)
+            for name in self._names
+        ]
+        references.companions.append(self.close)
+
+    def refined_coordinate_check(self) -> None:
+        """Log what was measured since the last call; nothing on a step that is not monitored.
+
+        Keys: `RCC (W_t-W_0)x_t/{module}/l2norm`, `RCC W_0(x_t-x_0)/…`, `RCC x_t/…` and `RCC (x_t-x_0)/…`; the first two
+        also for `{module}.weight` of Linear and LayerNorm, without the bias; of an Embedding only the first.
+        """
+        if not self._monitor.is_monitoring():
+            return
+        self._models()
+        if self._monitor.reference_module is not self._reference:
+            raise ValueError("the monitor has another reference module by now: make a new RefinedCoordinateCheck")
+        self._start_if_new_step()
+        if not self._found and not self._failed.issuperset(self._names):
+            sides = {is_reference for calls in self._waiting.values() for is_reference, _ in calls}
+            absent = "reference" if sides == {False} else "monitored"
+            raise ValueError(f"the {absent} module has made no forward in this step: run both on the same input first")
+        for key, norms in self._found:
+            self._monitor.log_tensor(key, norms)
+        self._release()
+
+    def close(self) -> None:
+        """Take the hooks back and release all that is kept; may be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._release()
+
+    def _models(self) -> tuple[Modules, References]:
+        """What the monitor knows of its module and of its reference."""
+        if self._monitor.modules is None:
+            raise ValueError("the monitor has no module: call monitor.set_module(model) first")
+        if self._monitor.references is None:
+            raise ValueError("the monitor has no reference module: call monitor.set_reference_module(reference) first")
+        return self._monitor.modules, self._monitor.references
+
+    def _listener(self, name: str, is_reference: bool) -> Callable[..., None]:
+        def returned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self._is_measuring or name in self._failed or not self._monitor.is_monitoring(is_reference):
+                return
+            # What activation checkpointing computes again in the backward pass is not heard.
+            if isinstance(output, Tensor) and output.is_floating_point() and torch._C._current_graph_task_id() == -1:
+                self._take(name, is_reference, _Call(args, kwargs, output))
+
+        return returned
+
+    def _take(self, name: str, is_reference: bool, call: _Call) -> None:
+        """Measure a module if the other side's forward is there, else keep this one."""
+        self._start_if_new_step()
+        waiting = self._waiting[name]
+        if not waiting or waiting[0][0] == is_reference:
+            waiting.append((is_reference, call.mapped(self._clone)))
+            return
+        other = waiting.popleft()[1].mapped(lambda tensor: tensor.to(call.output.device))
+        now, first = (other, call) if is_reference else (call, other)
+        module, reference = (side[name] for side in self._sides)
+        self._is_measuring = True
+        try:
+            with torch.no_grad(), self._monitor.ignoring_reference():
+                again = _forward(reference, now)
+                self._found += [
+                    (f"RCC {key}/l2norm", l2_norm(each))
+                    for key, each in _terms(name, module, reference, now, first, again)
+                ]
+        except Exception as error:  # whatever a module does with inputs that are not its own must not end the training
+            self._failed.add(name)
+            self._monitor.logger.warning("coordinate check: %s is left out, for it failed: %s", name, error)
+        finally:
+            self._is_measuring = False
+
+    def _start_if_new_step(self) -> None:
+        if self._step != self._monitor.current_step:
+            self._step = self._monitor.current_step
+            self._release()
+
+    def _release(self) -> None:
+        self._waiting.clear()
+        self._found.clear()
+        self._clone.forget()
+
+
+def _terms(
+    name: str, module: nn.Module, reference: nn.Module, now: _Call, first: _Call, again: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """What is logged of one module, where `again` is what the reference makes of the module's input: W_0 x_t."""
+    yield f"(W_t-W_0)x_t/{name}", now.output - again
+    if isinstance(module, nn.Embedding):
+        return
+    yield f"W_0(x_t-x_0)/{name}", again - first.output
+    if now.input is not None:
+        yield f"x_t/{name}", now.input
+    if now.input is not None and first.input is not None:
+        yield f"(x_t-x_0)/{name}", now.input - first.input
+    if isinstance(module, nn.Linear | nn.LayerNorm) and isinstance(reference, nn.Linear | nn.LayerNorm):
+        wt_xt = now.output if module.bias is None else now.output - module.bias
+        w0_xt = again if reference.bias is None else again - reference.bias
+        w0_x0 = first.output if reference.bias is None else first.output - reference.bias
+        yield f"(W_t-W_0)x_t/{name}.weight", wt_xt - w0_xt
+        yield f"W_0(x_t-x_0)/{name}.weight", w0_xt - w0_x0
+        yield f"(W_t-W_0)x_t/{name}.weight/W_t x_t", wt_xt
+        yield f"W_0(x_t-x_0)/{name}.weight/W_0 x_0", w0_x0
+    if isinstance(module, nn.LayerNorm) and now.input is not None and first.input is not None:
+        # What its weight is multiplied by.
+        x_t, x_0 = (
+            functional.layer_norm(each, module.normalized_shape, eps=module.eps) for each in (now.input, first.input)
+        )
+        yield f"(W_t-W_0)x_t/{name}.weight/x_t", x_t
+        yield f"W_0(x_t-x_0)/{name}.weight/x_t-x_0", x_t - x_0
+
+
+def _forward(reference: nn.Module, now: _Call) -> Tensor:
+    """What a module of the reference makes of another's input: no random number, no buffer and no input is changed."""
+    device = now.output.device
+    call = now.mapped(lambda tensor: tensor.detach().clone())
+    buffers = [(each, each.clone()) for each in reference.buffers()] if reference.training else []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        output = reference(*call.args, **call.kwargs)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    if not isinstance(output, Tensor):
+        raise TypeError(f"its reference returned {type(output).__name__}, not a tensor")
+    return output
+
+
+class _Clones:
+    """Clones of tensors, one for each: what one module returns is what the next is given.
+
+    A clone lives as long as someone else keeps it. What was changed in place since then is cloned anew.
+    """
+
+    def __init__(self, offload: bool) -> None:
+        self._offload = offload
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, weakref.ref[Tensor]]] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        version = 0 if tensor.is_inference() else tensor._version
+        if id(tensor) in self._known:
+            original, at, clone = self._known[id(tensor)]
+            found = clone()
+            if original() is tensor and at == version and found is not None:
+                return found
+        kept = tensor.detach().to("cpu", copy=True) if self._offload else tensor.detach().clone()
+        self._known[id(tensor)] = (weakref.ref(tensor), version, weakref.ref(kept))
+        return kept
+
+    def forget(self) -> None:
+        self._known.clear()

@@ -1,0 +1,189 @@
+"""The weight-update monitor on its own, for any trainer: the update probe's measurements behind two calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.optim import Optimizer
+
+from forewarn.measure.aggregates import spread
+from forewarn.measure.engine import UpdateSampler, in_order, measure, summarize
+from forewarn.measure.parameters import Roster
+from forewarn.measure.probes.updates import FrozenTracker, learning_rates, update_ratios
+from forewarn.measure.transfer import on_host
+from forewarn.types import FrozenCause
+
+
+class _Diagnostic:
+    """Reads as attributes or by name: `diagnostic.grad_norm`, `diagnostic["grad_norm"]`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDiagnostic(_Diagnostic):
+    """The gradient of one parameter as the optimizer is about to use it."""
+
+    grad_norm: float
+    """NaN if there is no gradient."""
+    has_grad: bool
+    is_vanishing: bool
+    is_exploding: bool
+    num_nonfinite: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDiagnostic(_Diagnostic):
+    """How far one parameter moved between `check_gradients` and `check_updates`."""
+
+    update_ratio: float
+    """‖Δw‖ / (‖w‖ + ε) over the sample; NaN if it was not sampled before."""
+    update_norm: float
+    is_frozen: bool
+    """At or below the threshold in `frozen_patience_steps` consecutive checks, and not on purpose."""
+    cause: FrozenCause
+    """Why, once it is frozen; else MOVING, or ON_PURPOSE for what was frozen from the start."""
+    grad_norm: float
+
+
+class WeightUpdateMonitor:
+    """Measures gradients and sampled updates of every parameter; the caller decides on which steps.
+
+    Call `check_gradients` after clipping and before `optimizer.step()`, and `check_updates` after it. Holds about
+    8 bytes × `sample_size` per parameter, never a copy of the model. Each call reads its results in one transfer.
+    """
+
+    def __init__(
+        self,
+        sample_size: int = 1024,
+        vanishing_grad_threshold: float = 1e-7,
+        exploding_grad_threshold: float = 1e2,
+        frozen_update_ratio_threshold: float = 1e-12,
+        frozen_patience_steps: int = 3,
+    ) -> None:
+        for name, value, least in (
+            ("sample_size", sample_size, 1),
+            ("vanishing_grad_threshold", vanishing_grad_threshold, 0),
+            ("exploding_grad_threshold", exploding_grad_threshold, 0),
+            ("frozen_update_ratio_threshold", frozen_update_ratio_threshold, 0),
+            ("frozen_patience_steps", frozen_patience_steps, 1),
+        ):
+            if not value >= least:
+                raise ValueError(f"{name} must be at least {least}, not {value!r}")
+        self._sample_size = sample_size
+        self._vanishing = vanishing_grad_threshold
+        self._exploding = exploding_grad_threshold
+        self._frozen = frozen_update_ratio_threshold
+        self._patience = frozen_patience_steps
+        self._model: nn.Module | None = None
+        self._roster: Roster
+        self._sampler: UpdateSampler
+
+    def check_gradients(self, model: nn.Module, optimizer: Optimizer) -> dict[str, GradientDiagnostic]:
+        """Every trainable parameter's gradient; also samples the weights that `check_updates` compares with."""
+        roster = self._attend(model, optimizer)
+        gradients = [parameter.grad for parameter in roster.parameters]
+        found = measure(gradients)
+        quantities = summarize(in_order(found.order, [on_host(part) for part in found.rows]))
+        self._norms = quantities["norm"].astype(np.float64)
+        self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
+        self._sampler.remember(roster.parameters)
+        return {
+            name: GradientDiagnostic(
+                grad_norm=(norm := float(self._norms[at])),
+                has_grad=not self._missing[at],
+                is_vanishing=norm < self._vanishing,
+                is_exploding=norm > self._exploding,
+                num_nonfinite=0 if self._missing[at] else int(quantities["nonfinite"][at]),
+            )
+            for at, name in enumerate(roster.names)
+            if roster.parameters[at].requires_grad
+        }
+
+    def check_updates(self, model: nn.Module, optimizer: Optimizer) -> dict[str, UpdateDiagnostic]:
+        """How far every parameter has moved since `check_gradients`, and which are frozen, with the cause."""
+        roster = self._attend(model, optimizer)
+        if not self._sampler.remembers:
+            raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
+        order, sums = self._sampler.moved(roster.parameters)
+        ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
+        causes = self._tracker.update(
+            ratios, self._norms, missing=self._missing, rates=learning_rates(roster), stepped=None
+        )
+        frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
+        frozen &= np.array([self._tracker.checks.get(name, 0) >= self._patience for name in roster.names], bool)
+        return {
+            name: UpdateDiagnostic(
+                update_ratio=float(ratios[at]),
+                update_norm=float(norms[at]),
+                is_frozen=bool(frozen[at]),
+                cause=FrozenCause(int(causes[at])),
+                grad_norm=float(self._norms[at]),
+            )
+            for at, name in enumerate(roster.names)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held for the samples."""
+        return self._sampler.num_bytes if self._model is not None else 0
+
+    def _attend(self, model: nn.Module, optimizer: Optimizer) -> Roster:
+        """The roster of this model; what is kept belongs to one model and starts anew with another."""
+        if self._model is not model or self._roster.optimizers != (optimizer,):
+            self._model = model
+            self._roster = Roster(model, [optimizer])
+            self._sampler = UpdateSampler(self._roster.names, self._sample_size)
+            self._tracker = FrozenTracker(self._roster, self._frozen, self._patience)
+            self._norms = np.full(len(self._roster.names), math.nan)
+            self._missing = np.zeros(len(self._roster.names), bool)
+        return self._roster
+
+    @staticmethod
+    def aggregate_gradient_stats(diagnostics: Mapping[str, GradientDiagnostic]) -> dict[str, float]:
+        """Count, median, p95 (by ceil), min and max of the gradient norms, with the vanishing and exploding counts."""
+        norms = np.array([each.grad_norm for each in diagnostics.values()], np.float64)
+        return {
+            "count": int(np.isfinite(norms).sum()),
+            **spread(norms),
+            "vanishing_count": sum(each.is_vanishing for each in diagnostics.values()),
+            "exploding_count": sum(each.is_exploding for each in diagnostics.values()),
+        }
+
+    @staticmethod
+    def aggregate_update_stats(diagnostics: Mapping[str, UpdateDiagnostic]) -> dict[str, float]:
+        """Count, median, p95 (by ceil), min and max of the update ratios, with the frozen count."""
+        wanted = [each for each in diagnostics.values() if each.cause is not FrozenCause.ON_PURPOSE]
+        ratios = np.array([each.update_ratio for each in wanted], np.float64)
+        return {
+            "count": int(np.isfinite(ratios).sum()),
+            **spread(ratios),
+            "frozen_count": sum(each.is_frozen for each in wanted),
+        }
+
+    @staticmethod
+    def top_k_largest_gradients(diagnostics: Mapping[str, GradientDiagnostic], k: int) -> list[tuple[str, float]]:
+        """The `k` parameters with the largest gradient norms, largest first."""
+        known = [(name, each.grad_norm) for name, each in diagnostics.items() if not math.isnan(each.grad_norm)]
+        return sorted(known, key=lambda one: -one[1])[: max(0, k)]
+
+    @staticmethod
+    def top_k_smallest_updates(diagnostics: Mapping[str, UpdateDiagnostic], k: int) -> list[tuple[str, float]]:
+        """The `k` parameters with the smallest update ratios, smallest first; those frozen on purpose left out."""
+        known = [
+            (name, each.update_ratio)
+            for name, each in diagnostics.items()
+            if not math.isnan(each.update_ratio) and each.cause is not FrozenCause.ON_PURPOSE
+        ]
+        return sorted(known, key=lambda one: one[1])[: max(0, k)]

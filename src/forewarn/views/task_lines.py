@@ -1,0 +1,142 @@
+"""How the tasks of a model get on: a line per epoch, who pulls how hard, a collapse in red, a summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from forewarn.judge.gradient_tally import (
+    GradientTally,
+    balance_in_words,
+    detect_exploding_gradients,
+    detect_vanishing_gradients,
+)
+from forewarn.types import Action, Alert, Block, State, in_words
+from forewarn.views.console import News, plain_console, print_lines
+from forewarn.views.wording import advice, literal, short
+
+COLLAPSE = "T102"
+BAR = 24
+"""Columns of the bar that shows the shares of two tasks."""
+MOST_REMEDIES = 3
+
+_BALANCE_STYLES = {"balanced": "green", "slightly uneven": "cyan", "uneven": "yellow", "very uneven": "bold yellow"}
+_INDENT = " " * 13
+
+
+class TaskView:
+    """Shows a run with several tasks; the gradients on every `every`-th epoch, alerts as they come."""
+
+    def __init__(self, num_epochs: int, every: int = 10, console: Console | None = None) -> None:
+        self._console = console or plain_console()
+        self._num_epochs = num_epochs
+        self._every = every
+        self._news = News()
+        self._tally = GradientTally(unit="step")
+        self._latest: dict[str, dict[str, float]] = {}
+        self._ratios: dict[str, GradientTally] = {}
+        """By pair of tasks."""
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        for block in blocks:
+            self._latest[block.name] = dict(zip(block.scopes, map(float, block.values), strict=True))
+            if block.name == "gradient/global_norm":
+                self._tally.add_norm(step, float(block.values[0]))
+            elif block.name == "gradient/norm":
+                self._tally.add_layers(self._layers())
+            elif block.name == "task/ratio":
+                for pair, ratio in self._latest[block.name].items():
+                    self._ratios.setdefault(pair, GradientTally()).add_ratio(ratio)
+        collapsed = [alert for alert in changed if alert.code == COLLAPSE and alert.state is State.FIRING]
+        for alert in collapsed:
+            print_lines(self._console, collapse_lines(step, alert))
+        print_lines(
+            self._console, self._news.lines(step, blocks, [one for one in changed if one not in collapsed], taken)
+        )
+
+    def end_epoch(self, epoch: int, loss: float, held_out: Mapping[str, float]) -> None:
+        """One line for the epoch that has ended, counted from 1, and what the gradients say of it."""
+        width = len(str(self._num_epochs))
+        numbers = "  ".join(f"{name} {value:.3f}" for name, value in held_out.items())
+        line = Text.assemble(
+            (f"epoch {epoch:{width}}/{self._num_epochs}", "bold"),
+            f"  loss {loss:8.4f}",
+            ("  held out  ", "dim"),
+            numbers,
+        )
+        print_lines(self._console, [line])
+        if self._latest and (epoch == 1 or epoch % self._every == 0):
+            print_lines(self._console, [*self._gradient_lines(), *self._task_lines()])
+
+    def note(self, words: str, style: str = "") -> None:
+        """Something else to tell on the way."""
+        print_lines(self._console, [Text(_INDENT + words, style=style)])
+
+    def close(self) -> None:
+        """The summary of the whole run."""
+        if not self._latest:
+            return
+        *rows, _ = self._tally.summary().rows()
+        balances = [tally.summary(short(pair)).task_balance for pair, tally in self._ratios.items()]
+        rows += [("task balance", balance) for balance in balances or ["not enough data"]]
+        lines = [Text(), Text("Gradients over the whole run", style="bold")]
+        lines += [Text.assemble((f"  {label:18}", "dim"), value) for label, value in rows]
+        print_lines(self._console, lines)
+
+    def _layers(self) -> dict[str, float]:
+        """The norms of the layers that have a gradient."""
+        return {name: norm for name, norm in self._latest.get("gradient/norm", {}).items() if norm == norm}
+
+    def _gradient_lines(self) -> list[Text]:
+        norm, layers = self._latest.get("gradient/global_norm", {}), self._layers()
+        if not norm or not layers:
+            return []
+        vanishing, exploding = detect_vanishing_gradients(layers), detect_exploding_gradients(layers)
+        words = (
+            f"norm {in_words(next(iter(norm.values())))}, layers from {in_words(min(layers.values()))} "
+            f"to {in_words(max(layers.values()))}, {len(vanishing)} vanishing, {len(exploding)} exploding"
+        )
+        return [Text.assemble((f"{_INDENT}gradients  ", "dim"), words)]
+
+    def _task_lines(self) -> list[Text]:
+        shares = self._latest.get("task/share", {})
+        if len(shares) < 2:
+            return []
+        line = Text.assemble((f"{_INDENT}tasks      ", "dim"), _shares(shares))
+        for pair, tally in self._ratios.items():
+            words = balance_in_words(tally.mean_ratio)
+            name = f" {short(pair)}" if len(shares) > 2 else ""
+            cosine = self._latest.get("task/cosine", {}).get(pair, float("nan"))
+            line.append(f"  ratio{name} {in_words(tally.mean_ratio)}, ")
+            line.append(words, style=_BALANCE_STYLES[words])
+            line.append(f", cosine {cosine:+.2f}")
+        weights = self._latest.get("task/weight", {})
+        if len(set(weights.values())) > 1:
+            line.append("  weights " + ", ".join(f"{short(name)} {in_words(one)}" for name, one in weights.items()))
+        return [line]
+
+
+def collapse_lines(step: int, alert: Alert) -> list[Text]:
+    """A collapse in red: who dominates, who is starved, by how much, and what to do."""
+    evidence = {name: literal(str(value)) for name, value in alert.finding.evidence.items()}
+    ratio = alert.finding.evidence.get("ratio", float("nan"))
+    words = (
+        f"{evidence.get('dominating', alert.scope)} pulls {in_words(ratio)} times as hard as "
+        f"{evidence.get('starved', alert.scope)}, which is starved"
+    )
+    headline = Text.assemble((f"task collapse at step {step}: ", "bold red"), (words, "red"))
+    remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
+    return [headline, *(Text(f"{_INDENT}{rank}. {advice(remedy)}") for rank, remedy in remedies)]
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    """`pointer 46% ━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌ 54% type` for two tasks, a list for more."""
+    if len(shares) > 2:
+        return ", ".join(f"{short(name)} {share:.0%}" for name, share in shares.items())
+    (first, one), (second, other) = shares.items()
+    if one != one:
+        return f"{short(first)}, {short(second)}"
+    filled = round(BAR * one)
+    return f"{short(first)} {one:.0%} {'━' * filled}{'╌' * (BAR - filled)} {other:.0%} {short(second)}"

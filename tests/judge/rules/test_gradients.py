@@ -1,0 +1,190 @@
+"""Rules about the gradients."""
+
+import math
+
+import numpy as np
+import pytest
+
+from forewarn.types import Facts, ParameterFacts, Severity, State
+from tests.judge.rules.runs import Run, facts
+
+LAYERS = ("first.weight", "second.weight", "last.weight")
+KNOWN = facts(*LAYERS, vectors=["first.bias"])
+
+
+def noise(scale, size, seed=0):
+    return np.exp(scale * np.random.default_rng(seed).normal(size=size))
+
+
+def test_a_norm_that_is_no_number_is_critical_on_any_step():
+    run = Run("G101").series("gradient/global_norm", [1.0] * 5 + [np.inf])
+    assert run.ledger.firing[0].severity is Severity.CRITICAL
+
+
+def test_the_tensors_are_named_and_the_one_where_it_began():
+    run = Run("G101", facts=KNOWN)
+    bad = {"first.weight": 64.0, "second.weight": 3.0, "last.weight": 0.0}
+    run.feed({"gradient/global_norm": np.nan, "gradient/nonfinite": bad})
+    by_scope = {alert.scope: alert.finding for alert in run.ledger.firing}
+    assert set(by_scope) == {"", "first.weight", "second.weight"}
+    assert by_scope[""].evidence == {"num_tensors": 2, "nearest_the_output": "second.weight"}
+    assert by_scope["second.weight"].value == 3
+
+
+def test_tensors_count_even_where_the_global_norm_is_unavailable():
+    run = Run("G101", facts=KNOWN)
+    run.feed({"gradient/nonfinite": {"last.weight": 2.0}})
+    assert [alert.scope for alert in run.ledger.firing] == ["last.weight"]
+
+
+def test_a_tensor_stays_accused_until_it_is_measured_again():
+    run = Run("G101", facts=KNOWN)
+    run.feed({"gradient/global_norm": np.nan, "gradient/nonfinite": {"last.weight": 2.0}})
+    for _ in range(200):
+        run.feed({"gradient/global_norm": 1.0})
+    assert [alert.scope for alert in run.ledger.firing] == ["last.weight"]
+    (resolved,) = run.feed({"gradient/global_norm": 1.0, "gradient/nonfinite": {"last.weight": 0.0}})
+    assert resolved.state is State.RESOLVED
+
+
+def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
+    run = Run("G102")
+    run.feed({"gradient/global_norm": 150.0})
+    assert run.ledger.firing[0].finding.evidence == {}
+    (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
+    assert alert.severity is Severity.CRITICAL
+    assert alert.finding.evidence["largest_tensor"] == "b.weight"
+
+
+def test_a_starved_run_must_be_starved_for_three_steps():
+    run = Run("G103")
+    assert run.series("gradient/global_norm", [1e-4, 1e-4, 1.0, 1e-4, 1e-4]).ledger.alerts == ()
+    (alert,) = run.feed({"gradient/global_norm": 1e-4})
+    assert (alert.since, alert.fired) == (3, 5)
+
+
+def test_checks_of_a_tensor_count_and_not_the_steps_between_them():
+    run = Run("G103", facts=KNOWN)
+    for step in range(301):
+        readings = {"gradient/global_norm": 1.0, "train/loss": 2.0}
+        if step % 100 == 0:
+            readings["gradient/norm"] = {"first.weight": 1e-9, "second.weight": 0.1, "first.bias": 1e-9}
+        run.feed(readings)
+    (alert,) = run.ledger.firing
+    assert (alert.scope, alert.since, alert.fired) == ("first.weight", 0, 200)
+
+
+def test_a_task_that_is_solved_has_small_gradients_and_that_is_no_fault():
+    run = Run("G103", facts=KNOWN)
+    for loss in np.geomspace(2.0, 1e-6, 400):
+        tensors = dict.fromkeys(LAYERS, 1e-4 * loss)
+        run.feed({"train/loss": loss, "gradient/global_norm": 0.5 * loss, "gradient/norm": tensors})
+    assert run.ledger.alerts == ()
+
+
+def test_a_gradient_of_exactly_zero_is_another_matter():
+    run = Run("G103", facts=KNOWN)
+    for _ in range(5):
+        run.feed({"gradient/norm": {"first.weight": 0.0}})
+    assert run.ledger.alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("tall", "clip", "severity"),
+    [
+        (30.0, 1.0, Severity.INFO),
+        (30.0, 20.0, Severity.WARNING),
+        (200.0, 1.0, Severity.WARNING),
+        (30.0, 0.0, Severity.INFO),
+    ],
+)
+def test_a_spike_of_which_clipping_leaves_little_is_information(tall, clip, severity):
+    run = Run("G104")
+    for value in [*noise(0.1, 100), tall]:
+        run.feed({"gradient/global_norm": float(value), "train/clip": clip})
+    assert run.ledger.firing[0].severity is severity
+
+
+@pytest.mark.parametrize(("height", "severity"), [(0.1, Severity.INFO), (0.5, Severity.WARNING)])
+def test_a_spike_of_a_task_that_is_all_but_solved_is_information(height, severity):
+    run = Run("G104")
+    for value in noise(0.1, 100):
+        run.feed({"gradient/global_norm": float(value), "train/loss": 2.0})
+    for value in noise(0.1, 100):
+        run.feed({"gradient/global_norm": 0.01 * float(value), "train/loss": height})
+    run.feed({"gradient/global_norm": 1.0, "train/loss": 2 * height})
+    assert run.ledger.firing[0].severity is severity
+
+
+def test_a_gradient_spike_is_information_a_tall_or_lasting_one_a_warning():
+    usual = noise(0.1, 100)
+    assert Run("G104").series("gradient/global_norm", [*usual, 4.0]).ledger.firing[0].severity is Severity.INFO
+    assert Run("G104").series("gradient/global_norm", [*usual, 40.0]).ledger.firing[0].severity is Severity.WARNING
+    lasting = Run("G104").series("gradient/global_norm", [*usual, 4.0, 4.0, 4.0])
+    assert lasting.ledger.firing[0].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        pytest.param(noise(0.25, 3000), id="noise"),
+        pytest.param(np.geomspace(5, 0.1, 3000) * noise(0.2, 3000), id="falling"),
+        pytest.param(np.linspace(0.2, 3, 3000) * noise(0.2, 3000), id="rising slowly"),
+        pytest.param((1 + np.cos(np.arange(3000) / 500)) * noise(0.1, 3000) + 0.2, id="cosine"),
+        pytest.param(1 + 0.2 * np.abs(np.random.default_rng(0).standard_t(3, size=3000)), id="heavy tails"),
+    ],
+)
+def test_no_gradient_spike_is_loud_in(norms):
+    assert Run("G102", "G103", "G104").series("gradient/global_norm", norms).loud() == []
+
+
+def test_an_unused_parameter_is_named_after_three_checks():
+    run = Run("G108")
+    for _ in range(3):
+        assert run.ledger.firing == ()
+        run.feed({"gradient/missing": {"used.weight": 0.0, "unused.weight": 1.0}})
+    assert [alert.scope for alert in run.ledger.firing] == ["unused.weight"]
+    assert "unused.weight" in str(run.ledger.firing[0].remedies[0])
+
+
+def test_an_expert_without_tokens_now_and_then_is_not():
+    run = Run("G108")
+    for step in range(60):
+        run.feed({"gradient/missing": {"expert.weight": float(step % 3 != 0)}})
+    assert run.ledger.alerts == ()
+
+
+def test_a_forgotten_zero_grad_is_named_and_accumulation_is_not():
+    run = Run("G109")
+    for step in range(4):
+        run.feed({"gradient/residual_norm": float(step), "gradient/global_norm": 1.0 + step})
+    (alert,) = run.ledger.firing
+    assert (alert.since, alert.fired) == (1, 3)
+    assert alert.remedies[0].action == "call_zero_grad"
+    assert Run("G109").series("gradient/residual_norm", [0.0] * 50).ledger.alerts == ()
+
+
+def test_a_parameter_without_elements_misses_nothing():
+    shapes = {"empty.weight": (0, 4), "unused.weight": (4, 4)}
+    known = {scope: ParameterFacts(shape, "Linear.weight", "float32", 0, True) for scope, shape in shapes.items()}
+    run = Run("G108", facts=Facts(parameters=known))
+    for _ in range(5):
+        run.feed({"gradient/missing": dict.fromkeys(shapes, 1.0)})
+    assert [alert.scope for alert in run.ledger.alerts] == ["unused.weight"]
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(0.0, Severity.INFO), (1.0, Severity.CRITICAL)])
+def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_them(steps, severity):
+    run = Run("G101")
+    run.feed({"gradient/global_norm": 1.0, "update/optimizer_steps": 1.0})
+    (alert,) = run.feed({"gradient/global_norm": math.nan, "update/optimizer_steps": steps})
+    assert alert.severity is severity
+
+
+@pytest.mark.parametrize("shift", [0.0, 11.0])
+def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
+    run = Run("G104")
+    for value, loss in zip(noise(0.1, 200), np.r_[np.linspace(10, -1, 50), np.full(150, -1.0)], strict=True):
+        run.feed({"gradient/global_norm": float(value), "train/loss": float(loss) + shift})
+    run.feed({"gradient/global_norm": 500.0, "train/loss": -1.0 + shift})
+    assert run.ledger.firing[0].severity is Severity.WARNING

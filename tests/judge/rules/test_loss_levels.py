@@ -1,0 +1,117 @@
+"""Rules about a loss that no longer falls, or never did: what is wrong is named, noise and plans are left alone."""
+
+import numpy as np
+import pytest
+
+from forewarn.judge.rules.loss_levels import theil_sen
+from forewarn.measure.loss_levels import Levels
+from forewarn.types import Facts, Severity
+from tests.judge.rules.runs import Run
+
+STEPS = np.arange(1600)
+CONSTANT = np.full(len(STEPS), 1e-3)
+COSINE = 1e-3 * (0.55 + 0.45 * np.cos(np.pi * STEPS / len(STEPS)))
+WARM_UP = 1e-3 * np.minimum(1.0, (STEPS + 1) / 1600)
+CODES = ("L104", "L105", "L106")
+
+
+def noise(scale, seed=0, size=1600):
+    return np.exp(scale * np.random.default_rng(seed).normal(size=size))
+
+
+def judged(losses, lr=CONSTANT, codes=CODES, known=None):
+    run, levels = Run(*codes, facts=known or Facts(groups=({"lr": lr[0]},))), Levels()
+    for loss, rate in zip(losses, lr, strict=False):
+        loss = float(np.float32(loss))
+        level = levels.add(loss)
+        readings = {"train/loss": loss, "train/lr": {"0": rate}}
+        run.feed(readings if level is None else {**readings, "train/loss_level": level})
+    return run
+
+
+power_law = 8 * (1 + STEPS / 20.0) ** -0.1
+decay = 6 * np.exp(-STEPS / 80) + 2
+
+quiet = {
+    "a power law": (power_law * noise(0.03), CONSTANT),
+    "a power law in much noise": (power_law * noise(0.3), CONSTANT),
+    "a slow exponential": ((6 * np.exp(-STEPS / 2500) + 1) * noise(0.1), CONSTANT),
+    "a flat end of a cosine": (decay * noise(0.02), np.where(STEPS < 500, 1e-3, 1e-4)),
+    "a cosine": ((3 + 2 * np.cos(np.pi * STEPS / 1600)) * noise(0.05), COSINE),
+    "a warm-up in which nothing moves": (4.6 * noise(0.01), WARM_UP),
+    "a solved task": (2 * np.exp(-STEPS / 60) * noise(0.5) + 0.003 * noise(1.0, 1), CONSTANT),
+    "a late start": (np.where(STEPS < 300, 1.1, 0.3 + 0.8 * np.exp(-(STEPS - 300) / 400)) * noise(0.04), CONSTANT),
+    "noise of single samples": (power_law * noise(1.0), CONSTANT),
+    "a fall within the first steps, in noise": ((1 + 4 * np.exp(-STEPS[:900] / 8)) * noise(0.15, size=900), CONSTANT),
+}
+
+
+@pytest.mark.parametrize("name", quiet)
+def test_nothing_is_said_of(name):
+    assert judged(*quiet[name]).ledger.alerts == ()
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.03, 0.05])
+def test_a_loss_that_stands_still_for_half_of_the_run_is_a_plateau(scale):
+    run = judged(decay * noise(scale))
+    assert run.codes == {"L104"}
+    (alert,) = run.ledger.alerts
+    assert alert.severity is Severity.WARNING
+    assert alert.finding.evidence["level"] == pytest.approx(2.0, rel=0.02)
+    assert str(alert.remedies[0]) == "lower_lr 0.001 → 0.0003333"
+
+
+def test_the_same_curve_is_no_plateau_once_the_lr_has_decayed_by_what_was_declared():
+    known = Facts(groups=({"lr": 1e-2, "initial_lr": 1e-2},))
+    assert judged(decay * noise(0.01), CONSTANT, known=known).ledger.alerts == ()
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.02, 0.1])
+def test_a_loss_that_has_not_moved_is_named_with_a_higher_lr(scale):
+    run = judged(4.6 * noise(scale), np.full(len(STEPS), 1e-7))
+    assert run.ledger.ranked(run.ledger.alerts)[0].code == "L105"
+    alert = next(alert for alert in run.ledger.alerts if alert.code == "L105")
+    assert str(alert.remedies[0]) == "raise_lr 1e-7 → 1e-6"
+
+
+def test_a_warm_up_that_has_ended_is_waited_for_no_longer():
+    lr = 1e-8 * np.minimum(1.0, (STEPS + 1) / 400)
+    (alert,) = judged(4.6 * noise(0.01), lr, codes=["L105"]).ledger.alerts
+    assert alert.fired > 600
+
+
+swinging = 2 + 0.8 * np.sin(STEPS[:600] / 9)
+zigzag = 2 + 0.5 * (-1.0) ** STEPS[:600]
+
+
+@pytest.mark.parametrize("losses", [swinging, zigzag], ids=["swinging", "from step to step"])
+def test_a_loss_that_bounces_is_told_from_noise_of_the_same_size(losses):
+    (alert,) = judged(losses * noise(0.05, size=600), codes=["L106"]).ledger.alerts
+    assert alert.severity is Severity.WARNING
+    spread = np.random.default_rng(0).permutation(losses)
+    assert judged(spread, codes=["L106"]).ledger.alerts == ()
+
+
+def test_bouncing_far_below_the_start_is_information_and_with_progress_nothing():
+    start = np.full(64, 9.0)
+    (alert,) = judged([*start, *swinging], codes=["L106"]).ledger.alerts
+    assert alert.severity is Severity.INFO
+    falling = swinging * np.exp(-STEPS[:600] / 300)
+    assert judged(falling, codes=["L106"]).ledger.alerts == ()
+
+
+def test_one_side_of_a_game_may_bounce():
+    run = Run("L106", facts=Facts(optimizers=("Adam", "Adam")))
+    for step, value in enumerate(swinging):
+        run.feed({"train/loss": value, **({"train/loss_level": 2.0} if step % 32 == 31 else {})})
+    (alert,) = run.ledger.alerts
+    assert alert.severity is Severity.INFO
+
+
+def test_the_slope_is_the_median_over_all_pairs_and_outliers_do_not_move_it():
+    steps = np.arange(0, 50 * 32, 32)
+    values = 5 - 0.001 * steps
+    values[[3, 11, 30, 41]] += 100
+    assert theil_sen(steps, values) == pytest.approx(-0.001, rel=0.02)
+    pairs = [(values[j] - values[i]) / (steps[j] - steps[i]) for i in range(50) for j in range(i + 1, 50)]
+    assert theil_sen(steps, values) == pytest.approx(np.median(pairs))

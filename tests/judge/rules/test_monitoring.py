@@ -1,0 +1,52 @@
+"""Rules about the monitor itself."""
+
+import pytest
+
+from forewarn.types import Reason, Severity, State
+from tests.judge.rules.runs import Run
+
+
+def test_each_failed_probe_stays_named():
+    run = Run("X101")
+    run.feed({"monitor/probe_failed": {"weights": 1.0}})
+    for _ in range(100):
+        run.feed({"train/loss": 2.0})
+    run.feed({"monitor/probe_failed": {"speed": 1.0}})
+    assert {alert.scope for alert in run.ledger.firing} == {"weights", "speed"}
+    assert {str(alert.remedies[0]) for alert in run.ledger.firing} == {
+        "report_bug probe weights step 0", "report_bug probe speed step 101",
+    }  # fmt: skip
+
+
+NO_CONCERN = (Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
+
+
+@pytest.mark.parametrize("reason", [r for r in Reason if r not in (Reason.AVAILABLE, *NO_CONCERN)])
+def test_a_reading_that_cannot_be_taken_says_why(reason):
+    run = Run("X103")
+    run.feed({"monitor/unavailable": {"gradient/global_norm": reason}})
+    (alert,) = run.ledger.firing
+    assert (alert.scope, alert.severity) == ("gradient/global_norm", Severity.INFO)
+    assert alert.finding.evidence["reason"] == str(reason)
+
+
+def test_it_is_taken_back_when_the_reading_is_there_again():
+    run = Run("X103")
+    run.feed({"monitor/unavailable": {"gradient/global_norm": Reason.COMPILED}})
+    (alert,) = run.feed({"monitor/unavailable": {"gradient/global_norm": Reason.AVAILABLE}}, step=200)
+    assert alert.state is State.RESOLVED
+
+
+@pytest.mark.parametrize("reason", NO_CONCERN)
+def test_steps_that_a_scaler_skips_and_a_noise_scale_that_can_not_be_had_are_not_reported(reason):
+    run = Run("X103")
+    run.feed({"monitor/unavailable": {"gradient/noise_scale": reason}})
+    assert run.ledger.alerts == ()
+
+
+def test_a_store_that_failed_is_a_warning_that_stays():
+    run = Run("X104")
+    run.feed({"monitor/store_failed": 1.0})
+    for _ in range(200):
+        run.feed({"train/loss": 2.0})
+    assert run.ledger.firing[0].severity is Severity.WARNING

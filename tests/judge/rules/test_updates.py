@@ -1,0 +1,318 @@
+"""Rules about the updates: an lr that jumps is named before the loss shows it, one that follows a plan is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from forewarn.types import Facts, FrozenCause, Severity
+from tests.judge.rules.runs import Run, facts
+
+WEIGHTS = ("a.weight", "b.weight", "c.weight")
+KNOWN = facts(*WEIGHTS, vectors=["a.bias"])
+STEPS = np.arange(1500)
+
+
+def train(
+    schedule, *, steps=1500, every=100, known=KNOWN, codes=("U102", "U103", "U104"), adam=True, noise=0.15, seed=0
+):
+    """Update ratios as Adam makes them: the lr over the weights' scale, larger in the first steps, with noise."""
+    run = Run(*codes, facts=known)
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        lr = schedule(step)
+        readings = {"train/lr": {"0": lr}}
+        if step < 10 or step % every == 0 or step <= run.schedule.until:
+            transient = 1 + 4 * math.exp(-step / 15) if adam else 1.0
+            typical = 8 * lr * transient
+            each = {scope: typical * math.exp(noise * rng.normal()) for scope in WEIGHTS}
+            started_at_zero = {"a.bias": 1e9 if step == 0 else 1 / step}
+            readings["update/ratio"] = each | started_at_zero
+            readings["monitor/update_ratio_median"] = float(np.median(list(each.values())))
+        run.feed(readings)
+    return run
+
+
+def warm_up(peak, steps, end=None):
+    def lr(step):
+        if step < steps:
+            return peak * step / steps
+        return peak if end is None else peak * 0.5 * (1 + math.cos(math.pi * (step - steps) / (end - steps)))
+
+    return lr
+
+
+plans = {
+    "constant": lambda step: 1e-3,
+    "warm-up of 20": warm_up(1e-3, 20),
+    "warm-up of 50": warm_up(1e-3, 50),
+    "warm-up of 300": warm_up(1e-3, 300),
+    "warm-up over the whole run": warm_up(1e-3, 5000),
+    "warm-up and cosine to zero": warm_up(1e-3, 100, 1500),
+    "quadratic warm-up": lambda step: 1e-3 * min(1, (step / 300) ** 2),
+    "doubling": lambda step: min(1e-3, 1e-5 * 2 ** (step // 100)),
+    "step decay": lambda step: 1e-3 * 0.1 ** (step // 500),
+    "linear decay to zero": lambda step: 1e-3 * (1 - step / 1500),
+    "warm restarts": lambda step: 1e-3 * 0.5 * (1 + math.cos(math.pi * (step % 250) / 250)),
+    "cycles": lambda step: 1e-5 + 1e-3 * (1 - abs((step % 40) / 20 - 1)),
+    "one cycle": lambda step: 4e-5 + 1e-3 * math.sin(math.pi * step / 1500),
+}
+
+
+@pytest.mark.parametrize("every", [1, 20, 100, 400])
+@pytest.mark.parametrize("name", plans)
+def test_a_plan_is_quiet(name, every):
+    assert train(plans[name], every=every).ledger.alerts == ()
+
+
+@pytest.mark.parametrize("at", [250, 300, 313, 1111])
+@pytest.mark.parametrize("factor", [3.5, 10, 30])
+def test_a_jump_of_the_lr_is_named_at_the_very_step(at, factor):
+    run = train(lambda step: 1e-3 * (factor if step >= at else 1), codes=("U104",), steps=at + 40)
+    (alert,) = run.ledger.alerts
+    assert (alert.since, alert.fired, alert.severity) == (at, at, Severity.WARNING)
+    assert alert.finding.evidence["lr_before"] == pytest.approx(1e-3)
+    assert str(alert.remedies[0]) == f"lower_lr {1e-3 * factor:.4g} → 0.001"
+    assert str(alert.remedies[1]) == f"roll_back before_step {at}"
+
+
+def test_the_measured_ratio_confirms_it_and_names_the_tensor_that_jumped_most():
+    run = train(lambda step: 1e-3 * (30 if step >= 313 else 1), codes=("U104",), steps=320)
+    finding = run.ledger.firing[0].finding
+    assert finding.step > 313
+    assert finding.evidence["tensor"] in WEIGHTS
+    assert finding.value == pytest.approx(8 * 30e-3, rel=0.4)
+
+
+def test_a_jump_during_a_slow_schedule_is_seen_too():
+    plan = warm_up(1e-3, 100, 1500)
+    run = train(lambda step: plan(step) * (30 if step >= 700 else 1), codes=("U104",), steps=720)
+    assert run.ledger.alerts[0].since == 700
+
+
+def test_a_return_to_the_declared_peak_is_a_restart_and_a_jump_beyond_it_is_not():
+    decayed = lambda step: 1e-3 if step < 300 else 1e-5  # noqa: E731
+    declared = Facts(parameters=KNOWN.parameters, groups=({"lr": 1e-3, "initial_lr": 1e-3},))
+    quiet = train(lambda step: 1e-3 if step >= 1400 else decayed(step), known=declared, codes=("U104",))
+    assert quiet.ledger.alerts == ()
+    loud = train(lambda step: 4e-3 if step >= 1400 else decayed(step), known=declared, codes=("U104",))
+    assert loud.ledger.alerts[0].since == 1400
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_restart_of_a_group_returns_to_the_peak_of_that_group(every):
+    restarts = plans["warm restarts"]
+    declared = Facts(parameters=KNOWN.parameters, groups=({"lr": 1e-3}, {"lr": 1e-2}))
+    for later, jumped in ((1.0, False), (4.0, True)):
+        run = Run("U104", facts=declared)
+        for step in range(600):
+            small = restarts(step) * (later if step >= 500 else 1)
+            readings = {"train/lr": {"0": small, "1": 10 * restarts(step)}}
+            if step < 10 or step % every == 0:
+                readings["monitor/update_ratio_median"] = 8 * small
+            run.feed(readings)
+        assert bool(run.ledger.alerts) is jumped
+
+
+def test_a_rise_within_a_decay_is_a_jump_though_the_rate_has_been_higher():
+    decay = plans["linear decay to zero"]
+    run = train(lambda step: decay(step) * (5 if step >= 1350 else 1), codes=("U104",), every=20)
+    assert run.ledger.alerts[0].since == 1350
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_jump_that_is_declared_is_quiet_and_one_off_the_plan_is_not(every):
+    for declared, jumped in ((3e-2, False), (1e-3, True)):
+        run = Run("U104")
+        for step in range(200):
+            late = step >= 105
+            readings = {
+                "train/lr": {"0": 3e-2 if late else 1e-3},
+                "train/lr_plan": {"0": declared if late else 1e-3},
+            }
+            if step < 10 or step % every == 0:
+                readings["monitor/update_ratio_median"] = 8 * readings["train/lr"]["0"]
+            run.feed(readings)
+        assert bool(run.ledger.alerts) is jumped
+
+
+def test_gradients_that_grow_make_a_jump_without_the_lr():
+    run = Run("U104")
+    for step in range(40):
+        run.feed({"train/lr": {"0": 0.1}, "monitor/update_ratio_median": 1e-3 if step < 30 else 4e-3})
+    (alert,) = run.ledger.alerts
+    assert alert.since == 30
+    assert "lr_before" not in alert.finding.evidence
+    assert alert.finding.evidence["lasting_checks"] >= 3
+    assert alert.severity is Severity.WARNING
+    assert str(alert.remedies[0]) == "lower_lr 0.1 → 0.025"
+
+
+def test_one_unusual_check_is_information():
+    run = Run("U104").series("monitor/update_ratio_median", [1e-3] * 20 + [4e-3] + [1e-3] * 20)
+    (alert,) = run.ledger.alerts
+    assert alert.severity is Severity.INFO
+
+
+def test_groups_that_are_switched_on_later_are_no_jump():
+    run = Run("U104")
+    for step in range(60):
+        rates = {"0": 1e-3, "1": 0.0 if step < 40 else 1e-3}
+        run.feed({"train/lr": rates, "monitor/update_ratio_median": 1e-3})
+    assert run.ledger.alerts == ()
+
+
+def test_a_tensor_that_is_rewritten_is_named_after_three_checks():
+    run = Run("U102", facts=KNOWN)
+    for step in range(100, 105):
+        run.feed({"update/ratio": {"a.weight": 0.3, "b.weight": 1e-3, "a.bias": 5.0}}, step)
+    (alert,) = run.ledger.firing
+    assert (alert.scope, alert.since, alert.fired) == ("a.weight", 100, 102)
+
+
+def test_the_first_steps_of_adam_are_not_held_against_it():
+    run = train(lambda step: 3e-3, codes=("U102",), every=1, steps=400)
+    assert run.loud() == []
+
+
+def test_an_lr_that_is_far_too_high_from_the_start_is_named_within_three_steps():
+    run = Run("U102", facts=KNOWN)
+    for ratio in (5.0, 0.7, 0.38, 0.14, 0.06):  # as measured on a small GPT with Adam at lr 0.1
+        run.feed({"update/ratio": dict.fromkeys(WEIGHTS, ratio), "monitor/update_ratio_median": ratio})
+    assert run.loud()[0] == ("U102", "", 0)
+    assert run.ledger.alerts[0].fired == 2
+
+
+@pytest.mark.parametrize("growth", [1, 2], ids=["constant lr", "warm-up"])
+def test_a_matrix_that_starts_at_zero_is_left_alone_while_it_grows(growth):
+    run = Run("U102", facts=KNOWN)
+    for step in range(100):
+        ratio = 1e9 if step == 0 else growth / step
+        run.feed({"update/ratio": {"a.weight": ratio, "b.weight": 1e-3, "c.weight": 1e-3}})
+    assert run.ledger.alerts == ()
+
+
+def test_a_hopeless_lr_is_named_and_says_how_far_to_raise_it():
+    run = train(lambda step: 1e-10, codes=("U103",), steps=10)
+    assert {alert.scope for alert in run.ledger.firing} == set(WEIGHTS)
+    assert str(run.ledger.firing[0].remedies[0]) == "raise_lr 1e-10 → 1e-9"
+
+
+def test_an_lr_that_decays_to_almost_nothing_is_a_plan():
+    run = train(lambda step: 1e-3 * 10 ** (-step / 150), codes=("U103",), adam=False)
+    assert run.ledger.alerts == ()
+
+
+def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
+    wanted = {
+        FrozenCause.NOT_IN_OPTIMIZER: "add_to_optimizer",
+        FrozenCause.REQUIRES_GRAD_OFF: "set_requires_grad",
+        FrozenCause.NO_GRADIENT: "check_graph",
+        FrozenCause.ZERO_GRADIENT: "inspect_layer",
+        FrozenCause.ZERO_LR: "raise_lr",
+        FrozenCause.OPTIMIZER_NOT_STEPPED: "call_optimizer_step",
+        FrozenCause.STEP_SKIPPED: "lower_loss_scale",
+        FrozenCause.ROUNDED_AWAY: "keep_in_float32",
+    }
+    assert set(wanted) == set(FrozenCause) - {FrozenCause.MOVING, FrozenCause.ON_PURPOSE}
+    for cause, action in wanted.items():
+        run = Run("U101", facts=Facts(groups=({"lr": 1e-3},)))
+        lr = 0.0 if cause is FrozenCause.ZERO_LR else 1e-3
+        run.feed({"train/lr": {"0": lr}, "update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": 0.0}})
+        (alert,) = run.ledger.firing
+        assert alert.finding.evidence["cause"] == cause.name.lower()
+        assert alert.finding.value == 0.0
+        assert alert.remedies[0].action == action
+        assert alert.severity is (Severity.INFO if cause is FrozenCause.STEP_SKIPPED else Severity.WARNING)
+
+
+@pytest.mark.parametrize(("left", "severity"), [(1e-14, Severity.INFO), (0.0, Severity.INFO), (0.1, Severity.WARNING)])
+@pytest.mark.parametrize("cause", [FrozenCause.ROUNDED_AWAY, FrozenCause.ZERO_GRADIENT, FrozenCause.MOVING])
+def test_on_a_solved_task_weights_that_stand_still_are_information(left, severity, cause):
+    run = Run("U101", "U103", facts=KNOWN)
+    ratio = 1e-9 if cause is FrozenCause.MOVING else 0.0
+    for step in range(30):
+        readings = {"train/loss": 2.0 if step < 20 else left, "train/lr": {"0": 1e-3}}
+        if step >= 20:
+            readings |= {"update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": ratio}}
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert (alert.code, alert.severity) == ("U103" if ratio else "U101", severity)
+
+
+def test_the_levels_remember_how_high_the_loss_was_and_other_causes_stay_warnings():
+    for cause, severity in ((FrozenCause.ROUNDED_AWAY, Severity.INFO), (FrozenCause.NO_GRADIENT, Severity.WARNING)):
+        run = Run("U101")
+        run.feed({"train/loss": 1e-14, "train/loss_level": 2.0, "update/frozen_cause": {"a.weight": cause}})
+        assert run.ledger.alerts[0].severity is severity
+
+
+def test_what_moves_or_is_frozen_on_purpose_is_not_reported():
+    run = Run("U101", "U106")
+    for _ in range(10):
+        run.feed({"update/frozen_cause": {"a.weight": FrozenCause.MOVING, "b.weight": FrozenCause.ON_PURPOSE}})
+    assert run.ledger.alerts == ()
+
+
+def test_a_parameter_outside_the_optimizer_is_the_reason_why_it_is_frozen():
+    run = Run("U101", "U106")
+    run.feed({"train/lr": {"0": 1e-3}, "update/frozen_cause": {"head.weight": FrozenCause.NOT_IN_OPTIMIZER}})
+    assert [alert.code for alert in run.ledger.firing] == ["U106", "U101"]
+    assert str(run.ledger.firing[0].remedies[0]) == "add_to_optimizer parameter head.weight lr 0.001"
+
+
+def test_an_optimizer_that_never_steps_is_named_after_three_steps():
+    run = Run("U105").series("update/optimizer_steps", [0, 0, 0])
+    assert run.ledger.firing[0].finding.evidence["lasting_steps"] == 3
+
+
+def test_a_monitor_that_is_stepped_for_every_batch_of_an_accumulation_learns_the_gap():
+    run = Run("U105").series("update/optimizer_steps", [0, 0, 0, 0, 0, 0, 0, 1] * 20)
+    assert [alert.since for alert in run.ledger.alerts] == [2]
+    assert run.ledger.firing == ()
+
+
+def test_a_scaler_may_skip_some_steps_but_not_all():
+    def skipping(steps):
+        run = Run("U105")
+        for _ in range(steps):
+            run.feed({"update/optimizer_steps": 0.0, "update/skipped": 1.0, "train/loss_scale": 1.0})
+        return run
+
+    assert skipping(19).ledger.alerts == ()
+    assert skipping(20).ledger.firing[0].finding.evidence["overflows"] == 20
+
+
+def test_a_forgotten_step_is_seen_with_a_scaler_too():
+    run = Run("U105")
+    for skipped in (1.0, 0.0, 0.0, 0.0):
+        run.feed({"update/optimizer_steps": 0.0, "update/skipped": skipped})
+    assert run.ledger.firing
+
+
+@pytest.mark.parametrize(
+    ("losses", "codes"),
+    [
+        ((10.3, 7.5, 4.1, 3.3, 2.7), set()),
+        ((1.6, 6.2, 3.8, 7.8, 3.9), {"U102"}),
+        ((-1.0, -1.5, -2.0, -2.5, -3.0), set()),
+    ],
+    ids=["it falls", "it rises", "it falls below zero"],
+)
+def test_small_weights_may_move_far_at_first_while_the_loss_falls(losses, codes):
+    run = Run("U102", facts=KNOWN)
+    for loss, ratio in zip(losses, (0.6, 0.8, 0.4, 0.3, 0.25), strict=True):
+        run.feed(
+            {"train/loss": loss, "update/ratio": dict.fromkeys(WEIGHTS, ratio), "monitor/update_ratio_median": ratio}
+        )
+    assert run.codes == codes
+    for _ in range(200):
+        run.feed({"train/loss": 1.0, "update/ratio": dict.fromkeys(WEIGHTS, 0.3), "monitor/update_ratio_median": 0.3})
+    assert run.codes == {"U102"}, "later it is a fault whatever the loss does"
+
+
+def test_a_rate_that_decays_to_just_the_bound_in_float32_is_spent():
+    run = Run("U109")
+    for step in range(400):
+        run.feed({"train/lr": {"0": 1e-3 if step < 100 else 1e-6}})
+    assert [(code, scope) for code, scope, _ in run.loud()] == [("U109", "0")]

@@ -1,0 +1,89 @@
+"""Rules about the weights."""
+
+import numpy as np
+import pytest
+
+from forewarn.types import Severity
+from tests.judge.rules.runs import Run, facts
+
+KNOWN = facts("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
+
+
+def train(norms, codes=("W102", "W103", "W104"), steps=3000, every=100, known=KNOWN):
+    """Weight norms as functions of the step, measured densely at first and then every so often."""
+    run = Run(*codes, facts=known)
+    for step in range(steps):
+        if step < 10 or step % every == 0 or step <= run.schedule.until:
+            run.feed({"weight/norm": {scope: norm(step) for scope, norm in norms.items()}}, step)
+    return run
+
+
+healthy = {
+    "constant": lambda step: 5.0,
+    "growing": lambda step: 5.0 * (1 + step / 1000),
+    "growing fast at first": lambda step: 5.0 + 10 * (1 - np.exp(-step / 300)),
+    "decaying": lambda step: 5.0 * np.exp(-step / 3000),
+    "from zero": lambda step: 0.01 * step,
+    "from zero in a warm-up": lambda step: 1e-6 * step**2,
+    "from zero as a random walk": lambda step: 0.05 * np.sqrt(step),
+    "from zero to a level": lambda step: 5 * (1 - np.exp(-step / 200)),
+    "after the first step": lambda step: 0.001 * (step + 1),
+}
+
+
+@pytest.mark.parametrize("every", [1, 30, 100, 700])
+@pytest.mark.parametrize("name", healthy)
+def test_healthy_weights_are_quiet(name, every):
+    run = train({"a.weight": healthy[name], "b.weight": lambda s: 4.0, "c.weight": lambda s: 6.0}, every=every)
+    assert run.ledger.alerts == ()
+
+
+def test_a_tensor_thrown_away_is_named_although_it_takes_several_steps():
+    norm = lambda step: 5.0 if step < 1500 else 5.0 * 1.3 ** (step - 1500)  # noqa: E731
+    run = train({"a.weight": norm, "b.weight": lambda s: 4.0}, codes=("W102",), steps=1530, every=5)
+    (alert,) = run.ledger.alerts
+    assert alert.scope == "a.weight"
+    assert 1505 <= alert.since <= 1515
+    assert alert.finding.evidence["level"] == 5.0
+
+
+def test_a_bias_may_grow_as_it_likes():
+    run = train({"a.bias": lambda step: 0.1 if step < 1500 else 10.0}, codes=("W102", "W104"))
+    assert run.ledger.alerts == ()
+
+
+def test_weights_that_are_no_numbers_are_critical():
+    run = Run("W101", "W104", facts=KNOWN)
+    for step in range(20):
+        lost = step >= 15
+        run.feed({
+            "weight/norm": {"a.weight": 0.0 if lost else 5.0}, "weight/nonfinite": {"a.weight": 64.0 * lost}
+        })  # fmt: skip
+    (alert,) = run.ledger.alerts
+    assert (alert.code, alert.severity) == ("W101", Severity.CRITICAL), "nothing shrank: what is left is not a norm"
+
+
+def test_a_layer_on_another_scale_is_compared_by_the_size_of_its_elements():
+    run = train({"a.weight": lambda s: 5.0, "b.weight": lambda s: 8.0, "c.weight": lambda s: 9000.0}, codes=("W103",))
+    (alert,) = run.ledger.alerts
+    assert alert.scope == "c.weight"
+    assert alert.finding.value == pytest.approx(9000 / 5)
+    assert alert.finding.evidence["root_mean_square"] == pytest.approx(9000 / 8)
+    assert alert.finding.evidence["compared_with"] == "a.weight"
+
+
+def test_two_layers_are_too_few_to_say_which_is_odd():
+    run = train({"a.weight": lambda s: 5.0, "b.weight": lambda s: 1e5}, codes=("W103",))
+    assert run.ledger.alerts == ()
+
+
+def test_layers_of_another_kind_are_not_compared():
+    run = train({"a.weight": lambda s: 5.0, "b.weight": lambda s: 6.0, "a.bias": lambda s: 1e-6}, codes=("W103",))
+    assert run.ledger.alerts == ()
+
+
+def test_a_weight_that_fades_away_is_named():
+    run = train({"a.weight": lambda step: 5.0 * np.exp(-step / 500)}, codes=("W104",))
+    (alert,) = run.ledger.alerts
+    assert alert.finding.evidence["began_at"] == pytest.approx(5.0, rel=0.01)
+    assert 1100 < alert.since < 1400, "it has lost nine tenths after 1151 steps"

@@ -1,0 +1,181 @@
+"""Looking inside the model: hooks exist only while a measured forward pass runs, and never get in its way."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import forewarn
+from forewarn.measure.forward import hookable_modules
+from forewarn.measure.probe import Place, Probe
+
+
+class Onlooker(Probe):
+    """Notes the modules that it sees pass by."""
+
+    name = "onlooker"
+
+    def __init__(self, model: nn.Module, raises: bool = False) -> None:
+        self._modules = hookable_modules(model)
+        self._raises = raises
+        self.entered: list[str] = []
+        self.left: list[str] = []
+        self.outputs: list[object] = []
+
+    def inside(self) -> list[Place]:
+        return [self._place(name, module) for name, module in self._modules.items() if name]
+
+    def forward_ended(self, output: object) -> None:
+        self.outputs.append(output)
+
+    def _place(self, name: str, module: nn.Module) -> Place:
+        def entered(args: object, kwargs: object) -> None:
+            self.entered.append(name)
+            if self._raises:
+                raise RuntimeError("no")
+
+        return Place(module, entered, lambda args, kwargs, output: self.left.append(name))
+
+
+def watched(model: nn.Module, run: Path, every: int = 2, raises: bool = False) -> tuple[forewarn.Monitor, Onlooker]:
+    optimizer, config = torch.optim.SGD(model.parameters(), 0.1), forewarn.Config(escalation_steps=0)
+    monitor = forewarn.watch(model, optimizer, run, every=lambda step: step % every == 0, config=config, views=[])
+    onlooker = Onlooker(model, raises)
+    monitor._loop.probes.append(onlooker)
+    return monitor, onlooker
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules() if module is not model
+    )
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_modules_are_seen_on_measured_steps_only(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run")
+    for step in range(4):
+        onlooker.entered.clear()
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        monitor.step(loss)
+        assert onlooker.entered == (["0", "1", "2"] if step % 2 == 0 else [])
+        assert hooks_on(model) == 0
+    monitor.close()
+
+
+def test_a_model_that_is_a_single_layer_is_looked_at_as_well(tmp_path):
+    model = nn.Linear(3, 2)
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    onlooker.inside = lambda: [onlooker._place("root", model)]
+    model(input=torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert onlooker.entered == onlooker.left == ["root"]
+    assert [type(output) for output in onlooker.outputs] == [torch.Tensor]
+    assert monitor._loop.failures == {}
+    assert len(monitor.history.series("activation/mean", "Linear")) == 1
+    monitor.close()
+
+
+def test_evaluation_and_no_grad_passes_are_not_looked_at(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    model.eval()(torch.ones(2, 3))
+    assert onlooker.entered == []
+    monitor.close()
+
+
+def test_a_forward_pass_that_raises_leaves_no_hook_behind(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.ones(2, 5))
+    assert hooks_on(model) == 0
+    assert onlooker.outputs == [None]
+    monitor.close()
+
+
+def test_a_probe_that_raises_in_a_hook_is_switched_off_and_told(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1, raises=True)
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert onlooker.entered == ["0"], "the modules after it are not looked at any more"
+    assert [alert.scope for alert in monitor.alerts if alert.name == "probe-failed"] == ["onlooker"]
+    monitor.close()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_recomputes_is_not_seen_twice(tmp_path, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = net()
+
+        def forward(self, x):
+            return checkpoint(self.block, x, use_reentrant=reentrant)
+
+    model = Checkpointed()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    model(torch.ones(2, 3, requires_grad=True)).sum().backward()
+    assert onlooker.entered == ["block", "block.0", "block.1", "block.2"]
+    monitor.close()
+
+
+def test_modules_inside_compiled_code_are_left_out():
+    inside = nn.ModuleDict({"plain": net(), "compiled": torch.compile(net(), backend="eager"), "in_place": net()})
+    inside["in_place"].compile(backend="eager")
+    found = hookable_modules(inside)
+    assert list(found) == ["", "plain", "plain.0", "plain.1", "plain.2", "compiled"]
+    assert found["compiled"] is inside["compiled"]
+    assert hookable_modules(torch.compile(net(), backend="eager")) == {}
+
+
+def test_wrappers_do_not_show_in_names():
+    assert list(hookable_modules(nn.DataParallel(net()))) == ["", "0", "1", "2"]
+
+
+def test_passes_inside_a_transform_are_not_looked_at(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, row):
+        return torch.func.functional_call(model, parameters, (row[None],)).square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.ones(5, 3))
+    with pytest.warns(DeprecationWarning, match="jit.trace"):
+        torch.jit.trace(model, torch.ones(2, 3))
+    assert onlooker.entered == []
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert onlooker.entered == ["0", "1", "2"]
+    assert monitor._loop.failures == {}
+    monitor.close()
+
+
+def test_nothing_of_a_step_stays_alive(tmp_path):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept = []
+    with forewarn.watch(model, optimizer, tmp_path / "run", views=[]) as monitor:
+        for _ in range(6):
+            output = model(torch.ones(2, 3))
+            kept.append(weakref.ref(output))
+            loss = output.sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert [at for at, each in enumerate(kept) if each() is not None] == [5]

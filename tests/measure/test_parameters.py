@@ -1,0 +1,89 @@
+"""The roster follows its model: whatever parameters it has now are the ones that are watched."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from forewarn.measure.parameters import Roster
+
+
+def network():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3, bias=False), nn.LayerNorm(3)), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def roster_of(model):
+    return Roster(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def add_a_layer(model):
+    model[1].append(nn.Linear(3, 2))
+
+
+def remove_a_layer(model):
+    del model[1][1]
+
+
+def put_in_another_layer(model):
+    model[1][0] = nn.Linear(3, 3)
+
+
+def replace_a_parameter(model):
+    model[0].bias = nn.Parameter(torch.ones(3))
+
+
+def take_a_parameter_away(model):
+    model[0].bias = None
+
+
+def untie(model):
+    model[2].weight = nn.Parameter(torch.ones(3, 3))
+
+
+CHANGES = [add_a_layer, remove_a_layer, put_in_another_layer, replace_a_parameter, take_a_parameter_away, untie]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_the_model_is_seen(change):
+    model = network()
+    roster = roster_of(model)
+    assert list(roster.live().values()) == list(model.parameters())
+    change(model)
+    assert [id(each) for each in roster.live().values()] == [id(each) for each in model.parameters()]
+    roster.refresh()
+    assert roster.version == 1
+    assert roster.names == tuple(name for name, _ in model.named_parameters())
+    assert all(mine is its for mine, its in zip(roster.parameters, model.parameters(), strict=True))
+
+
+def test_training_and_new_values_are_no_change():
+    model = network()
+    roster = roster_of(model)
+    model(torch.ones(2, 3)).sum().backward()
+    roster.optimizers[0].step()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    model.double()
+    roster.refresh()
+    assert roster.version == 0
+
+
+def test_parameters_without_values_are_left_out_until_they_have_some():
+    model = network()
+    model[1].to("meta")
+    roster = roster_of(model)
+    assert roster.names == ("0.weight", "0.bias", "2.bias")
+    model[1].to_empty(device="cpu")
+    roster.refresh()
+    assert roster.names == tuple(name for name, _ in model.named_parameters())
+
+
+def test_the_group_of_each_parameter_follows_the_optimizer():
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    roster = Roster(model, [optimizer])
+    assert roster.groups().tolist() == [0, 0, -1, -1, -1, -1]
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    assert roster.groups().tolist() == [0, 0, 1, 1, 1, -1]
