@@ -20,7 +20,7 @@ from forewarn.config import Config
 from forewarn.judge.history import History
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import Judge, all_rules
-from forewarn.types import Block, Facts, ParameterFacts
+from forewarn.types import Block, ParameterInfo, RunInfo
 
 WARM_UP_CHECKS = 80
 """Measured steps before anything is timed: the ring of 64 checks is full then."""
@@ -40,9 +40,9 @@ class HealthyRun:
         )
         self.is_bias = np.array([name.endswith("bias") for name in self.names])
         self.level = np.exp(self.rng.normal(size=num_tensors))
-        self.facts = Facts(
+        self.info = RunInfo(
             parameters={
-                name: ParameterFacts((64,) if bias else (64, 64), f"Linear.{name[-6:]}", "float32", 0, True)
+                name: ParameterInfo((64,) if bias else (64, 64), f"Linear.{name[-6:]}", "float32", 0, True)
                 for name, bias in zip(self.names, self.is_bias, strict=True)
             },
             groups=({"lr": 1e-3, "initial_lr": 1e-3},),
@@ -89,7 +89,7 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
     """Microseconds at each timed step, measured or not: of every rule by itself, or of all together and the ledger."""
     run, config, rules = HealthyRun(num_tensors), Config(), all_rules()
     history = History(config.history_window, config.detail_window)
-    judge, ledger = Judge(rules, config, run.facts), Ledger(rules)
+    judge, ledger = Judge(rules, config, run.info), Ledger(rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
         blocks = run.blocks(step, measured)
@@ -100,12 +100,12 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
         if one_by_one:
             for rule, new in due.items():
                 if new:
-                    rule.judge(step, history, config, run.facts, new)
+                    rule.judge(step, history, config, run.info, new)
                     marks.append((rule.code, time.process_time_ns()))
         else:
             judgement = judge(step, history, blocks)
             marks.append(("judge", time.process_time_ns()))
-            ledger.update(judgement, history, run.facts)
+            ledger.update(judgement, history, run.info)
             marks.append(("ledger", time.process_time_ns()))
         if step >= WARM_UP_CHECKS * STEPS_BETWEEN:
             for (_, before), (code, after) in pairwise(marks):

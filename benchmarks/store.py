@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from forewarn.store import RunWriter, open_run
-from forewarn.types import Block, Distribution, Facts, ParameterFacts
+from forewarn.types import Block, Distribution, ParameterInfo, RunInfo
 
 _RANDOM = np.random.default_rng(0)
 
@@ -75,8 +75,8 @@ def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: in
     names = [f"gradient/quantity_{i}" for i in range(33)]
     values = _RANDOM.random((len(names), num_tensors), dtype=np.float32)
     histograms = [_histograms(num_tensors, tensor_size) for _ in range(8)]
-    parameter = ParameterFacts((tensor_size,), "Linear.weight", "float32", 0, True)
-    writer = RunWriter(path, facts=Facts(parameters=dict.fromkeys(scopes, parameter)), config={})
+    parameter = ParameterInfo((tensor_size,), "Linear.weight", "float32", 0, True)
+    writer = RunWriter(path, info=RunInfo(parameters=dict.fromkeys(scopes, parameter)), config={})
     zeros = np.zeros(num_tensors, np.int64)
     elsewhere = np.zeros(4 << 20)
     appends: list[float] = []
@@ -181,7 +181,7 @@ def one_series(path: Path, num_steps: int) -> None:
 
 
 def _writer(path: Path) -> RunWriter:
-    return RunWriter(path, facts=Facts(), config={})
+    return RunWriter(path, info=RunInfo(), config={})
 
 
 def _milliseconds(work: Callable[[], object], num_times: int = 5) -> float:

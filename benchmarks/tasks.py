@@ -98,7 +98,11 @@ class Training:
             shared = self.model.last_shared()
             for each in losses.values():
                 torch.autograd.grad(each, shared, retain_graph=True)
-        loss = self.monitor.tasks(losses, every=self.every) if self.every else sum(losses.values(), torch.zeros(()))
+        loss = (
+            self.monitor.combine_losses(losses, every=self.every)
+            if self.every
+            else sum(losses.values(), torch.zeros(()))
+        )
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

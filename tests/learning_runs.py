@@ -53,7 +53,7 @@ class Run:
     def train(self, epochs: int, steps: int) -> forewarn.Monitor:
         optimizer = self.optimizer(self.model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
-        plan = forewarn.plan_of(scheduler, self.planned_steps) if self.planned_steps else forewarn.Plan()
+        plan = forewarn.Plan.from_scheduler(scheduler, self.planned_steps) if self.planned_steps else forewarn.Plan()
         config = forewarn.Config(hyperparameters=self.hyperparameters, escalation_steps=0, plan=plan)
         monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, views=[], config=config)
         for epoch in range(epochs):

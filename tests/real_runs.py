@@ -440,7 +440,7 @@ def two_tasks(
     with forewarn.watch(model, optimizer, run, every=5, views=[]) as monitor:
         for _ in range(steps):
             inputs, targets = next(batches)
-            loss = monitor.tasks(losses(model(inputs), inputs, targets), weights=weights, every=5)
+            loss = monitor.combine_losses(losses(model(inputs), inputs, targets), weights=weights, every=5)
             loss.backward()
             monitor.clip_grad_norm_(1.0)
             optimizer.step()

@@ -77,7 +77,7 @@ def train_two_tasks(watch, weights, steps=60):
         kinds = torch.nn.functional.cross_entropy(auxiliary(logits).reshape(-1, 4), targets.reshape(-1) % 4)
         size = logits.square().mean()
         if monitor:
-            loss = monitor.tasks({"words": words, "kinds": kinds, "size": size}, weights=weights, every=2)
+            loss = monitor.combine_losses({"words": words, "kinds": kinds, "size": size}, weights=weights, every=2)
         elif weights:
             loss = sum(weights[name] * one for name, one in (("words", words), ("kinds", kinds), ("size", size)))
         else:

@@ -142,7 +142,7 @@ def train_tasks(rank: int, folder: str, how: str) -> None:
         generator = torch.Generator().manual_seed(10 * step + rank)
         output = model(torch.randn(8, 4, generator=generator))
         losses = {"a": output[:, 0].square().mean(), "b": (output[:, 1] - 1).square().mean()}
-        loss = monitor.tasks(losses, every=1)
+        loss = monitor.combine_losses(losses, every=1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -156,7 +156,7 @@ def train_tasks(rank: int, folder: str, how: str) -> None:
     other = forewarn.watch(model, optimizer, f"{folder}/other", every=1, views=[])
     output = model(torch.ones(8, 4))
     with pytest.raises(ValueError, match="single process only"):
-        other.tasks({"a": output[:, 0].mean(), "b": output[:, 1].mean()}, balance="uncertainty")
+        other.combine_losses({"a": output[:, 0].mean(), "b": output[:, 1].mean()}, balance="uncertainty")
     (output.sum() * 0).backward()
     weights = [each.detach().clone() for each in model.parameters()]
     if how != "fsdp2":  # the ranks still agree: nothing of the monitor's own went into the reduction

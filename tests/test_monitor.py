@@ -13,7 +13,7 @@ from torch import nn
 
 import forewarn
 from forewarn.judge.diagnosis import replay
-from forewarn.types import Severity, State
+from forewarn.types import AlertState, Severity
 from tests.conftest import last
 
 
@@ -398,7 +398,7 @@ def test_alerts_have_the_fields_that_people_read(small, watch):
     monitor.step(float("inf"))
     (alert,) = [alert for alert in monitor.alerts if alert.code == "L101"]
     assert (alert.name, alert.scope, alert.severity, alert.state, alert.since) == (
-        "non-finite-loss", "", Severity.CRITICAL, State.FIRING, 0,
+        "non-finite-loss", "", Severity.CRITICAL, AlertState.FIRING, 0,
     )  # fmt: skip
     assert alert.remedies
 

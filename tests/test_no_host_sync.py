@@ -100,7 +100,7 @@ def test_comparing_tasks_waits_for_nothing(watch, small):
         for _ in range(3):
             output = model(torch.ones(2, 4))
             losses = {"a": output[:, 0].square().mean(), "b": (output[:, 1] - 1).square().mean()}
-            loss = monitor.tasks(losses, weights={"a": 2.0}, every=1)
+            loss = monitor.combine_losses(losses, weights={"a": 2.0}, every=1)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 import forewarn
 from forewarn.judge.diagnosis import replay
-from forewarn.plan import Plan, plan_of
+from forewarn.plan import Plan
 
 STEPS = 200
 SCHEDULERS = {
@@ -37,7 +37,7 @@ def test_a_scheduler_is_read_ahead_and_left_alone(name):
     stepped = optimizer()
     scheduler = SCHEDULERS[name](stepped)
     before = {key: value for key, value in stepped.param_groups[0].items() if key != "params"}
-    plan = plan_of(scheduler, STEPS)
+    plan = Plan.from_scheduler(scheduler, STEPS)
     assert {key: value for key, value in stepped.param_groups[0].items() if key != "params"} == before
     peak = max(before.get("initial_lr", 0), before.get("max_lr", 0))
     for step in range(STEPS):
@@ -49,9 +49,9 @@ def test_a_scheduler_is_read_ahead_and_left_alone(name):
 
 def test_a_scheduler_that_follows_the_loss_has_no_plan():
     with pytest.raises(ValueError, match="no plan"):
-        plan_of(lr_scheduler.ReduceLROnPlateau(optimizer()), 10)
+        Plan.from_scheduler(lr_scheduler.ReduceLROnPlateau(optimizer()), 10)
     with pytest.raises(TypeError, match="scheduler"):
-        plan_of("cosine", 10)
+        Plan.from_scheduler("cosine", 10)
 
 
 def two_groups() -> torch.optim.Optimizer:
@@ -80,7 +80,7 @@ DIFFERENT = {
 def test_groups_that_follow_different_schedules_have_a_plan_each(name):
     stepped = two_groups()
     scheduler = DIFFERENT[name](stepped)
-    plan = plan_of(scheduler, STEPS)
+    plan = Plan.from_scheduler(scheduler, STEPS)
     assert plan.num_groups == (None if name == "two peaks of a cycle" else 2)  # shares of the peaks are the same there
     assert Plan.from_dict(plan.to_dict()) == plan
     peaks = [max(group["initial_lr"], group.get("max_lr", 0)) for group in stepped.param_groups]
@@ -93,7 +93,7 @@ def test_groups_that_follow_different_schedules_have_a_plan_each(name):
 
 
 def test_groups_that_follow_the_same_schedule_have_one_plan():
-    plan = plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, warm_up]), STEPS)
+    plan = Plan.from_scheduler(lr_scheduler.LambdaLR(two_groups(), [warm_up, warm_up]), STEPS)
     assert plan.num_groups is None
     assert plan.share(9) == plan.share(9, 1) == pytest.approx(0.5, abs=0.002)
 
@@ -101,11 +101,11 @@ def test_groups_that_follow_the_same_schedule_have_one_plan():
 def test_several_optimizers_have_the_plans_of_their_schedulers():
     cosine = lr_scheduler.CosineAnnealingLR(optimizer(), STEPS)
     both = lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off])
-    plan = plan_of([cosine, both], STEPS)
+    plan = Plan.from_scheduler([cosine, both], STEPS)
     assert plan.num_groups == 3
     assert [plan.share(100, group) for group in range(3)] == pytest.approx([0.5, 1.0, 0.0], abs=0.005)
     with pytest.raises(TypeError, match="empty list"):
-        plan_of([], STEPS)
+        Plan.from_scheduler([], STEPS)
 
 
 def train_two_groups(tmp_path, scheduled, told, steps=STEPS, resume_at=0, **hyperparameters):
@@ -115,7 +115,7 @@ def train_two_groups(tmp_path, scheduled, told, steps=STEPS, resume_at=0, **hype
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
     stepped = torch.optim.SGD(groups)
     scheduler = scheduled(stepped)
-    config = forewarn.Config(plan=plan_of(told(stepped), STEPS), hyperparameters=hyperparameters)
+    config = forewarn.Config(plan=Plan.from_scheduler(told(stepped), STEPS), hyperparameters=hyperparameters)
     monitor = forewarn.watch(model, stepped, tmp_path / "run", config=config, views=[])
     for step in range(steps):
         if resume_at and step == resume_at:
@@ -173,7 +173,7 @@ def test_a_fall_by_plan_at_the_step_of_a_resume_is_no_jump(tmp_path):
 
 
 def test_a_plan_for_other_groups_is_an_error_when_the_monitor_is_attached(tmp_path):
-    plan = plan_of(lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off]), STEPS)
+    plan = Plan.from_scheduler(lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off]), STEPS)
     model = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match="each of 2 parameter groups, but the optimizers have 1"):
         forewarn.watch(model, torch.optim.SGD(model.parameters(), lr=1.0), config=forewarn.Config(plan=plan))
@@ -255,7 +255,7 @@ def test_a_schedule_that_is_not_finite_is_an_error_that_names_the_step():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 3 else math.inf)
     with pytest.raises(ValueError, match="not finite at step 3"):
-        plan_of(scheduler, 10)
+        Plan.from_scheduler(scheduler, 10)
 
 
 def test_a_state_of_other_groups_leaves_the_plan_to_the_present_ones(tmp_path):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.measure.schedule import Schedule
     from forewarn.monitor import Monitor
-    from forewarn.plan import Plan, plan_of
+    from forewarn.plan import Plan
     from forewarn.standalone.gradient_monitor import (
         GradientMonitor,
         compute_gradient_statistics,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from forewarn.standalone.weight_update_monitor import WeightUpdateMonitor
     from forewarn.store.reader import Run, open_run
-    from forewarn.types import Alert, Block, Facts, Finding, FrozenCause, Outcome, Remedy, Severity, State
+    from forewarn.types import Alert, AlertState, Block, Finding, FrozenCause, Outcome, Remedy, RunInfo, Severity
 
 _HOMES = {
     "watch": "attach",
@@ -65,7 +65,6 @@ _HOMES = {
     ),
     "Config": "config",
     "Plan": "plan",
-    "plan_of": "plan",
     "Policy": "act.policies",
     "Schedule": "measure.schedule",
     "Run": "store.reader",
@@ -90,7 +89,7 @@ _HOMES = {
         "judge.gradient_tally",
     ),
     **dict.fromkeys(
-        ("Alert", "Block", "Facts", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "State"), "types"
+        ("Alert", "Block", "RunInfo", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "AlertState"), "types"
     ),
 }
 
@@ -98,9 +97,9 @@ __all__ = [
     "ActivationDifferenceMetric",
     "ActivationMetric",
     "Alert",
+    "AlertState",
     "Block",
     "Config",
-    "Facts",
     "Finding",
     "FrozenCause",
     "GradientMetric",
@@ -118,9 +117,9 @@ __all__ = [
     "RefinedCoordinateCheck",
     "Remedy",
     "Run",
+    "RunInfo",
     "Schedule",
     "Severity",
-    "State",
     "StorageManager",
     "WeightUpdateMonitor",
     "__version__",
@@ -132,7 +131,6 @@ __all__ = [
     "detect_vanishing_gradients",
     "monitor_scaled_dot_product_attention",
     "open_run",
-    "plan_of",
     "watch",
 ]
 

@@ -21,7 +21,7 @@ from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import Metric
 from forewarn.measure.module_tree import unwrapped
-from forewarn.measure.parameters import Roster, block_names
+from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
 from forewarn.measure.probes.activations import ActivationProbe
 from forewarn.measure.probes.attention import AttentionProbe
@@ -47,7 +47,7 @@ from forewarn.measure.tensor_reader import TensorReader
 from forewarn.monitor import Monitor
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Block, Facts
+from forewarn.types import Block, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 
@@ -86,23 +86,23 @@ def watch(
     predicate = as_predicate(every)
     settings = config if isinstance(config, Config) else Config() if config is None else Config.load(config)
     enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
-    roster = Roster(model, optimizers)
-    _check_parameters(roster, model)
-    _check_plan(roster, settings)
-    facts = _facts(model, roster, settings, predicate, metrics)
+    parameter_index = ParameterIndex(model, optimizers)
+    _check_parameters(parameter_index, model)
+    _check_plan(parameter_index, settings)
+    info = _run_info(model, parameter_index, settings, predicate, metrics)
     path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
     if earlier is not None:
-        _check_same_model(earlier, facts)
+        _check_same_model(earlier, info)
     first = _is_first_process(policy)
     stopwatch = Stopwatch()
-    probes = _probes(roster, settings, scaler, stopwatch, metrics)
+    probes = _probes(parameter_index, settings, scaler, stopwatch, metrics)
     loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch)
     writer = None
     if first:
         resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
         try:
-            writer = RunWriter(path, facts=facts, config=settings.to_dict(), resume_at=resume_at)
+            writer = RunWriter(path, info=info, config=settings.to_dict(), resume_at=resume_at)
         except BaseException:
             loop.close()
             raise
@@ -112,7 +112,7 @@ def watch(
         stopwatch=stopwatch,
         schedule=Escalation(predicate, settings.escalation_steps),
         config=settings,
-        facts=facts,
+        info=info,
         writer=writer,
         views=([AlertLines()] if views is None else views) if first else [],
         policy=policy,
@@ -147,83 +147,91 @@ def _unwrapped_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def _check_parameters(roster: Roster, model: nn.Module) -> None:
-    if not roster.names:
+def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None:
+    if not parameter_index.names:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to watch")
-    for at, optimizer in enumerate(roster.optimizers):
-        if not len(roster.of(at)):
+    for at, optimizer in enumerate(parameter_index.optimizers):
+        if not len(parameter_index.of(at)):
             raise ValueError(
                 f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
                 "for another model, or before its parameters were replaced; make it from model.parameters()"
             )
 
 
-def _check_plan(roster: Roster, config: Config) -> None:
-    present, planned = sum(len(each.param_groups) for each in roster.optimizers), config.plan.num_groups
+def _check_plan(parameter_index: ParameterIndex, config: Config) -> None:
+    present, planned = sum(len(each.param_groups) for each in parameter_index.optimizers), config.plan.num_groups
     if planned not in (None, present):
         raise ValueError(
             f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
-            "several optimizers, plan_of takes a list of their schedulers"
+            "several optimizers, Plan.from_scheduler takes a list of their schedulers"
         )
 
 
 def _probes(
-    roster: Roster, config: Config, scaler: Any, stopwatch: Stopwatch, metrics: Sequence[Metric] = ()
+    parameter_index: ParameterIndex, config: Config, scaler: Any, stopwatch: Stopwatch, metrics: Sequence[Metric] = ()
 ) -> dict[str, Probe]:
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
-    stepping = SteppingProbe(roster.optimizers, scaler)
+    stepping = SteppingProbe(parameter_index.optimizers, scaler)
     reader = TensorReader(HISTOGRAM_BLOCKS[config.histograms], config.exact_percentiles)
     gradients = GradientProbe(
-        roster, stepping, scaler, reader,
+        parameter_index, stepping, scaler, reader,
         vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
     )  # fmt: skip
     updates = UpdateProbe(
-        roster, stepping, gradients, sample_size=config.sample_size,
+        parameter_index, stepping, gradients, sample_size=config.sample_size,
         threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
     )  # fmt: skip
     loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
     plateau = thresholds.validation_plateau
     everything: list[Probe] = [
-        LearningRateProbe(roster.optimizers, config.plan.share), stepping, loss, gradients,
-        GainProbe(roster, config.blocks, gradients, config.mean_gain_drift_window), updates,
-        WeightProbe(roster, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
-        MetricsProbe(roster, stepping, metrics), TaskProbe(roster, scaler),
+        LearningRateProbe(parameter_index.optimizers, config.plan.share), stepping, loss, gradients,
+        GainProbe(parameter_index, config.blocks, gradients, config.mean_gain_drift_window), updates,
+        WeightProbe(parameter_index, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
+        MetricsProbe(parameter_index, stepping, metrics), TaskProbe(parameter_index, scaler),
         EvaluationProbe(loss, change=plateau.change, window=plateau.window),
     ]  # fmt: skip
     if config.activations:
         everything.append(ActivationProbe(
-            roster, modules=config.modules, rows=config.activation_rows,
+            parameter_index, modules=config.modules, rows=config.activation_rows,
             window=thresholds.dead_units.window, least_positions=thresholds.dead_units.positions,
             saturated_from=thresholds.saturated_units.level,
         ))  # fmt: skip
-        everything += [RepresentationProbe(roster), BatchNormProbe(roster), LogitsProbe(roster.called)]
+        everything += [
+            RepresentationProbe(parameter_index),
+            BatchNormProbe(parameter_index),
+            LogitsProbe(parameter_index.called),
+        ]
     if config.attention:
-        everything.append(AttentionProbe(roster.called, stopwatch))
+        everything.append(AttentionProbe(parameter_index.called, stopwatch))
     if config.router:
-        everything.append(RouterProbe(roster.called, config.router, config.router_top_k))
+        everything.append(RouterProbe(parameter_index.called, config.router, config.router_top_k))
     return {probe.name: probe for probe in everything}
 
 
-def _facts(
-    model: nn.Module, roster: Roster, config: Config, predicate: Callable[[int], bool], metrics: Sequence[Metric]
-) -> Facts:
-    return Facts(
+def _run_info(
+    model: nn.Module,
+    parameter_index: ParameterIndex,
+    config: Config,
+    predicate: Callable[[int], bool],
+    metrics: Sequence[Metric],
+) -> RunInfo:
+    return RunInfo(
         model=type(unwrapped(model)).__name__,
-        num_parameters=sum(parameter.numel() for parameter in roster.parameters),
-        parameters=roster.facts(),
+        num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
+        parameters=parameter_index.info(),
         blocks=block_names(model, config.blocks),
-        optimizers=tuple(type(each).__name__ for each in roster.optimizers),
-        groups=tuple(_numbers(group) for each in roster.optimizers for group in each.param_groups),
+        optimizers=tuple(type(each).__name__ for each in parameter_index.optimizers),
+        groups=tuple(_numbers(group) for each in parameter_index.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
         metrics={series_name(each): each.range for each in metrics if isinstance(each, Metric)},
-        device=str(roster.parameters[0].device),
+        device=str(parameter_index.parameters[0].device),
         versions={
             "forewarn": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "statistics": backend_of(roster.parameters[0]),
+            "statistics": backend_of(parameter_index.parameters[0]),
         },
         started=time.time(),
     )
@@ -241,13 +249,13 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _check_same_model(earlier: Run, facts: Facts) -> None:
+def _check_same_model(earlier: Run, info: RunInfo) -> None:
     """Refuse to go on with the run of a model that has hardly a parameter in common with this one."""
-    before, now = earlier.facts.parameters, facts.parameters
+    before, now = earlier.info.parameters, info.parameters
     shared = [name for name in now if name in before and before[name].shape == now[name].shape]
     if before and 2 * len(shared) < len(now):
         raise ValueError(
-            f"{earlier.path} holds a run of a different model ({earlier.facts.model}, {len(shared)} of {len(now)} "
+            f"{earlier.path} holds a run of a different model ({earlier.info.model}, {len(shared)} of {len(now)} "
             "parameters agree); name another path with run="
         )
 

@@ -18,7 +18,7 @@ from forewarn.thresholds import Thresholds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balancing(Settings):
-    """How `monitor.tasks(balance=…)` moves the weights of the tasks."""
+    """How `monitor.combine_losses(balance=…)` moves the weights of the tasks."""
 
     rate: float = between(0.05, 0.0, 1.0)
     """Share of the way that a weight goes in one update, on a log scale."""
@@ -72,11 +72,11 @@ class Config(Settings):
     disable: tuple[str, ...] = ()
     """Rules that are not judged, by code or by name."""
     plan: Plan = Plan()
-    """What the learning rate should be at each step; `forewarn.plan_of(scheduler, total)` reads it off a scheduler."""
+    """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
     balancing: Balancing = Balancing()
-    """How automatic loss weights move; used only where `monitor.tasks(balance=…)` asks for them."""
+    """How automatic loss weights move; used only where `monitor.combine_losses(balance=…)` asks for them."""
     thresholds: Thresholds = Thresholds()
 
     @classmethod

@@ -34,9 +34,9 @@ from forewarn.measure.recording import Collected, recorded
 from forewarn.measure.schedule import Escalation
 from forewarn.measure.transfer import Transfer
 from forewarn.store.writer import RunWriter
-from forewarn.types import Action, Alert, Block, Distribution, Facts, Outcome, Severity, State
+from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunInfo, Severity
 from forewarn.views import View
-from forewarn.views.view_set import Audience
+from forewarn.views.view_set import ViewSet
 
 _log = logging.getLogger("forewarn")
 
@@ -52,19 +52,19 @@ class Monitor:
         stopwatch: Stopwatch,
         schedule: Escalation,
         config: Config,
-        facts: Facts,
+        info: RunInfo,
         writer: RunWriter | None,
         views: Sequence[View],
         policy: Policy,
         optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self.config = config
-        self.facts = facts
+        self.info = info
         self.at = 0
         """The step under way: the next call of `step` completes it."""
         rules = enabled_rules(config)
         self.history = History(config.history_window, config.detail_window, judged_metrics(rules))
-        self._judge = Judge(rules, config, facts)
+        self._judge = Judge(rules, config, info)
         self._ledger = Ledger(rules)
         self._curve = LossCurve()
         self._loop = loop
@@ -73,7 +73,7 @@ class Monitor:
         self._tasks = TaskLosses(probes, loop, config.balancing)
         self._schedule = schedule
         self._writer = writer
-        self._audience = Audience(views, loop.failures)
+        self._views = ViewSet(views, loop.failures)
         self._policy = policy
         self._optimizers = tuple(optimizers)
         self._adjusted: set[Identity] = set()
@@ -166,7 +166,7 @@ class Monitor:
         if taken:
             if self._writer is not None:
                 self._writer.record(step, findings=[], alerts=[], actions=taken)
-            self._audience.show(step, [], [], (), taken)
+            self._views.show(step, [], [], (), taken)
         return taken
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
@@ -176,7 +176,7 @@ class Monitor:
         assert isinstance(gradients, GradientProbe)
         return gradients.clip(max_norm, error_if_nonfinite)
 
-    def tasks(
+    def combine_losses(
         self,
         losses: Mapping[str, Tensor],
         *,
@@ -229,7 +229,7 @@ class Monitor:
                 self._keep_what_was_logged()
             except Exception:
                 _log.exception("the monitor failed while closing")
-        self._audience.close()
+        self._views.close()
         if self._writer is not None:
             self._writer.close(reason)
 
@@ -279,9 +279,7 @@ class Monitor:
                 probe.load_state_dict(state["probes"][name])
         if self._writer is not None and self._writer.failure is None:
             self._writer.close("rewound")
-            self._writer = RunWriter(
-                self._writer.path, facts=self.facts, config=self.config.to_dict(), resume_at=self.at
-            )
+            self._writer = RunWriter(self._writer.path, info=self.info, config=self.config.to_dict(), resume_at=self.at)
         self._loop.measured = self._schedule.measured(self.at)
 
     def recall(self, steps: Iterable[tuple[int, Sequence[Block]]], last_ema: float) -> None:
@@ -289,7 +287,7 @@ class Monitor:
         for step, blocks in steps:
             self.history.append(blocks)
             self._curve.take(step, blocks)
-            self._ledger.update(self._judge(step, self.history, blocks), self.history, self.facts)
+            self._ledger.update(self._judge(step, self.history, blocks), self.history, self.info)
             self.at = step + 1
         self._resumed_at = self.at
         loss = self._probes["loss"]
@@ -328,17 +326,17 @@ class Monitor:
         self.history.append(blocks)
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
-        changed = self._ledger.update(judgement, self.history, self.facts)
+        changed = self._ledger.update(judgement, self.history, self.info)
         taken = act(changed, self._policy, step.step)
         self._stop = self._stop or any(each.action == "stop" for each in taken)
-        if any(alert.severity >= Severity.WARNING and alert.state is State.FIRING for alert in changed):
+        if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
             self._schedule.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or taken:
                 findings = [alert.finding for alert in changed]
                 self._writer.record(step.step, findings=findings, alerts=changed, actions=taken)
-        self._audience.show(step.step, blocks, distributions, changed, taken)
+        self._views.show(step.step, blocks, distributions, changed, taken)
         return changed, taken
 
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:

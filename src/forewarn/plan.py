@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,23 +72,23 @@ class Plan(Settings):
         left = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
         return self.floor + (1 - self.floor) * left
 
+    @classmethod
+    def from_scheduler(cls, scheduler: Any, total: int) -> Self:
+        """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
 
-def plan_of(scheduler: Any, total: int) -> Plan:
-    """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
-
-    A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone. Groups that
-    follow different schedules, as shares of their peaks, have a plan each. Where several optimizers are watched, a list
-    of their schedulers, in the same order.
-    """
-    if total < 1:
-        raise ValueError(f"total must be at least 1, not {total}")
-    schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
-    if not schedulers:
-        raise TypeError("scheduler must be a torch learning-rate scheduler, or a list of them, not an empty list")
-    courses = [course for each in schedulers for course in _courses(each, total)]
-    left = min(map(len, courses))  # what is left of the run, by the scheduler that is ahead of the others
-    knots = [_text(course, total - left) for course in _distinct([course[-left:] for course in courses])]
-    return Plan(total=total, shape="knots", knots=" | ".join(knots))
+        A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone. Groups
+        that follow different schedules, as shares of their peaks, have a plan each. For several watched optimizers,
+        pass a list of their schedulers in the same order.
+        """
+        if total < 1:
+            raise ValueError(f"total must be at least 1, not {total}")
+        schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
+        if not schedulers:
+            raise TypeError("scheduler must be a torch learning-rate scheduler, or a list of them, not an empty list")
+        courses = [course for each in schedulers for course in _courses(each, total)]
+        left = min(map(len, courses))  # what is left of the run, by the scheduler that is ahead of the others
+        knots = [_text(course, total - left) for course in _distinct([course[-left:] for course in courses])]
+        return cls(total=total, shape="knots", knots=" | ".join(knots))
 
 
 def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:

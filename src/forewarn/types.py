@@ -41,7 +41,7 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
-class State(IntEnum):
+class AlertState(IntEnum):
     """Where an alert is in its life."""
 
     PENDING = 0
@@ -191,7 +191,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterFacts:
+class ParameterInfo:
     """What is fixed about one parameter tensor."""
 
     shape: tuple[int, ...]
@@ -205,12 +205,12 @@ class ParameterFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunInfo:
     """What is fixed and known about a run. Rules and remedies see this, never a model or an optimizer."""
 
     model: str = ""
     num_parameters: int = 0
-    parameters: Mapping[str, ParameterFacts] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterInfo] = field(default_factory=dict)
     """By scope, in the model's own order."""
     blocks: tuple[str, ...] = ()
     """Names of the repeated blocks, first to last; empty if the model has none."""
@@ -242,10 +242,10 @@ class Facts:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """Facts as read back; fields that this version does not know are left out."""
+        """The information as read back; fields that this version does not know are left out."""
         known = {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
         known["parameters"] = {
-            scope: ParameterFacts(**{**one, "shape": tuple(one["shape"])})
+            scope: ParameterInfo(**{**one, "shape": tuple(one["shape"])})
             for scope, one in plain.get("parameters", {}).items()
         }
         for name in ("blocks", "optimizers", "groups"):
@@ -297,7 +297,7 @@ class Alert:
     scope: str
     severity: Severity
     """The worst that was seen in this episode."""
-    state: State
+    state: AlertState
     since: int
     """The step at which it was first seen."""
     fired: int | None
@@ -351,7 +351,7 @@ def alert_from_json(plain: Mapping[str, Any]) -> Alert:
         **{
             **plain,
             "severity": Severity[plain["severity"].upper()],
-            "state": State[plain["state"].upper()],
+            "state": AlertState[plain["state"].upper()],
             "finding": _finding_from_json(plain["finding"]),
             "remedies": tuple(Remedy(**remedy) for remedy in plain["remedies"]),
             "announced": None if announced is None else _finding_from_json(announced),

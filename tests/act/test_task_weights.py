@@ -83,7 +83,7 @@ def test_a_loss_that_starts_below_zero_is_refused_by_uncertainty(watch):
     output = model(torch.ones(3, 2))
     given = {"a": output[:, 0].square().mean(), "likelihood": output[:, 1].square().mean() - 100}
     with pytest.raises(ValueError, match=r"task 'likelihood' is -\d+.*, below 0; use balance='gradnorm'"):
-        monitor.tasks(given, balance="uncertainty")
+        monitor.combine_losses(given, balance="uncertainty")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def shared(watch):
 
 def step(model, optimizer, monitor, **settings):
     output = model(torch.linspace(-1, 1, 32).reshape(8, 4))
-    loss = monitor.tasks(
+    loss = monitor.combine_losses(
         {"a": output[:, 0].square().mean(), "b": (output[:, 1] - 1).square().mean()},
         weights={"a": 100.0},
         **settings,
@@ -185,7 +185,7 @@ def test_a_starved_task_with_a_noise_floor_learns_with_either_balance(watch, bal
 
     for _ in range(900):
         batch = both(torch.randint(1000, (64,), generator=generator))
-        loss = monitor.tasks(batch, weights={"a": 1000.0}, balance=balance, shared="trunk.2")
+        loss = monitor.combine_losses(batch, weights={"a": 1000.0}, balance=balance, shared="trunk.2")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

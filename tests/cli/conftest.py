@@ -13,13 +13,13 @@ import pytest
 from forewarn.cli import main
 from forewarn.config import Config
 from forewarn.store import RunWriter
-from forewarn.types import Block, Facts
+from forewarn.types import Block, RunInfo
 
 _OPEN: list[RunWriter] = []
 """Writers of runs that must look unfinished while a test reads them."""
 
 LAYERS = ("blocks.0.weight", "blocks.1.weight", "[red]evil[/red]\x1b[31m")
-FACTS = Facts(
+FACTS = RunInfo(
     model="[b]Net\x07",
     num_parameters=1_500_000,
     blocks=("blocks.0", "blocks.1"),
@@ -76,7 +76,7 @@ def blocks_of(step: int, loss: float) -> list[Block]:
 
 def write_run(path: Path, losses: list[float], end: str | None = "completed", config: Config | None = None) -> Path:
     """A stored run with these losses; without an end it is one that still trains."""
-    writer = RunWriter(path, facts=FACTS, config=(config or Config()).to_dict())
+    writer = RunWriter(path, info=FACTS, config=(config or Config()).to_dict())
     for step, loss in enumerate(losses):
         writer.append(step, blocks_of(step, loss))
     if end is None:

@@ -89,7 +89,7 @@ def test_information_alone_is_healthy_and_asks_for_nothing(forewarn: Call, tmp_p
 
 def test_many_layers_are_one_entry_and_symptoms_stand_under_their_cause(forewarn: Call, tmp_path: Path) -> None:
     layers = tuple(f"layers.{at}" for at in range(500))
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())
     for step in range(60):
         ratio = 1e-3 if step < 50 else 0.9
         writer.append(

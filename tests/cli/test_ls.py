@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.config import Config
 from forewarn.store import RunWriter, open_run
-from forewarn.types import Alert, Finding, Severity, State
+from forewarn.types import Alert, AlertState, Finding, Severity
 from tests.cli.conftest import FACTS, Said, block, falling, write_run
 
 Call = Callable[..., Said]
@@ -38,7 +38,7 @@ def test_the_state_follows_from_how_the_run_ended(forewarn: Call, tmp_path: Path
 
 def test_a_run_that_fell_silent_without_an_end_was_interrupted(forewarn: Call, tmp_path: Path) -> None:
     long_ago = time.time() - 7200
-    writer = RunWriter(tmp_path / "runs/old", facts=dataclasses.replace(FACTS, started=long_ago), config={})
+    writer = RunWriter(tmp_path / "runs/old", info=dataclasses.replace(FACTS, started=long_ago), config={})
     writer.append(0, [dataclasses.replace(block(0, "train/loss", 1.5), time=long_ago)])
     writer.flush()
     line = line_of(forewarn("ls", tmp_path / "runs"), "old")
@@ -48,10 +48,10 @@ def test_a_run_that_fell_silent_without_an_end_was_interrupted(forewarn: Call, t
 
 
 def test_each_run_is_a_line_with_its_numbers(forewarn: Call, healthy: Path, tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / "runs/sick", facts=FACTS, config=Config().to_dict())
+    writer = RunWriter(tmp_path / "runs/sick", info=FACTS, config=Config().to_dict())
     writer.append(0, [block(0, "train/loss", 2.5)])
     finding = Finding("L102", "", 0, Severity.CRITICAL, 9.0, 2.0)
-    alert = Alert("L102", "loss-spike", "", Severity.CRITICAL, State.FIRING, 0, 0, 0, finding)
+    alert = Alert("L102", "loss-spike", "", Severity.CRITICAL, AlertState.FIRING, 0, 0, 0, finding)
     writer.record(0, alerts=[alert])
     writer.close()
     said = forewarn("ls", tmp_path / "runs")

@@ -64,7 +64,7 @@ def test_a_metric_of_the_whole_run_needs_no_layers(forewarn: Call, healthy: Path
 
 
 def test_a_frozen_layer_says_why_and_a_broken_number_is_shown_as_it_is(forewarn: Call, tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())
     blocks = [
         block(0, "gradient/norm", 1.0, float("nan"), 1.0, scopes=LAYERS),
         block(0, "gradient/nonfinite", 0.0, 7.0, 0.0, scopes=LAYERS),
@@ -82,7 +82,7 @@ def test_a_frozen_layer_says_why_and_a_broken_number_is_shown_as_it_is(forewarn:
 def spread(tmp_path: Path) -> Path:
     """A run with a bell and a shifted bell, recorded at steps 0 and 5."""
     random = np.random.default_rng(0)
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())
     for step in (0, 5):
         tensors = [random.normal(0, 0.1, 5000), random.normal(4, 1, 5000)]
         counts, zeros = (np.concatenate(part) for part in zip(*map(histogram, tensors), strict=True))
@@ -128,7 +128,7 @@ def test_a_histogram_takes_no_other_choice(forewarn: Call, spread: Path) -> None
 def test_a_run_without_histograms_says_why(
     forewarn: Call, tmp_path: Path, config: Config, metric: str, why: str
 ) -> None:
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=config.to_dict())
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=config.to_dict())
     writer.append(0, [block(0, metric, 1.0)])
     writer.close()
     said = forewarn("show", tmp_path / "run", "--histogram", "blocks.0.weight")
@@ -138,7 +138,7 @@ def test_a_run_without_histograms_says_why(
 
 
 def test_a_metric_that_comes_scope_by_scope_is_one_column(forewarn: Call, tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config={})
+    writer = RunWriter(tmp_path / "run", info=FACTS, config={})
     writer.append(
         3, [block(3, "eval/task_loss", 0.5, scopes=("one",)), block(3, "eval/task_loss", 0.25, scopes=("two",))]
     )
@@ -153,7 +153,7 @@ def test_columns_that_do_not_fit_go_into_further_tables(
 ) -> None:
     monkeypatch.setattr("forewarn.cli.terminal.PLAIN_WIDTH", 0)
     monkeypatch.setenv("COLUMNS", "80")
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config={})
+    writer = RunWriter(tmp_path / "run", info=FACTS, config={})
     layers = ("blocks.0.attention.output.weight", "blocks.0.attention.output.bias")
     quantities = ("norm", "mean", "std", "min", "max", "zero_fraction")
     writer.append(0, [block(0, f"gradient/{name}", 1.2345e-7, 0.033456, scopes=layers) for name in quantities])
@@ -212,15 +212,15 @@ def test_what_cannot_be_shown_is_one_sentence(forewarn: Call, healthy: Path, opt
 
 
 def test_an_empty_run_is_one_sentence(forewarn: Call, tmp_path: Path) -> None:
-    RunWriter(tmp_path / "run", facts=FACTS, config={}).close()
+    RunWriter(tmp_path / "run", info=FACTS, config={}).close()
     said = forewarn("show", tmp_path / "run")
     assert said.code == 3
     assert "has recorded nothing yet" in said.err
 
 
 def declared_run(path: Path, total_steps: int) -> Path:
-    facts = dataclasses.replace(FACTS, hyperparameters={"total_steps": total_steps})
-    writer = RunWriter(path, facts=facts, config=Config().to_dict())
+    info = dataclasses.replace(FACTS, hyperparameters={"total_steps": total_steps})
+    writer = RunWriter(path, info=info, config=Config().to_dict())
     for step, loss in enumerate(falling(100)):
         writer.append(step, blocks_of(step, loss))
     writer.close()

@@ -80,8 +80,8 @@ def test_what_each_epoch_brought_is_told(tmp_path):
     assert re.search(words, text)
     with forewarn.open_run(tmp_path / "lm" / "run") as stored:
         assert stored.series("evaluation/epoch").values.tolist() == [1, 2, 3]
-        assert stored.facts.hyperparameters["dropout"] == 0.0
-        assert stored.facts.hyperparameters["width"] == 16
+        assert stored.info.hyperparameters["dropout"] == 0.0
+        assert stored.info.hyperparameters["width"] == 16
 
 
 def test_an_earlier_result_is_never_overwritten_and_resume_goes_on_with_the_newest(tmp_path):

@@ -19,15 +19,15 @@ from forewarn.judge.rules import Judge, enabled_rules
 from forewarn.store import RunWriter, open_run
 from forewarn.thresholds import Thresholds
 from forewarn.thresholds.loss import LossSpike
-from forewarn.types import Alert, Block, Facts, Finding, Severity, State
+from forewarn.types import Alert, AlertState, Block, Finding, RunInfo, Severity
 
-FACTS = Facts(model="Net", blocks=("blocks.0", "blocks.1"))
+FACTS = RunInfo(model="Net", blocks=("blocks.0", "blocks.1"))
 Readings = dict[str, list[float]]
 
 
-def write(path: Path, readings: Readings, facts: Facts = FACTS, config: Config | None = None) -> Path:
+def write(path: Path, readings: Readings, info: RunInfo = FACTS, config: Config | None = None) -> Path:
     """A run with one value per step for each `name` or `name@scope`."""
-    writer = RunWriter(path, facts=facts, config=(config or Config()).to_dict())
+    writer = RunWriter(path, info=info, config=(config or Config()).to_dict())
     for step in range(max(map(len, readings.values()))):
         here: dict[str, dict[str, float]] = {}
         for key, values in readings.items():
@@ -49,8 +49,8 @@ def write(path: Path, readings: Readings, facts: Facts = FACTS, config: Config |
 def diagnosed(tmp_path: Path) -> Callable[..., Diagnosis]:
     """The diagnosis of a run with these readings."""
 
-    def diagnose(readings: Readings, facts: Facts = FACTS, config: Config | None = None) -> Diagnosis:
-        with open_run(write(tmp_path / "run", readings, facts)) as run:
+    def diagnose(readings: Readings, info: RunInfo = FACTS, config: Config | None = None) -> Diagnosis:
+        with open_run(write(tmp_path / "run", readings, info)) as run:
             return replay(run, config)
 
     return diagnose
@@ -68,7 +68,7 @@ def falling(steps: int = 200) -> list[float]:
     return list(2 + 3 * np.exp(-np.arange(steps) / 50) + np.random.default_rng(0).normal(0, 0.01, steps))
 
 
-def alert(severity: Severity, state: State) -> Alert:
+def alert(severity: Severity, state: AlertState) -> Alert:
     finding = Finding("L102", "", 5, severity, 9.0, 2.0)
     return Alert("L102", "loss-spike", "", severity, state, since=5, fired=5, last=9, finding=finding)
 
@@ -77,18 +77,18 @@ def alert(severity: Severity, state: State) -> Alert:
     ("alerts", "code"),
     [
         ([], 0),
-        ([(Severity.INFO, State.FIRING)], 0),
-        ([(Severity.WARNING, State.FIRING)], 1),
-        ([(Severity.CRITICAL, State.FIRING)], 2),
-        ([(Severity.INFO, State.RESOLVED)], 0),
-        ([(Severity.WARNING, State.RESOLVED)], 0),
-        ([(Severity.CRITICAL, State.RESOLVED)], 1),
-        ([(Severity.CRITICAL, State.RESOLVED), (Severity.WARNING, State.FIRING)], 1),
-        ([(Severity.CRITICAL, State.RESOLVED), (Severity.CRITICAL, State.FIRING)], 2),
+        ([(Severity.INFO, AlertState.FIRING)], 0),
+        ([(Severity.WARNING, AlertState.FIRING)], 1),
+        ([(Severity.CRITICAL, AlertState.FIRING)], 2),
+        ([(Severity.INFO, AlertState.RESOLVED)], 0),
+        ([(Severity.WARNING, AlertState.RESOLVED)], 0),
+        ([(Severity.CRITICAL, AlertState.RESOLVED)], 1),
+        ([(Severity.CRITICAL, AlertState.RESOLVED), (Severity.WARNING, AlertState.FIRING)], 1),
+        ([(Severity.CRITICAL, AlertState.RESOLVED), (Severity.CRITICAL, AlertState.FIRING)], 2),
     ],
 )
 def test_the_exit_code_counts_what_fires_and_a_resolved_alert_one_level_lower(
-    alerts: list[tuple[Severity, State]], code: int
+    alerts: list[tuple[Severity, AlertState]], code: int
 ) -> None:
     made = tuple(alert(severity, state) for severity, state in alerts)
     assert Diagnosis(made, made, {}, (), 9, None).exit_code == code
@@ -138,7 +138,7 @@ def test_a_run_is_judged_by_its_own_config_unless_another_is_given(tmp_path: Pat
 def test_settings_of_another_version_are_left_out(tmp_path: Path) -> None:
     config = Config(disable=("loss-spike",), hyperparameters={"dropout": 0.1}).to_dict()
     config["thresholds"]["loss_spike"]["of_the_future"] = config["of_the_past"] = 1
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=config)
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=config)
     for step, loss in enumerate([*falling(), 400.0]):
         writer.append(step, [Block(step, 1e9, "train/loss", ("",), np.array([loss], np.float32))])
     writer.close()
@@ -154,7 +154,7 @@ def test_symptoms_name_their_cause(diagnosed: Callable[..., Diagnosis]) -> None:
 
 
 def test_an_empty_run_is_healthy_and_knows_nothing(diagnosed: Callable[..., Diagnosis]) -> None:
-    diagnosis = diagnosed({"train/loss": []} | {"train/clip": [1.0]}, Facts())
+    diagnosis = diagnosed({"train/loss": []} | {"train/clip": [1.0]}, RunInfo())
     assert diagnosis.exit_code == 0
     assert [check.state for check in diagnosis.checklist] == ["unknown"] * 6 + ["pass"]
 
@@ -207,7 +207,7 @@ def test_update_ratios_are_in_range_lately(diagnosed: Callable[..., Diagnosis], 
 
 def test_lately_is_the_second_half_of_the_run_and_not_its_dense_start(tmp_path: Path) -> None:
     """Each of the first ten steps and then every hundredth are measured."""
-    writer = RunWriter(tmp_path / "run", facts=FACTS, config=Config().to_dict())
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())
     for step in range(120):
         ratio = 0.9 if step < 10 else 1e-3
         measured = step < 10 or step == 100
@@ -242,7 +242,7 @@ def test_first_and_last_block_have_gradients_within_a_hundred_times(
 
 
 def test_without_blocks_nothing_is_known_about_depth(diagnosed: Callable[..., Diagnosis]) -> None:
-    assert state_of(diagnosed({"gradient/norm@weight": [1.0] * 5}, Facts()), "gradients even over depth") == "unknown"
+    assert state_of(diagnosed({"gradient/norm@weight": [1.0] * 5}, RunInfo()), "gradients even over depth") == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_information_is_no_reason_against_a_healthy_run(diagnosed: Callable[...,
 )
 def test_the_batch_size_that_the_gradient_noise_suggests_is_information(diagnosed, declared, words):
     readings = {"gradient/noise_scale": [90.0, 32.0], "gradient/backward_passes": [4.0] * 3}
-    diagnosis = diagnosed(readings, Facts(hyperparameters=declared))
+    diagnosis = diagnosed(readings, RunInfo(hyperparameters=declared))
     assert state_of(diagnosis, "batch size") == "info"
     assert re.search(words, detail_of(diagnosis, "batch size"))
     assert diagnosis.exit_code == 0
@@ -292,5 +292,5 @@ def test_under_ddp_with_one_pass_per_step_it_is_told_in_batches_of_all_ranks(dia
 
 
 def test_without_a_noise_scale_no_batch_size_is_suggested(diagnosed):
-    diagnosis = diagnosed({"gradient/backward_passes": [1.0] * 3}, Facts(hyperparameters={"batch_size": 64}))
+    diagnosis = diagnosed({"gradient/backward_passes": [1.0] * 3}, RunInfo(hyperparameters={"batch_size": 64}))
     assert "batch size" not in {check.name for check in diagnosis.checklist}

@@ -55,7 +55,7 @@ def test_series_are_named_and_scoped():
 def test_scopes_with_a_dot_are_parameters():
     known = parse(
         "fires: update/ratio{a.weight} 1 | update/ratio{a.bias} 1 | train/lr{0} 1", "train/loss"
-    ).facts.parameters
+    ).info.parameters
     assert {name: each.shape for name, each in known.items()} == {"a.weight": (8, 8), "a.bias": (8,)}
 
 

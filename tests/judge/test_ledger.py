@@ -8,8 +8,8 @@ import pytest
 from forewarn.judge.history import History
 from forewarn.judge.ledger import Ledger, prescribe
 from forewarn.judge.registry import Judgement, Rule
-from forewarn.types import Block, Facts, Finding, Remedy, Severity, State
-from tests.judge.rules.runs import Run, facts
+from forewarn.types import AlertState, Block, Finding, Remedy, RunInfo, Severity
+from tests.judge.rules.runs import Run, info
 
 METRIC = "train/loss"
 
@@ -36,7 +36,7 @@ class Life:
         codes = [each.code for each in self.rules] if judged is None else judged
         block = Block(step, 0.0, METRIC, self.scopes, np.array(values or [1.0] * len(self.scopes), np.float32))
         judgement = Judgement(step, [block], dict.fromkeys(codes, (METRIC,)), findings)
-        return self.ledger.update(judgement, History(), Facts())
+        return self.ledger.update(judgement, History(), RunInfo())
 
 
 def test_it_fires_once_it_has_persisted_for_the_hold_and_not_before():
@@ -45,7 +45,7 @@ def test_it_fires_once_it_has_persisted_for_the_hold_and_not_before():
     assert life.step(6, finding("L900", 6)) == ()
     assert life.ledger.alerts == life.ledger.firing == ()
     (alert,) = life.step(7, finding("L900", 7))
-    assert (alert.state, alert.since, alert.fired, alert.last) == (State.FIRING, 5, 7, 7)
+    assert (alert.state, alert.since, alert.fired, alert.last) == (AlertState.FIRING, 5, 7, 7)
     assert life.step(8, finding("L900", 8)) == (), "that it goes on is no news"
     assert life.ledger.firing[0].last == 8
 
@@ -78,7 +78,7 @@ def test_it_stays_open_for_as_long_as_it_is_kept_and_is_then_resolved():
     for step in range(6, 15):
         assert life.step(step) == ()
     (alert,) = life.step(15)
-    assert (alert.state, alert.last) == (State.RESOLVED, 5)
+    assert (alert.state, alert.last) == (AlertState.RESOLVED, 5)
     assert life.ledger.firing == ()
     assert life.ledger.alerts == (alert,)
 
@@ -150,12 +150,12 @@ def test_information_that_had_passed_is_not_how_a_warning_began():
     life.step(5, finding("G900", 5, Severity.INFO))
     life.step(6)
     resolved, fired = sorted(life.step(10, finding("G900", 10)), key=lambda alert: alert.since)
-    assert (resolved.state, resolved.severity) == (State.RESOLVED, Severity.INFO)
-    assert (fired.state, fired.since) == (State.FIRING, 10)
+    assert (resolved.state, resolved.severity) == (AlertState.RESOLVED, Severity.INFO)
+    assert (fired.state, fired.since) == (AlertState.FIRING, 10)
 
 
 def test_remedies_are_made_anew_when_it_grows_worse():
-    def snapshot(finding, history, facts):
+    def snapshot(finding, history, info):
         return Remedy("look", {"step": finding.step}, "why")
 
     life = Life(rule("L900", remedies=(snapshot,)))
@@ -167,11 +167,11 @@ def test_remedies_are_made_anew_when_it_grows_worse():
 
 
 def test_advice_that_fails_is_left_out(caplog):
-    def broken(finding, history, facts):
+    def broken(finding, history, info):
         raise KeyError("lr")
 
     made = rule("L900", remedies=(broken, lambda *given: None, lambda *given: Remedy("stop", {}, "why")))
-    assert [remedy.action for remedy in prescribe(made, finding("L900", 1), History(), Facts())] == ["stop"]
+    assert [remedy.action for remedy in prescribe(made, finding("L900", 1), History(), RunInfo())] == ["stop"]
     assert "a remedy of L900 rule-l900 failed" in caplog.text
 
 
@@ -320,7 +320,7 @@ def test_a_damaged_checkpoint_is_named_before_the_loss_that_follows():
 
 
 def test_an_lr_jump_is_named_before_everything_that_it_leads_to():
-    run = Run(facts=facts("a.weight", "b.weight", "c.weight"))
+    run = Run(info=info("a.weight", "b.weight", "c.weight"))
     rng = np.random.default_rng(0)
     for step in range(300):
         jumped = max(0, step - 250)

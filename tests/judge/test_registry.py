@@ -8,7 +8,7 @@ from forewarn.judge.history import History
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.registry import Rule, found, rule
 from forewarn.judge.rules import Judge, all_rules, enabled_rules, find_rule
-from forewarn.types import Block, Facts, Finding, Severity
+from forewarn.types import Block, Finding, RunInfo, Severity
 from tests.judge.rules.runs import block
 
 
@@ -19,7 +19,7 @@ def made(check, reads=("train/loss",), when=(), per_scope=False, code="L900"):
 def judge(rules, *blocks, step=0):
     history = History()
     history.append(blocks)
-    return Judge(rules, Config(), Facts())(step, history, blocks)
+    return Judge(rules, Config(), RunInfo())(step, history, blocks)
 
 
 def test_a_rule_is_found_by_code_and_by_name_in_any_case():
@@ -84,11 +84,11 @@ def test_a_rule_that_raises_is_switched_off_and_becomes_an_alert(caplog):
         raise ZeroDivisionError("no luck")
 
     rules = [made(broken), find_rule("X102")]
-    judge, ledger, history = Judge(rules, Config(), Facts()), Ledger(rules), History()
+    judge, ledger, history = Judge(rules, Config(), RunInfo()), Ledger(rules), History()
     for step in range(200):
         blocks = [block(step, "train/loss", 1.0)]
         history.append(blocks)
-        ledger.update(judge(step, history, blocks), history, Facts())
+        ledger.update(judge(step, history, blocks), history, RunInfo())
     assert judge.failed == {"L900"}
     (alert,) = ledger.firing
     assert (alert.code, alert.scope, alert.since) == ("X102", "made-up", 0)
@@ -106,11 +106,11 @@ def test_a_rule_that_raises_does_not_take_its_own_alerts_back():
         return answer
 
     rules = [made(moody)]
-    judge, ledger, history = Judge(rules, Config(), Facts()), Ledger(rules), History()
+    judge, ledger, history = Judge(rules, Config(), RunInfo()), Ledger(rules), History()
     for step in (0, 100):
         blocks = [block(step, "train/loss", 1.0)]
         history.append(blocks)
-        ledger.update(judge(step, history, blocks), history, Facts())
+        ledger.update(judge(step, history, blocks), history, RunInfo())
     assert [alert.code for alert in ledger.firing] == ["L900"]
 
 

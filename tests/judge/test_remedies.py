@@ -6,7 +6,7 @@ import pytest
 
 from forewarn.judge import remedies
 from forewarn.judge.history import History
-from forewarn.types import Facts, Finding, FrozenCause, ParameterFacts, Severity
+from forewarn.types import Finding, FrozenCause, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import block
 
 
@@ -25,8 +25,8 @@ def finding(scope="", bound=10.0, step=120, **evidence):
     return Finding("L900", scope, step, Severity.WARNING, 20.0, bound, evidence)
 
 
-def said(prescription, past=None, found=None, **facts):
-    remedy = prescription(found or finding(), past or History(), Facts(**facts))
+def said(prescription, past=None, found=None, **info):
+    remedy = prescription(found or finding(), past or History(), RunInfo(**info))
     return remedy if remedy is None else str(remedy)
 
 
@@ -60,7 +60,7 @@ def test_the_lr_is_raised_and_where_it_is_zero_set_to_what_the_run_began_with():
 def test_the_warm_up_is_two_over_one_minus_beta2_within_a_tenth_of_the_run_or_what_it_has_made(
     groups, hyperparameters, steps
 ):
-    remedy = remedies.warm_up()(finding(), history(lr=1e-3), Facts(groups=groups, hyperparameters=hyperparameters))
+    remedy = remedies.warm_up()(finding(), history(lr=1e-3), RunInfo(groups=groups, hyperparameters=hyperparameters))
     assert remedy.parameters["steps"] == steps
 
 
@@ -102,7 +102,7 @@ def test_a_parameter_is_added_by_name_with_the_lr_of_the_run():
 
 def test_only_what_is_in_low_precision_is_kept_in_float32():
     def known(dtype):
-        return {"head.weight": ParameterFacts((8, 8), "Linear.weight", dtype, 0, True)}
+        return {"head.weight": ParameterInfo((8, 8), "Linear.weight", dtype, 0, True)}
 
     found = finding(scope="head.weight")
     low = said(remedies.keep_in_float32(), found=found, parameters=known("bfloat16"))
@@ -134,4 +134,4 @@ def test_advice_names_the_scope_where_there_is_one():
     ],
 )  # fmt: skip
 def test_whatever_changes_the_run_for_good_is_opt_in(prescription, safety):
-    assert prescription(finding(), history(lr=1e-3), Facts()).safety == safety
+    assert prescription(finding(), history(lr=1e-3), RunInfo()).safety == safety

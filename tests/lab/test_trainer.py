@@ -143,7 +143,7 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path):
         )  # fmt: skip
         trainer.train(DataLoader(TensorDataset(samples, labels), batch_size=size))
         assert trainer.step == 2
-        assert trainer.monitor.facts.hyperparameters["micro_batch_size"] == size
+        assert trainer.monitor.info.hyperparameters["micro_batch_size"] == size
         states.append(model.weight.detach())
     torch.testing.assert_close(*states)
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import forewarn
 from forewarn.measure.forward import hookable_modules
-from forewarn.measure.probe import Place, Probe
+from forewarn.measure.probe import ModuleTap, Probe
 
 
 class Onlooker(Probe):
@@ -27,19 +27,19 @@ class Onlooker(Probe):
         self.left: list[str] = []
         self.outputs: list[object] = []
 
-    def inside(self) -> list[Place]:
+    def module_taps(self) -> list[ModuleTap]:
         return [self._place(name, module) for name, module in self._modules.items() if name]
 
     def forward_ended(self, output: object) -> None:
         self.outputs.append(output)
 
-    def _place(self, name: str, module: nn.Module) -> Place:
+    def _place(self, name: str, module: nn.Module) -> ModuleTap:
         def entered(args: object, kwargs: object) -> None:
             self.entered.append(name)
             if self._raises:
                 raise RuntimeError("no")
 
-        return Place(module, entered, lambda args, kwargs, output: self.left.append(name))
+        return ModuleTap(module, entered, lambda args, kwargs, output: self.left.append(name))
 
 
 def watched(model: nn.Module, run: Path, every: int = 2, raises: bool = False) -> tuple[forewarn.Monitor, Onlooker]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forewarn.measure.loop import Loop
-from forewarn.measure.probe import Followed, Probe
+from forewarn.measure.probe import GradientTap, Probe
 from forewarn.measure.probes.speed import Stopwatch
 
 
@@ -21,10 +21,10 @@ class Follower(Probe):
         self.fails = fails
         self.sums = []
 
-    def following(self):
+    def gradient_taps(self):
         if self.fails == "following":
             raise ValueError("nothing to follow")
-        return [Followed(each, self.reached) for each in self.model.parameters()]
+        return [GradientTap(each, self.reached) for each in self.model.parameters()]
 
     def reached(self, gradient):
         if self.fails == "reached":
@@ -138,7 +138,7 @@ def test_a_probe_that_fails_when_asked_whether_it_heeds_is_switched_off_and_trai
     class Undecided(Probe):
         name = "undecided"
 
-        def heeds_backward(self):
+        def needs_every_backward(self):
             raise ValueError("who knows")
 
         def backward_begins(self, measured): ...

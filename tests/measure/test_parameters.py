@@ -1,4 +1,4 @@
-"""The roster follows its model: whatever parameters it has now are the ones that are watched."""
+"""The parameter index follows its model: whatever parameters it has now are the ones that are watched."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 
 
 def network():
@@ -16,7 +16,7 @@ def network():
 
 
 def roster_of(model):
-    return Roster(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return ParameterIndex(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
 
 
 def add_a_layer(model):
@@ -49,41 +49,41 @@ CHANGES = [add_a_layer, remove_a_layer, put_in_another_layer, replace_a_paramete
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_the_model_is_seen(change):
     model = network()
-    roster = roster_of(model)
-    assert list(roster.live().values()) == list(model.parameters())
+    parameter_index = roster_of(model)
+    assert list(parameter_index.live().values()) == list(model.parameters())
     change(model)
-    assert [id(each) for each in roster.live().values()] == [id(each) for each in model.parameters()]
-    roster.refresh()
-    assert roster.version == 1
-    assert roster.names == tuple(name for name, _ in model.named_parameters())
-    assert all(mine is its for mine, its in zip(roster.parameters, model.parameters(), strict=True))
+    assert [id(each) for each in parameter_index.live().values()] == [id(each) for each in model.parameters()]
+    parameter_index.refresh()
+    assert parameter_index.version == 1
+    assert parameter_index.names == tuple(name for name, _ in model.named_parameters())
+    assert all(mine is its for mine, its in zip(parameter_index.parameters, model.parameters(), strict=True))
 
 
 def test_training_and_new_values_are_no_change():
     model = network()
-    roster = roster_of(model)
+    parameter_index = roster_of(model)
     model(torch.ones(2, 3)).sum().backward()
-    roster.optimizers[0].step()
+    parameter_index.optimizers[0].step()
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     model.double()
-    roster.refresh()
-    assert roster.version == 0
+    parameter_index.refresh()
+    assert parameter_index.version == 0
 
 
 def test_parameters_without_values_are_left_out_until_they_have_some():
     model = network()
     model[1].to("meta")
-    roster = roster_of(model)
-    assert roster.names == ("0.weight", "0.bias", "2.bias")
+    parameter_index = roster_of(model)
+    assert parameter_index.names == ("0.weight", "0.bias", "2.bias")
     model[1].to_empty(device="cpu")
-    roster.refresh()
-    assert roster.names == tuple(name for name, _ in model.named_parameters())
+    parameter_index.refresh()
+    assert parameter_index.names == tuple(name for name, _ in model.named_parameters())
 
 
 def test_the_group_of_each_parameter_follows_the_optimizer():
     model = network()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    roster = Roster(model, [optimizer])
-    assert roster.groups().tolist() == [0, 0, -1, -1, -1, -1]
+    parameter_index = ParameterIndex(model, [optimizer])
+    assert parameter_index.groups().tolist() == [0, 0, -1, -1, -1, -1]
     optimizer.add_param_group({"params": list(model[1].parameters())})
-    assert roster.groups().tolist() == [0, 0, 1, 1, 1, -1]
+    assert parameter_index.groups().tolist() == [0, 0, 1, 1, 1, -1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.store import RunWriter
-from forewarn.types import Facts
+from forewarn.types import RunInfo
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def write(tmp_path: Path) -> Iterator[Callable[..., RunWriter]]:
     made: list[RunWriter] = []
 
     def start(path: Path | None = None, **options: Any) -> RunWriter:
-        writer = RunWriter(path or tmp_path / "run", **{"facts": Facts(), "config": {}, **options})
+        writer = RunWriter(path or tmp_path / "run", **{"info": RunInfo(), "config": {}, **options})
         made.append(writer)
         return writer
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forewarn.store import Run, RunError, RunWriter, open_run
-from forewarn.types import Facts
+from forewarn.types import RunInfo
 from tests.store.rows import LAYERS, append_all, training
 
 
@@ -18,7 +18,7 @@ from tests.store.rows import LAYERS, append_all, training
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two chunks of each metric."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    writer = RunWriter(path, facts=Facts(), config={})
+    writer = RunWriter(path, info=RunInfo(), config={})
     append_all(writer, training(300, every=2))
     writer.flush()
     writer.event("half")

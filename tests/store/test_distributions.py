@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forewarn.store import RunError, RunWriter, open_run
 from forewarn.store.blobs import bands, packed, unpacked
 from forewarn.store.errors import UnknownSeriesError
-from forewarn.types import Block, Distribution, Facts
+from forewarn.types import Block, Distribution, RunInfo
 from tests.store.rows import append_all, check_against, training
 
 NAME = "gradient/histogram"
@@ -268,7 +268,7 @@ def test_a_histogram_takes_tens_of_bytes_on_disk(tmp_path, write):
     for step in range(40):
         writer.append(step, [], [made(step)])
     writer.close()
-    empty = RunWriter(tmp_path / "empty", facts=Facts(), config={})
+    empty = RunWriter(tmp_path / "empty", info=RunInfo(), config={})
     empty.close()
     size = (tmp_path / "run" / "run.db").stat().st_size - (tmp_path / "empty" / "run.db").stat().st_size
     assert size / (40 * len(SCOPES)) < 60

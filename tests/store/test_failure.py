@@ -124,9 +124,9 @@ _LIMITED = """
 import resource, sys
 import numpy as np
 from forewarn.store import RunWriter
-from forewarn.types import Block, Facts
+from forewarn.types import Block, RunInfo
 
-writer = RunWriter(sys.argv[1], facts=Facts(), config={})
+writer = RunWriter(sys.argv[1], info=RunInfo(), config={})
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 scopes = tuple(map(str, range(2000)))
 for step in range(100):

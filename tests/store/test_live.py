@@ -21,9 +21,9 @@ _WRITE_FOREVER = """
 import itertools, sys, time
 import numpy as np
 from forewarn.store import RunWriter
-from forewarn.types import Block, Facts
+from forewarn.types import Block, RunInfo
 
-writer = RunWriter(sys.argv[1], facts=Facts(), config={})
+writer = RunWriter(sys.argv[1], info=RunInfo(), config={})
 scopes = tuple(f"layer{i}" for i in range(200))
 for step in itertools.count():
     now = time.time()
@@ -137,12 +137,12 @@ _FORK = """
 import os, sys
 import numpy as np
 from forewarn.store import RunWriter
-from forewarn.types import Block, Facts
+from forewarn.types import Block, RunInfo
 
 def block(step):
     return Block(step, 0.0, "train/loss", ("",), np.float32([step]))
 
-writer = RunWriter(sys.argv[1], facts=Facts(), config={})
+writer = RunWriter(sys.argv[1], info=RunInfo(), config={})
 writer.append(0, [block(0)])
 for leave in (os._exit, sys.exit):
     child = os.fork()

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from forewarn.store import RunError, RunWriter, list_runs, open_run
-from forewarn.types import Facts, ParameterFacts
+from forewarn.types import ParameterInfo, RunInfo
 from tests.store.rows import LAYERS, append_all, check_against, training
 
 
 def test_facts_and_config_come_back(tmp_path, write):
-    facts = Facts(
+    info = RunInfo(
         model="GPT",
         num_parameters=3,
-        parameters={"a.weight": ParameterFacts((2, 3), "Linear.weight", "float32", 0, True)},
+        parameters={"a.weight": ParameterInfo((2, 3), "Linear.weight", "float32", 0, True)},
         blocks=("blocks.0", "blocks.1"),
         groups=({"lr": 0.1, "weight_decay": math.inf},),
         hyperparameters={"dropout": 0.1, "name": "ж", "deep": True},
@@ -34,9 +34,9 @@ def test_facts_and_config_come_back(tmp_path, write):
         "path": Path("a/b"),
         "n": None,
     }
-    write(facts=facts, config=config).close()
+    write(info=info, config=config).close()
     with open_run(tmp_path / "run") as run:
-        assert run.facts == facts
+        assert run.info == info
         assert run.config == {**config, "path": "a/b"}
         assert run.journal == "WAL"
     json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=pytest.fail)
@@ -188,9 +188,9 @@ def test_runs_are_listed_newest_first_and_not_too_deep(tmp_path, write):
 
 @pytest.mark.parametrize(("num_tensors", "page_bytes"), [(0, 4096), (64, 4096), (148, 16384), (1000, 65536)])
 def test_a_run_of_many_tensors_has_large_pages_and_one_of_few_stays_small(tmp_path, num_tensors, page_bytes):
-    each = ParameterFacts(shape=(2,), kind="Linear.weight", dtype="float32", group=0, trainable=True)
-    facts = Facts(parameters={str(at): each for at in range(num_tensors)})
-    RunWriter(tmp_path / "run", facts=facts, config={}).close()
+    each = ParameterInfo(shape=(2,), kind="Linear.weight", dtype="float32", group=0, trainable=True)
+    info = RunInfo(parameters={str(at): each for at in range(num_tensors)})
+    RunWriter(tmp_path / "run", info=info, config={}).close()
     connection = sqlite3.connect(tmp_path / "run" / "run.db")
     assert connection.execute("PRAGMA page_size").fetchone() == (page_bytes,)
     connection.close()

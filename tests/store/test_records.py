@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from forewarn.store import open_run
-from forewarn.types import Action, Alert, Finding, Remedy, Severity, State
+from forewarn.types import Action, Alert, AlertState, Finding, Remedy, Severity
 
 _FINDING = Finding(
     "G201", "blocks.0.ж", 7, Severity.CRITICAL, math.inf, -math.inf, {"ratio": 1e-30, "cause": "zero lr"}
 )
 
 
-def _alert(since: int, state: State, scope: str = "") -> Alert:
-    announced = None if state is State.PENDING else _FINDING
+def _alert(since: int, state: AlertState, scope: str = "") -> Alert:
+    announced = None if state is AlertState.PENDING else _FINDING
     remedy = Remedy("lower_lr", {"from": 3e-4, "to": 1.5e-4, "group": "all"}, "the loss rises", "opt_in")
     return Alert(
         "L102", "loss-spike", scope, Severity.WARNING, state, since, since + 1, 9, _FINDING, (remedy, remedy), announced
@@ -51,16 +51,20 @@ def test_a_nan_and_numbers_of_numpy_come_back_as_numbers(tmp_path, write):
 def test_the_newest_state_of_every_episode_counts_and_every_change_is_kept(tmp_path, write):
     writer = write()
     before = time.time()
-    writer.record(1, alerts=[_alert(1, State.PENDING)])
-    writer.record(2, alerts=[_alert(1, State.FIRING), _alert(2, State.PENDING, scope="a")])
-    writer.record(9, alerts=[_alert(1, State.RESOLVED)])
-    writer.record(20, alerts=[_alert(20, State.PENDING)])
+    writer.record(1, alerts=[_alert(1, AlertState.PENDING)])
+    writer.record(2, alerts=[_alert(1, AlertState.FIRING), _alert(2, AlertState.PENDING, scope="a")])
+    writer.record(9, alerts=[_alert(1, AlertState.RESOLVED)])
+    writer.record(20, alerts=[_alert(20, AlertState.PENDING)])
     writer.close()
     with open_run(tmp_path / "run") as run:
-        assert run.alerts() == [_alert(1, State.RESOLVED), _alert(2, State.PENDING, "a"), _alert(20, State.PENDING)]
+        assert run.alerts() == [
+            _alert(1, AlertState.RESOLVED),
+            _alert(2, AlertState.PENDING, "a"),
+            _alert(20, AlertState.PENDING),
+        ]
         changes = run.alert_changes()
         assert [one.step for one in changes] == [1, 2, 2, 9, 20]
-        assert [one.alert.state for one in changes][:3] == [State.PENDING, State.FIRING, State.PENDING]
+        assert [one.alert.state for one in changes][:3] == [AlertState.PENDING, AlertState.FIRING, AlertState.PENDING]
         assert all(before <= one.time <= time.time() for one in changes)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forewarn.store import RunError, RunWriter, open_run
-from forewarn.types import Action, Alert, Block, Facts, Finding, Severity, State
+from forewarn.types import Action, Alert, AlertState, Block, Finding, RunInfo, Severity
 from tests.store.rows import append_all, check_against, training
 
 
@@ -74,29 +74,31 @@ def test_findings_alerts_and_actions_from_the_cut_on_are_gone_and_older_states_a
     def finding(step: int) -> Finding:
         return Finding("L102", "", step, Severity.WARNING, 9.0, 3.0)
 
-    def alert(state: State, last: int) -> Alert:
+    def alert(state: AlertState, last: int) -> Alert:
         return Alert("L102", "loss-spike", "", Severity.WARNING, state, 5, None, last, finding(5))
 
     writer = write()
-    writer.record(5, findings=[finding(5)], alerts=[alert(State.PENDING, 5)])
-    writer.record(8, findings=[finding(8)], alerts=[alert(State.FIRING, 8)], actions=[Action(8, "L102", "", "skip")])
+    writer.record(5, findings=[finding(5)], alerts=[alert(AlertState.PENDING, 5)])
+    writer.record(
+        8, findings=[finding(8)], alerts=[alert(AlertState.FIRING, 8)], actions=[Action(8, "L102", "", "skip")]
+    )
     writer.event("probe_failed", why="it broke")
     writer.close()
     with open_run(tmp_path / "run") as run:
-        assert [one.state for one in run.alerts()] == [State.FIRING]
+        assert [one.state for one in run.alerts()] == [AlertState.FIRING]
     write(resume_at=8).close()
     with open_run(tmp_path / "run") as run:
         assert run.findings() == [finding(5)]
-        assert run.alerts() == [alert(State.PENDING, 5)]
+        assert run.alerts() == [alert(AlertState.PENDING, 5)]
         assert run.actions() == []
         assert [one.kind for one in run.events()] == ["probe_failed", "end", "resume", "end"]
 
 
 def test_the_facts_of_the_resumed_run_replace_the_old_ones_but_not_its_beginning(tmp_path, write):
-    write(facts=Facts(model="GPT", started=100.0), config={"every": 1}).close()
-    write(facts=Facts(model="GPT2", started=200.0), config={"every": 5}, resume_at=3).close()
+    write(info=RunInfo(model="GPT", started=100.0), config={"every": 1}).close()
+    write(info=RunInfo(model="GPT2", started=200.0), config={"every": 5}, resume_at=3).close()
     with open_run(tmp_path / "run") as run:
-        assert run.facts == Facts(model="GPT2", started=100.0)
+        assert run.info == RunInfo(model="GPT2", started=100.0)
         assert run.config == {"every": 5}
 
 
@@ -129,7 +131,7 @@ def test_replaying_a_run_that_is_resumed_meanwhile_says_so(tmp_path, write, smal
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path):
     with pytest.raises(RunError, match="holds no run to resume"):
-        RunWriter(tmp_path / "none", facts=Facts(), config={}, resume_at=5)
+        RunWriter(tmp_path / "none", info=RunInfo(), config={}, resume_at=5)
 
 
 def test_a_damaged_run_cannot_be_resumed(tmp_path, write):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.store import RunWriter, open_run
-from forewarn.types import Block, Facts, ParameterFacts
+from forewarn.types import Block, ParameterInfo, RunInfo
 from tests.store.rows import LAYERS, Row, append_all, bits, check_against, training
 
 
@@ -58,16 +58,16 @@ def test_a_run_comes_back_from_chunks_of_every_level(tmp_path, write):
     ("num_tensors", "page_bytes"), [(0, 4096), (64, 4096), (148, 16384), (1000, 65536), (9999, 65536)]
 )
 def test_pages_are_as_large_as_the_steps_of_a_run_are_wide(tmp_path, write, num_tensors, page_bytes):
-    one = ParameterFacts((2, 3), "Linear.weight", "float32", 0, True)
-    facts = Facts(parameters={f"layers.{at}.weight": one for at in range(num_tensors)})
+    one = ParameterInfo((2, 3), "Linear.weight", "float32", 0, True)
+    info = RunInfo(parameters={f"layers.{at}.weight": one for at in range(num_tensors)})
     rows = training(100, every=3)
-    writer = write(facts=facts)
+    writer = write(info=info)
     append_all(writer, rows[:50])
     writer.flush()
     with open_run(tmp_path / "run") as run:
         check_against(run, rows[:50])
     writer.close()
-    writer = write(facts=Facts(), resume_at=40)
+    writer = write(info=RunInfo(), resume_at=40)
     append_all(writer, rows[40:])
     writer.close()
     assert _query(tmp_path / "run", "PRAGMA page_size") == [(page_bytes,)]
@@ -184,7 +184,7 @@ def _rows(draw: st.DrawFn) -> list[Row]:
 def test_any_rows_come_back_whatever_their_scopes_and_wherever_they_are_cut(rows, pieces, cut):
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
         path = Path(directory) / "run"
-        writer = RunWriter(path, facts=Facts(), config={})
+        writer = RunWriter(path, info=RunInfo(), config={})
         for piece in range(pieces):
             append_all(writer, rows[piece::pieces])
             writer.flush()
@@ -195,7 +195,7 @@ def test_any_rows_come_back_whatever_their_scopes_and_wherever_they_are_cut(rows
             check_against(run, rows)
         if cut is not None:
             kept = [row for row in rows if row[0] < cut]
-            again = RunWriter(path, facts=Facts(), config={}, resume_at=cut)
+            again = RunWriter(path, info=RunInfo(), config={}, resume_at=cut)
             append_all(again, rows)
             again.close()
             with open_run(path) as run:

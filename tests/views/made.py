@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forewarn.types import Alert, Block, Finding, Remedy, Severity, State
+from forewarn.types import Alert, AlertState, Block, Finding, Remedy, Severity
 
 LOWER = Remedy("lower_lr", {"from": 3e-4, "to": 1.5e-4}, "smaller steps keep the loss low")
 
@@ -13,7 +13,7 @@ def alert(
     code: str = "L102",
     scope: str = "",
     severity: Severity = Severity.WARNING,
-    state: State = State.FIRING,
+    state: AlertState = AlertState.FIRING,
     value: float = 9.0,
     bound: float = 3.0,
 ) -> Alert:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.text import Text
 
-from forewarn.types import Action, Severity, State
+from forewarn.types import Action, AlertState, Severity
 from forewarn.views.console import QUIET_STEPS, AlertLines
 from tests.views.made import alert, block
 
@@ -113,7 +113,7 @@ def test_fresh_advice_stands_until_something_worse_comes(stream: io.StringIO) ->
 
 def test_what_is_resolved_is_told_unless_it_was_information(stream: io.StringIO) -> None:
     view = AlertLines(stream)
-    view.show(50, [], [alert(state=State.RESOLVED), alert("G104", "", Severity.INFO, State.RESOLVED)], [])
+    view.show(50, [], [alert(state=AlertState.RESOLVED), alert("G104", "", Severity.INFO, AlertState.RESOLVED)], [])
     assert stream.getvalue() == "forewarn step 50: resolved loss-spike (L102)\n"
 
 

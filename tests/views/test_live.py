@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from forewarn.types import Severity, State
+from forewarn.types import AlertState, Severity
 from forewarn.views import live
 from forewarn.views.live import LiveView, Trace
 from tests.views.made import alert, block
@@ -98,7 +98,7 @@ def test_a_resolved_alert_leaves_the_count() -> None:
     where = console(terminal=False)
     view = LiveView(every=1, console=where)
     view.show(0, step_of(0), [alert()], [])
-    view.show(1, step_of(1), [alert(state=State.RESOLVED)], [])
+    view.show(1, step_of(1), [alert(state=AlertState.RESOLVED)], [])
     assert "alerts firing" not in text_of(where).splitlines()[-1]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 
 from forewarn.judge.gradient_tally import GradientTally
-from forewarn.types import Alert, Block, Finding, Remedy, Severity, State
+from forewarn.types import Alert, AlertState, Block, Finding, Remedy, Severity
 from forewarn.views.task_lines import TaskView
 
 
@@ -27,7 +27,7 @@ def blocks(norm, ratio):
     ]  # fmt: skip
 
 
-def collapse(state=State.FIRING):
+def collapse(state=AlertState.FIRING):
     evidence = {"dominating": "pointer", "starved": "[red]type\x1b[0m", "ratio": 40.0}
     finding = Finding("T102", "pointer/type", 3, Severity.CRITICAL, 40.0, 5.0, evidence)
     remedies = (Remedy("raise_task_weight", {"from": 1.0, "to": 8.0, "task": "type", "by": "× 8"}, "because"),)
@@ -66,7 +66,7 @@ def test_a_collapse_is_red_names_both_tasks_and_says_what_to_do():
 
 def test_a_collapse_that_is_over_is_told_as_such():
     view, stream = shown()
-    view.show(3, [], [collapse(State.RESOLVED)], [])
+    view.show(3, [], [collapse(AlertState.RESOLVED)], [])
     assert "resolved task-collapse (T102)" in stream.getvalue()
 
 

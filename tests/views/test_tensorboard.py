@@ -23,7 +23,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
 import forewarn
-from forewarn.types import Action, Block, Distribution, FrozenCause, State
+from forewarn.types import Action, AlertState, Block, Distribution, FrozenCause
 from forewarn.views.tensorboard import MOST_PLACES, TensorBoardView
 from forewarn.views.wording import literal
 from tests.measure.engine.distributions.made import histogram
@@ -321,7 +321,7 @@ def test_a_thousand_places_are_one_text_that_begins_with_the_worst(tmp_path: Pat
 
 def test_what_is_resolved_is_told_without_advice_and_what_is_pending_not_at_all(tmp_path: Path) -> None:
     view = TensorBoardView(tmp_path)
-    view.show(50, [], [alert(state=State.RESOLVED), alert("G104", state=State.PENDING)], [])
+    view.show(50, [], [alert(state=AlertState.RESOLVED), alert("G104", state=AlertState.PENDING)], [])
     view.close()
     assert read(tmp_path).Tags()["tensors"] == ["alerts/L102-loss-spike"]
     (text,) = texts(tmp_path, "alerts/L102-loss-spike")

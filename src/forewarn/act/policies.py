@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forewarn.types import Action, Alert, Remedy, Severity, State
+from forewarn.types import Action, Alert, AlertState, Remedy, Severity
 
 _KNOWN = frozenset({"stop"})
 
@@ -38,7 +38,7 @@ def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ..
     """Do what the policy allows about the alerts that changed; a critical one asks the loop to stop."""
     if "stop" not in policy.allow:
         return ()
-    critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is State.FIRING]
+    critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING]
     return tuple(Action(step, alert.code, alert.scope, "stop") for alert in critical)
 
 

@@ -57,15 +57,15 @@ def _mechanics(rule: Rule) -> list[RenderableType]:
     from forewarn.judge.rules import find_rule
     from forewarn.types import in_words
 
-    facts, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
-    facts.add_row("reads", ", ".join(rule.reads))
-    facts.add_row("fires", patience(rule))
-    facts.add_row("resolves", f"after {rule.keep} steps without it")
+    info, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
+    info.add_row("reads", ", ".join(rule.reads))
+    info.add_row("fires", patience(rule))
+    info.add_row("resolves", f"after {rule.keep} steps without it")
     if rule.explains:
-        facts.add_row("explains", ", ".join(find_rule(code).name for code in rule.explains))
+        info.add_row("explains", ", ".join(find_rule(code).name for code in rule.explains))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
-    parts: list[RenderableType] = [Text(), facts, Text("\nWhat to do, in the numbers of a sample run"), remedies]
+    parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]
     if rule.wants_config:
         settings = rule.settings(Config())
         documented = field_docs(type(settings))

@@ -43,7 +43,7 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
         if "train/loss" not in stored.names():
             raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
         losses = stored.series("train/loss")
-        total = stored.facts.hyperparameters.get("total_steps")
+        total = stored.info.hyperparameters.get("total_steps")
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
     if at is None and len(losses.steps):
         at = _declared(total, int(losses.steps[-1]))

@@ -75,19 +75,19 @@ def _row(path: Path) -> list[Text]:
         worst = max((alert.severity for alert in alerts), default=None)
         return [
             Text(short(str(path))),
-            Text(short(run.facts.model)),
+            Text(short(run.info.model)),
             Text(str(run.num_steps)),
             Text(in_words(losses[-1]) if losses else "–"),
             Text(state, style=_STYLES[state]),
             Text(counted(alerts) or "none", style=STYLES[worst] if worst else "dim"),
-            Text(_age(run.updated or run.facts.started), style="dim"),
+            Text(_age(run.updated or run.info.started), style="dim"),
         ]
 
 
 def state_of(run: Run) -> str:
     """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
     if run.end is None:
-        silent = time.time() - (run.updated or run.facts.started)
+        silent = time.time() - (run.updated or run.info.started)
         return "interrupted" if silent > SILENT_SECONDS else "running"
     reason = run.end[0]
     if reason.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):

@@ -216,7 +216,7 @@ def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[Renderab
     groups = [run.series("train/lr", group) for group in run.scopes("train/lr")] if "train/lr" in run.names() else []
     rates = [Rate.of(lr.values[lr.steps <= step]) for lr in groups]
     highest = max(rates, key=lambda rate: np.nan_to_num(rate.peak), default=Rate())
-    total = run.facts.hyperparameters.get("total_steps")
+    total = run.info.hyperparameters.get("total_steps")
     now = phase(step, total if isinstance(total, int | float) else None, highest)
     line = Text.assemble("update ratio: median ", (in_words(median), "bold"), f"; {update_ratio_words(now)}\n")
     return [line]

@@ -18,7 +18,7 @@ from forewarn.judge.checklist import NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.store import Run
-from forewarn.types import Alert, Facts, Remedy, Severity, State, alert_to_json, counted, in_words
+from forewarn.types import Alert, AlertState, Remedy, RunInfo, Severity, alert_to_json, counted, in_words
 from forewarn.views.epoch_lines import advice_lines
 from forewarn.views.wording import STYLES, AlertGroup, grouped, literal, news_of, numbers, short
 
@@ -33,7 +33,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     end = None if diagnosis.end is None else {"reason": diagnosis.end[0], "time": diagnosis.end[1]}
     return {
         "run": str(run.path),
-        "model": run.facts.model,
+        "model": run.info.model,
         "verdict": diagnosis.verdict,
         "exit_code": diagnosis.exit_code,
         "last_step": diagnosis.last_step,
@@ -68,7 +68,7 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
             Text(),
         ]
     serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
-    firing = [alert for alert in serious if alert.state is State.FIRING]
+    firing = [alert for alert in serious if alert.state is AlertState.FIRING]
     if serious:
         parts += [what_to_do(grouped(firing or serious)), Text()]
     return Group(*parts)
@@ -80,7 +80,9 @@ def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
     if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
         words.append(NO_VALIDATION_LOSS)
     lines = (Padding(Text(each), (0, 0, 0, 2)) for each in words)
-    quiet = [alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is State.FIRING]
+    quiet = [
+        alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is AlertState.FIRING
+    ]
     return Group(Text("Evaluation", style="bold"), *lines, *advice_lines(quiet))
 
 
@@ -88,21 +90,19 @@ def heading(run: Run) -> Text:
     """The run in one line: `runs/demo  GPT, 0.8 million parameters, AdamW, 300 steps, completed`."""
     ended = run.end[0] if run.end else "not closed: it still trains, or it was killed"
     steps = f"{run.num_steps} steps"
-    return Text.assemble(
-        (short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.facts), steps, short(ended)])
-    )
+    return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, short(ended)]))
 
 
-def model_words(facts: Facts) -> list[str]:
-    size = facts.num_parameters
+def model_words(info: RunInfo) -> list[str]:
+    size = info.num_parameters
     count = f"{size / 1e9:.3g} billion" if size >= 1e9 else f"{size / 1e6:.3g} million" if size >= 1e6 else f"{size:,}"
-    words = [short(facts.model), f"{count} parameters" if size else "", *map(short, facts.optimizers)]
+    words = [short(info.model), f"{count} parameters" if size else "", *map(short, info.optimizers)]
     return [word for word in words if word]
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
-    firing = [alert for alert in diagnosis.alerts if alert.state is State.FIRING]
-    over = [alert for alert in diagnosis.alerts if alert.state is State.RESOLVED]
+    firing = [alert for alert in diagnosis.alerts if alert.state is AlertState.FIRING]
+    over = [alert for alert in diagnosis.alerts if alert.state is AlertState.RESOLVED]
     counts = [f"{counted(group)} {word}" for group, word in ((firing, "firing"), (over, "resolved")) if group]
     words = f": {'; '.join(counts) or 'no alerts'}"
     crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != NO_WARNINGS]

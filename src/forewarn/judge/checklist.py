@@ -12,7 +12,7 @@ import numpy as np
 from forewarn.config import Config
 from forewarn.judge.series import Floats, median
 from forewarn.store import Run
-from forewarn.types import Alert, Facts, Severity, counted, in_words
+from forewarn.types import Alert, RunInfo, Severity, counted, in_words
 
 NO_WARNINGS = "no warnings"
 FEWEST_READINGS = 20
@@ -94,9 +94,9 @@ def _in_range(name: str, lately: Floats, low: float, high: float) -> Check:
 
 def _even_over_depth(run: Run) -> Check:
     name = "gradients even over depth"
-    if run.facts.depth < 2:
+    if run.info.depth < 2:
         return Check(name, "unknown", "the model has no repeated blocks")
-    first, last = (_block_norm(run, block) for block in (run.facts.blocks[0], run.facts.blocks[-1]))
+    first, last = (_block_norm(run, block) for block in (run.info.blocks[0], run.info.blocks[-1]))
     checks = min(len(first), len(last), DEPTH_CHECKS)
     if not checks:
         return _unknown(name, 0)
@@ -162,7 +162,7 @@ def _batch_size(run: Run) -> tuple[Check, ...]:
     scale, passes = _values(run, "gradient/noise_scale"), _values(run, "gradient/backward_passes")
     if not len(scale) or not len(passes):
         return ()
-    each, unit = _examples_per_pass(run.facts, float(passes[-1])), "examples"
+    each, unit = _examples_per_pass(run.info, float(passes[-1])), "examples"
     if each is None:
         each, unit = 1.0, "micro-batches" if passes[-1] > 1 else "batches of yours"
     suggested, present = in_words(float(f"{scale[-1] * each:.2g}")), in_words(each * float(passes[-1]))
@@ -170,10 +170,10 @@ def _batch_size(run: Run) -> tuple[Check, ...]:
     return (Check("batch size", "info", f"{detail}; yours is {present}"),)
 
 
-def _examples_per_pass(facts: Facts, passes: float) -> float | None:
+def _examples_per_pass(info: RunInfo, passes: float) -> float | None:
     """From the declared size of a micro-batch, or from that of the batch of a whole step."""
     for name, parts in (("micro_batch_size", 1.0), ("batch_size", passes)):
-        declared = facts.hyperparameters.get(name)
+        declared = info.hyperparameters.get(name)
         if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
             return declared / parts
     return None

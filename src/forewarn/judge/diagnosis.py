@@ -16,7 +16,7 @@ from forewarn.judge.rules import Judge, enabled_rules, judged_metrics
 from forewarn.judge.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
-from forewarn.types import Alert, Severity, State
+from forewarn.types import Alert, AlertState, Severity
 
 HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
 
@@ -68,10 +68,10 @@ def replay(run: Run, config: Config | None = None) -> Diagnosis:
     config = Config.from_dict(_known(run.config, Config().to_dict())) if config is None else config
     rules = enabled_rules(config)
     history = History(config.history_window, config.detail_window, judged_metrics(rules))
-    judge, ledger = Judge(rules, config, run.facts), Ledger(rules)
+    judge, ledger = Judge(rules, config, run.info), Ledger(rules)
     for step, blocks in run.steps():
         history.append(blocks)
-        ledger.update(judge(step, history, blocks), history, run.facts)
+        ledger.update(judge(step, history, blocks), history, run.info)
     alerts = ledger.alerts
     onsets = {(alert.code, alert.since): alert for alert in alerts}
     causes = {onset: cause for onset, alert in onsets.items() if (cause := ledger.cause_of(alert, alerts))}
@@ -102,4 +102,4 @@ def _known(stored: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any
 
 
 def _level(alert: Alert) -> int:
-    return alert.severity - 1 if alert.state is State.RESOLVED else alert.severity
+    return alert.severity - 1 if alert.state is AlertState.RESOLVED else alert.severity

@@ -16,7 +16,7 @@ from forewarn.judge import examples
 from forewarn.judge.history import History
 from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule
-from forewarn.types import Block, Facts, Finding, FrozenCause, ParameterFacts, Remedy, Severity, in_words
+from forewarn.types import Block, Finding, FrozenCause, ParameterInfo, Remedy, RunInfo, Severity, in_words
 
 _MADE = "<!-- Made by `python -m forewarn.judge.documentation docs/rules`. Edit the rule, not this page. -->"
 
@@ -124,8 +124,8 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
     for name, scope, value in sample:
         for step in range(_SAMPLE_STEP + 1):
             history.append([Block(step, 0.0, name, (scope,), np.array([value], np.float32))])
-    facts = Facts(
-        parameters={_SAMPLE_SCOPE: ParameterFacts((8, 8), "Linear.weight", "bfloat16", 0, True)},
+    info = RunInfo(
+        parameters={_SAMPLE_SCOPE: ParameterInfo((8, 8), "Linear.weight", "bfloat16", 0, True)},
         groups=({"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999},),
         hyperparameters={"steps": 10_000},
     )
@@ -135,7 +135,7 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
             evidence: dict[str, float | str] = {"cause": cause.name.lower(), "ratio": 5.0}
             evidence |= {"dominating": "pointer", "starved": "type"}
             finding = Finding(rule.code, _SAMPLE_SCOPE, _SAMPLE_STEP, Severity.WARNING, 5.0, 1.0, evidence)
-            remedy = prescription(finding, history, facts)
+            remedy = prescription(finding, history, info)
             if remedy is not None:
                 remedies.append((remedy, "" if cause is FrozenCause.MOVING else cause.name.lower()))
                 break

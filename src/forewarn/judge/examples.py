@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.registry import Rule
-from forewarn.types import Block, Facts, ParameterFacts, is_metric_name
+from forewarn.types import Block, ParameterInfo, RunInfo, is_metric_name
 
 SHORTHAND = (
     "`2.0x5` is 2.0 five times, `2.0+0.5x3` is 2.0 2.5 3.0, `_` is a step without a reading, `|` parts two series; "
@@ -52,10 +52,10 @@ class Example:
     """By the metric that the range was declared for."""
 
     @property
-    def facts(self) -> Facts:
+    def info(self) -> RunInfo:
         """What is known of the parameters that the scopes name, and what is declared."""
         scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
-        return Facts(
+        return RunInfo(
             parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters),
             metrics=dict(self.healthy),
         )  # fmt: skip
@@ -123,7 +123,7 @@ def _values(word: str, line: str) -> list[float | None]:
     return [start + at * step if at else start for at in range(count)]
 
 
-def _parameter(scope: str) -> ParameterFacts:
+def _parameter(scope: str) -> ParameterInfo:
     name = scope.rpartition(".")[2]
     shape = (_SIZE,) if name == "bias" else (_SIZE, _SIZE)
-    return ParameterFacts(shape, f"Linear.{name}", "float32", 0, True)
+    return ParameterInfo(shape, f"Linear.{name}", "float32", 0, True)

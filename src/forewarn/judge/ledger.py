@@ -10,7 +10,7 @@ from typing import Any
 
 from forewarn.judge.history import History
 from forewarn.judge.registry import Judgement, Rule
-from forewarn.types import Alert, Facts, Finding, Remedy, Severity, State, alert_from_json, alert_to_json
+from forewarn.types import Alert, AlertState, Finding, Remedy, RunInfo, Severity, alert_from_json, alert_to_json
 
 _log = logging.getLogger("forewarn")
 
@@ -35,15 +35,15 @@ class Ledger:
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """Every alert of the run that has fired, in the order in which they did."""
-        fired = [*self._closed, *(alert for alert in self._open.values() if alert.state is State.FIRING)]
+        fired = [*self._closed, *(alert for alert in self._open.values() if alert.state is AlertState.FIRING)]
         return tuple(sorted(fired, key=lambda alert: (alert.fired, alert.code, alert.scope)))
 
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that are open now, most important first."""
-        return self.ranked([alert for alert in self._open.values() if alert.state is State.FIRING])
+        return self.ranked([alert for alert in self._open.values() if alert.state is AlertState.FIRING])
 
-    def update(self, judgement: Judgement, history: History, facts: Facts) -> tuple[Alert, ...]:
+    def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Take in what the rules said of one step; returns the alerts that fired, grew worse or were resolved."""
         changed: list[Alert] = []
         seen: set[Identity] = set()
@@ -52,12 +52,12 @@ class Ledger:
             if finding.code not in self._rules or identity in seen:
                 continue
             seen.add(identity)
-            changed += self._see(finding, history, facts)
+            changed += self._see(finding, history, info)
         covered = {code: judgement.covered(code) for code in {alert.code for alert in self._open.values()}}
         for identity, alert in list(self._open.items()):
             if identity in seen or alert.scope not in covered[alert.code]:
                 continue
-            if alert.state is State.PENDING:
+            if alert.state is AlertState.PENDING:
                 del self._open[identity], self._checks[identity]
             elif judgement.step - alert.last >= self._rules[alert.code].keep:
                 changed.append(self._close(alert))
@@ -68,10 +68,10 @@ class Ledger:
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
         self._passed.discard(alert.identity)
-        self._closed.append(dataclasses.replace(alert, state=State.RESOLVED))
+        self._closed.append(dataclasses.replace(alert, state=AlertState.RESOLVED))
         return self._closed[-1]
 
-    def _see(self, finding: Finding, history: History, facts: Facts) -> Iterator[Alert]:
+    def _see(self, finding: Finding, history: History, info: RunInfo) -> Iterator[Alert]:
         """The alert of this finding if it fired or grew worse by it."""
         rule = self._rules[finding.code]
         identity = (finding.code, finding.scope)
@@ -81,23 +81,23 @@ class Ledger:
             before = None
         self._passed.discard(identity)
         alert = before or Alert(
-            finding.code, rule.name, finding.scope, finding.severity, State.PENDING,
+            finding.code, rule.name, finding.scope, finding.severity, AlertState.PENDING,
             since=finding.step, fired=None, last=finding.step, finding=finding,
         )  # fmt: skip
         worst = finding if before is None or finding.severity >= before.severity else before.finding
         alert = dataclasses.replace(
             alert, last=finding.step, finding=worst, severity=max(alert.severity, finding.severity)
         )
-        if alert.state is State.PENDING:
+        if alert.state is AlertState.PENDING:
             self._checks[identity] = self._checks.get(identity, 0) + 1
             if self._checks[identity] >= rule.hold:
                 del self._checks[identity]
-                alert = dataclasses.replace(alert, state=State.FIRING, fired=finding.step)
-        news = alert.state is State.FIRING and (
-            before is None or before.state is State.PENDING or alert.severity > before.severity
+                alert = dataclasses.replace(alert, state=AlertState.FIRING, fired=finding.step)
+        news = alert.state is AlertState.FIRING and (
+            before is None or before.state is AlertState.PENDING or alert.severity > before.severity
         )
         if news:
-            alert = dataclasses.replace(alert, announced=worst, remedies=prescribe(rule, worst, history, facts))
+            alert = dataclasses.replace(alert, announced=worst, remedies=prescribe(rule, worst, history, info))
         self._open[identity] = alert
         if news:
             yield alert
@@ -114,7 +114,7 @@ class Ledger:
             alert = alerts[at]
             root, depth = chains[episodes[at]]
             return (
-                alert.state is State.RESOLVED, -worst[root], root.since, root.code, depth, -alert.severity,
+                alert.state is AlertState.RESOLVED, -worst[root], root.since, root.code, depth, -alert.severity,
                 alert.since, episodes[at].place, alert.code, alert.scope,
             )  # fmt: skip
 
@@ -219,12 +219,12 @@ def _chains(
     return {episode: trace(episode) for episode in in_order}
 
 
-def prescribe(rule: Rule, finding: Finding, history: History, facts: Facts) -> tuple[Remedy, ...]:
+def prescribe(rule: Rule, finding: Finding, history: History, info: RunInfo) -> tuple[Remedy, ...]:
     """What to do about a finding, best first, with the numbers of this run; advice that fails is left out."""
     remedies: list[Remedy] = []
     for make in rule.remedies:
         try:
-            remedy = make(finding, history, facts)
+            remedy = make(finding, history, info)
         except Exception:
             _log.exception("a remedy of %s %s failed and is left out", rule.code, rule.name)
             continue

@@ -8,7 +8,7 @@ import numpy as np
 
 from forewarn.judge.series import Bools, Floats, Panel, Steps
 from forewarn.thresholds.updates import UpdateRatioJump
-from forewarn.types import Facts
+from forewarn.types import RunInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +32,27 @@ def rates(lr: Panel, steps: Steps | None = None) -> Floats:
     return np.where(at >= 0, np.append(highest, np.nan)[at], np.nan)
 
 
-def declared_peak(facts: Facts) -> float:
+def declared_peak(info: RunInfo) -> float:
     """The highest learning rate that an optimizer group or its scheduler named at attach time; 0 if none did."""
-    return max(_named_peaks(facts), default=0.0)
+    return max(_named_peaks(info), default=0.0)
 
 
-def declared_peaks(lr: Panel, facts: Facts) -> list[float]:
+def declared_peaks(lr: Panel, info: RunInfo) -> list[float]:
     """The same for each group, which are in the order of the scopes; 0 where the groups are no longer those."""
-    named = _named_peaks(facts)
+    named = _named_peaks(info)
     return named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes)
 
 
-def _named_peaks(facts: Facts) -> list[float]:
-    return [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in facts.groups]
+def _named_peaks(info: RunInfo) -> list[float]:
+    return [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in info.groups]
 
 
-def has_decayed(lr: Panel, share: float, facts: Facts) -> bool:
+def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
     """Whether the learning rate is now below this share of the highest that was seen or named; False if none was."""
     if not len(lr):
         return False
     seen = rates(lr)
-    peak = np.fmax.reduce(seen, initial=declared_peak(facts))
+    peak = np.fmax.reduce(seen, initial=declared_peak(info))
     return bool(seen[-1] < share * peak)
 
 
@@ -64,30 +64,30 @@ def is_rising(lr: Panel, since: int) -> bool:
     return bool(now > then)
 
 
-def newest_jump(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Jump | None:
+def newest_jump(lr: Panel, plan: Panel, config: UpdateRatioJump, info: RunInfo) -> Jump | None:
     """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
     if len(lr) < 2:
         return None
     before, after = lr.values[-2:].astype(np.float64)
     if not (after >= config.factor * before).any():
         return None
-    return _last(lr, _jumps(lr, plan, config, facts)[-1:])
+    return _last(lr, _jumps(lr, plan, config, info)[-1:])
 
 
-def last_jump(lr: Panel, plan: Panel, since: int, config: UpdateRatioJump, facts: Facts) -> Jump | None:
+def last_jump(lr: Panel, plan: Panel, since: int, config: UpdateRatioJump, info: RunInfo) -> Jump | None:
     """The newest jump after step `since`, if any."""
-    jumps = _jumps(lr, plan, config, facts)
+    jumps = _jumps(lr, plan, config, info)
     return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :])
 
 
-def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump, facts: Facts) -> Floats:
+def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump, info: RunInfo) -> Floats:
     """By how much the lr has risen since each of these steps by plan, jumps left out: 1 where it has fallen.
 
     A step before the first kept one has no answer: NaN.
     """
     before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
     usable = np.isfinite(lr.values) & (lr.values > 0)
-    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, config, facts)
+    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, config, info)
     growth = np.log(np.where(smooth, after, 1.0)) - np.log(np.where(smooth, before, 1.0))
     so_far = np.concatenate([np.zeros((1, growth.shape[1])), growth.cumsum(axis=0)])
     at = np.searchsorted(lr.steps, steps, side="right") - 1
@@ -95,7 +95,7 @@ def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump
     return np.where(at >= 0, grown, np.nan)
 
 
-def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Bools:
+def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, info: RunInfo) -> Bools:
     """For each kept step but the first, and each group: whether the lr jumped there, by none of these plans.
 
     A return to its peak is a restart. A step to a rate that was there before, no longer than the schedule's own gradual
@@ -106,7 +106,7 @@ def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, facts: Facts) -> Boo
     if not rises.any():
         return rises
     highest, tolerance = np.fmax.accumulate(before, axis=0), config.restart_tolerance
-    peak = np.maximum(highest, declared_peaks(lr, facts))
+    peak = np.maximum(highest, declared_peaks(lr, info))
     restarts = (after >= (1 - tolerance) * peak) & (after <= (1 + tolerance) * peak)
     gradual = (after < config.factor * before) & (before < config.factor * after)
     with np.errstate(invalid="ignore"):

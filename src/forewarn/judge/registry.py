@@ -18,7 +18,7 @@ from forewarn.config import Config
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
 from forewarn.settings import Settings
-from forewarn.types import Block, Facts, Finding, Severity, spelled_out
+from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
 
 _log = logging.getLogger("forewarn")
 
@@ -57,7 +57,7 @@ class Rule:
     explains: tuple[str, ...]
     """Codes of rules whose alerts are symptoms of this one."""
     wants_config: bool
-    wants_facts: bool
+    wants_info: bool
     wants_metric: bool = False
     """Whether the check of a family takes the name of the metric."""
 
@@ -76,19 +76,19 @@ class Rule:
         return self.documentation.partition("\n")[0]
 
     def judge(
-        self, step: int, history: History, config: Config, facts: Facts, new: Iterable[str] = ()
+        self, step: int, history: History, config: Config, info: RunInfo, new: Iterable[str] = ()
     ) -> list[Finding]:
         """What this rule finds in the newest readings; if it is about a family, in those of the `new` ones of it."""
-        return self.judging(config, facts)(step, history, new)
+        return self.judging(config, info)(step, history, new)
 
-    def judging(self, config: Config, facts: Facts) -> Judging:
+    def judging(self, config: Config, info: RunInfo) -> Judging:
         """The same as a function of the step, the history and the `new` metrics, all else looked up beforehand."""
         check, reads, per_scope = self.check, self.reads, self.per_scope
         named: dict[str, Any] = {}
         if self.wants_config:
             named["config"] = self.settings(config)
-        if self.wants_facts:
-            named["facts"] = facts
+        if self.wants_info:
+            named["info"] = info
 
         def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
@@ -132,7 +132,7 @@ def rule(
 ) -> Callable[[Check], Check]:
     """Declare a rule.
 
-    The check takes one series (or panel) per name it reads, then `config` and `facts` if it names them. It is called
+    The check takes one series (or panel) per name it reads, then `config` and `info` if it names them. It is called
     when a metric in `when` has a new reading; by default that is the first that it reads. Of a family such as
     `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`.
     """
@@ -144,7 +144,7 @@ def rule(
         parameters = inspect.signature(check).parameters
         _RULES[code] = Rule(
             code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,
-            wants_config="config" in parameters, wants_facts="facts" in parameters, wants_metric="metric" in parameters,
+            wants_config="config" in parameters, wants_info="info" in parameters, wants_metric="metric" in parameters,
         )  # fmt: skip
         return check
 
@@ -212,15 +212,15 @@ class Judgement:
 class Judge:
     """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
 
-    def __init__(self, rules: Sequence[Rule], config: Config, facts: Facts) -> None:
+    def __init__(self, rules: Sequence[Rule], config: Config, info: RunInfo) -> None:
         self.rules = tuple(rules)
         self.config = config
-        self.facts = facts
+        self.info = info
         self.failed: set[str] = set()
         """Codes of rules that raised."""
         self._families = frozenset(each.code for each in self.rules if each.is_family)
         self._names = {each.code: each.name for each in self.rules}
-        self._judging = {each.code: each.judging(config, facts) for each in self.rules}
+        self._judging = {each.code: each.judging(config, info) for each in self.rules}
         self._due = lru_cache(_PATTERNS)(self._due_for)
         self._concerned: dict[str, list[str]] = {}
         """By metric: the codes of the rules that new readings of it are for."""

@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.series import Bools, Floats
-from forewarn.types import Facts
+from forewarn.types import RunInfo
 
 T = TypeVar("T")
 
 
-def is_matrix(scopes: tuple[str, ...], facts: Facts) -> Bools:
+def is_matrix(scopes: tuple[str, ...], info: RunInfo) -> Bools:
     """Which tensors have two dimensions or more, or are not known: all but biases, weights of norms, scalars.
 
     Vectors often start at zero, and some have no gradient by construction (a bias before a batch norm, the bias of
     attention keys), so what is a fault in a matrix is nothing there.
     """
-    return _is_matrix(_Same(facts), _Same(scopes))
+    return _is_matrix(_Same(info), _Same(scopes))
 
 
-def matrices(where: Bools, scopes: tuple[str, ...], facts: Facts) -> Iterator[int]:
+def matrices(where: Bools, scopes: tuple[str, ...], info: RunInfo) -> Iterator[int]:
     """The places that are marked and hold a matrix."""
-    return (int(at) for at in np.flatnonzero(where & is_matrix(scopes, facts))) if where.any() else iter(())
+    return (int(at) for at in np.flatnonzero(where & is_matrix(scopes, info))) if where.any() else iter(())
 
 
-def hold_matrices(blocks: tuple[str, ...], facts: Facts) -> Bools:
+def hold_matrices(blocks: tuple[str, ...], info: RunInfo) -> Bools:
     """Which blocks have a parameter of two dimensions or more; those of which nothing is known do."""
-    return _hold_matrices(_Same(facts), _Same(blocks))
+    return _hold_matrices(_Same(info), _Same(blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Kinds:
     """The square root of the number of elements, by scope: norm over this is the root mean square."""
 
 
-def kinds(scopes: tuple[str, ...], facts: Facts, at_least: int) -> Kinds:
+def kinds(scopes: tuple[str, ...], info: RunInfo, at_least: int) -> Kinds:
     """The kinds that have at least so many matrices."""
-    return _kinds(_Same(facts), _Same(scopes), at_least)
+    return _kinds(_Same(info), _Same(scopes), at_least)
 
 
 class _Same(Generic[T]):
-    """Facts or scopes compared by identity: a run has the same ones throughout, and by value it would take long."""
+    """Run information or scopes compared by identity: they stay the same throughout a run, and by value is slow."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -64,26 +64,26 @@ class _Same(Generic[T]):
 
 
 @lru_cache(maxsize=16)
-def _is_matrix(facts: _Same[Facts], scopes: _Same[tuple[str, ...]]) -> Bools:
-    shapes = (known.shape if (known := facts.value.parameters.get(scope)) else None for scope in scopes.value)
+def _is_matrix(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]]) -> Bools:
+    shapes = (known.shape if (known := info.value.parameters.get(scope)) else None for scope in scopes.value)
     return np.array([shape is None or len(shape) >= 2 for shape in shapes], np.bool_)
 
 
 @lru_cache(maxsize=16)
-def _hold_matrices(facts: _Same[Facts], blocks: _Same[tuple[str, ...]]) -> Bools:
+def _hold_matrices(info: _Same[RunInfo], blocks: _Same[tuple[str, ...]]) -> Bools:
     dimensions: dict[str, int] = {}
-    for name, known in facts.value.parameters.items():
+    for name, known in info.value.parameters.items():
         for block in (each for each in blocks.value if name.startswith(f"{each}.")):
             dimensions[block] = max(dimensions.get(block, 0), len(known.shape))
     return np.array([dimensions.get(block, 2) > 1 for block in blocks.value], np.bool_)
 
 
 @lru_cache(maxsize=16)
-def _kinds(facts: _Same[Facts], scopes: _Same[tuple[str, ...]], at_least: int) -> Kinds:
+def _kinds(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]], at_least: int) -> Kinds:
     members: dict[str, list[int]] = {}
     counts = np.ones(len(scopes.value))
     for at, scope in enumerate(scopes.value):
-        known = facts.value.parameters.get(scope)
+        known = info.value.parameters.get(scope)
         if known is not None and len(known.shape) >= 2:
             members.setdefault(known.kind, []).append(at)
             counts[at] = max(1, np.prod(known.shape, dtype=np.float64))

@@ -15,7 +15,7 @@ from forewarn.attach import watch
 from forewarn.lab.data import split
 from forewarn.lab.snapshots import Snapshots
 from forewarn.monitor import Monitor
-from forewarn.types import Outcome, State
+from forewarn.types import AlertState, Outcome
 from forewarn.views.task_lines import COLLAPSE, TaskView
 
 CLIP = 1.0
@@ -125,7 +125,7 @@ class DualTaskLSTM(nn.Module):
                     loss = self._sum(self._losses(batch), task_weights, balance)
                     loss.backward()
                     outcome = self._update(optimizer, loss)
-                    if any(alert.code == COLLAPSE and alert.state is State.FIRING for alert in outcome.alerts):
+                    if any(alert.code == COLLAPSE and alert.state is AlertState.FIRING for alert in outcome.alerts):
                         self._save(saver, optimizer, view)
                     losses.append(loss.detach())
                 self.epochs.append(Epoch(float(torch.stack(losses).mean()), self._evaluated(held_out)))
@@ -177,7 +177,7 @@ class DualTaskLSTM(nn.Module):
 
     def _sum(self, losses: Mapping[str, Tensor], weights: Mapping[str, float] | None, balance: str | None) -> Tensor:
         if self.monitor is not None:
-            return self.monitor.tasks(losses, weights=weights, balance=balance)
+            return self.monitor.combine_losses(losses, weights=weights, balance=balance)
         return torch.stack([(weights or {}).get(name, 1.0) * loss for name, loss in losses.items()]).sum()
 
     def _update(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> Outcome:

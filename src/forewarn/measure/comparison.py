@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from forewarn.measure.metric_evaluation import Evaluation, is_sharded
 from forewarn.measure.metric_kinds import NOTHING, Metric, Metrics
 from forewarn.measure.module_outputs import Modules, default_format_module_name_fn, tensors_in
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.references import References
 from forewarn.measure.step_log import StepLog
 
@@ -32,14 +32,16 @@ class Comparison:
     forward pass on measured steps, without gradients and with the random numbers put back.
     """
 
-    def __init__(self, metrics: Sequence[Metric], separator: str, roster: Roster, reference: nn.Module | None) -> None:
+    def __init__(
+        self, metrics: Sequence[Metric], separator: str, parameter_index: ParameterIndex, reference: nn.Module | None
+    ) -> None:
         self._metrics = Metrics(separator)
         for each in metrics:
             self._metrics.add(each)
         self._evaluation = Evaluation(self._metrics, _log, strict=False)
         self._asked = [
             (name, each)
-            for name, each in zip(roster.names, roster.parameters, strict=True)
+            for name, each in zip(parameter_index.names, parameter_index.parameters, strict=True)
             if self._metrics.asked("parameter_difference", name) != NOTHING
         ]
         self.at_first: dict[str, Tensor] = {}
@@ -49,7 +51,7 @@ class Comparison:
             self.at_first = {name: each.detach().clone() for name, each in self._asked}
         else:
             self._references = References(Modules(reference, default_format_module_name_fn, lambda name: False), False)
-            self._check(self._references.modules, roster)
+            self._check(self._references.modules, parameter_index)
 
     @property
     def runs(self) -> bool:
@@ -107,10 +109,12 @@ class Comparison:
             if self._metrics.asked("activation_difference", place) != NOTHING:
                 self._references.keep(place, tensor)
 
-    def _check(self, reference: Modules, roster: Roster) -> None:
+    def _check(self, reference: Modules, parameter_index: ParameterIndex) -> None:
         """A reference that can not be compared with is an error at attaching."""
         of_reference = dict(reference.parameters())
-        own = {each.data_ptr() for each in roster.parameters} - {0}  # neither empty ones nor shards have an address
+        own = {each.data_ptr() for each in parameter_index.parameters} - {
+            0
+        }  # neither empty ones nor shards have an address
         for name, each in of_reference.items():
             if each.data_ptr() in own:
                 raise ValueError(
@@ -124,7 +128,7 @@ class Comparison:
             if name not in of_reference or of_reference[name].shape != each.shape:
                 raise ValueError(f"metrics: the reference has no {name} of shape {tuple(each.shape)} to compare with")
         if self._metrics.any("activation_difference"):
-            names = {default_format_module_name_fn(name) for name, _ in roster.model.named_modules()}
+            names = {default_format_module_name_fn(name) for name, _ in parameter_index.model.named_modules()}
             different = names ^ set(reference.names.values())
             if different:
                 raise ValueError(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from forewarn.measure.hidden_from_checkpointing import unseen
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import Tree
-from forewarn.measure.probe import Followed, Place, Probe
+from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
@@ -37,7 +37,7 @@ class ForwardPass:
         try:
             for probe in self._probes:
                 loop.guard(probe, probe.forward_begins)
-                for place in loop.guard(probe, probe.inside) or ():
+                for place in loop.guard(probe, probe.module_taps) or ():
                     self._put(probe, place)
         finally:
             _passing.clear()
@@ -54,7 +54,7 @@ class ForwardPass:
             self._loop.guard(probe, probe.forward_ended, output)
         self._given, self._leaving_root = ((), {}), []  # hooks that tensors keep must not hold what the model was given
 
-    def _put(self, probe: Probe, place: Place) -> None:
+    def _put(self, probe: Probe, place: ModuleTap) -> None:
         entered = None if place.entered is None else self._passing_on(probe, place.entered)
         left = None if place.left is None else self._passing_on(probe, place.left)
         if place.module is self._root:
@@ -67,11 +67,11 @@ class ForwardPass:
         if left is not None:
             self._handles.append(place.module.register_forward_hook(Hook(left), with_kwargs=True))
 
-    def _passing_on(self, probe: Probe, target: Callable[..., Iterable[Followed] | None]) -> Callable[..., None]:
+    def _passing_on(self, probe: Probe, target: Callable[..., Iterable[GradientTap] | None]) -> Callable[..., None]:
         def seen(module: nn.Module, *what: Any) -> None:
             recomputed = torch._C._current_graph_task_id() != -1
             if self._is_open and not recomputed and probe in self._loop.probes:
-                with self._loop.stopwatch, unseen():
+                with self._loop.stopwatch, hidden_from_checkpointing():
                     for each in self._loop.guard(probe, target, *what) or ():
                         each.tensor.register_hook(Hook(guarded(self._loop, probe, each.reached)))
 
@@ -94,7 +94,7 @@ _passing: dict[int, Tree] = {}
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; asked for within `Probe.inside`, the model is walked only if it has changed."""
+    """`Tree.hookable` of a model; asked for within `Probe.module_taps`, the model is walked only if it has changed."""
     return _tree(model).hookable
 
 

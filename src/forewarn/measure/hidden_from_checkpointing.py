@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 _NOTHING = nullcontext()
 
 
-def unseen() -> AbstractContextManager[object]:
+def hidden_from_checkpointing() -> AbstractContextManager[object]:
     """Let torch operations in this block pass by selective checkpointing, which tells operations apart by counting.
 
     It keeps the results of the forward pass as "the third `mm`", and hands them out as the third `mm` of the

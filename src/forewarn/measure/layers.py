@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Tally
-from forewarn.measure.hidden_from_checkpointing import unseen
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -122,7 +122,7 @@ class Output:
                 self._address = _address(tensor)
             self.tally.add(tensor, self._layout)
             return
-        with unseen():
+        with hidden_from_checkpointing():
             layout = self._laid_out(tensor.shape)
             if tensor.dim() == 4 and layout.inner > 1 and tensor.is_contiguous(memory_format=torch.channels_last):
                 tensor = tensor.detach().permute(0, 2, 3, 1)

@@ -151,7 +151,7 @@ class Loop:
     def _is_heeded(self) -> bool:
         """Whether a probe has a use for a backward pass of a step that is not measured."""
         listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
-        return any(self.guard(each, each.heeds_backward) for each in listening)
+        return any(self.guard(each, each.needs_every_backward) for each in listening)
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -171,7 +171,7 @@ class Loop:
                 self.guard(probe, self._follow_for, probe)
 
     def _follow_for(self, probe: Probe) -> None:
-        for each in probe.following():
+        for each in probe.gradient_taps():
             hook = Hook(guarded(self, probe, each.reached))
             self._followed.append((each.tensor, each.tensor.register_hook(hook)))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import clean_name, unwrapped
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 
 ROOT = "[root module]"
 
@@ -63,18 +63,18 @@ class Modules:
         self.heard = [(name, module) for module, name in self.names.items() if not excluded(name) and self._own(module)]
         """What is not excluded, by the name that it is logged under."""
         self.format_name = format_name
-        self._roster = Roster(self.root, ())
+        self._parameter_index = ParameterIndex(self.root, ())
         self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
-        """With the version of the roster that they were found in."""
+        """With the version of the parameter index that they were found in."""
         self._hooks = HooksManager()
         self._handles: list[Any] = []
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter once, by the name that it is logged under, as the model is now."""
-        self._roster.refresh()
-        if self._parameters is None or self._parameters[0] != self._roster.version:
+        self._parameter_index.refresh()
+        if self._parameters is None or self._parameters[0] != self._parameter_index.version:
             named = [(self.format_name(name), each) for name, each in self.root.named_parameters()]
-            self._parameters = (self._roster.version, named)
+            self._parameters = (self._parameter_index.version, named)
         return self._parameters[1]
 
     def listen(

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from forewarn.measure.engine import Standing
 from forewarn.measure.module_tree import Tree, clean_name, unwrapped
-from forewarn.types import ParameterFacts
+from forewarn.types import ParameterInfo
 
 _LONGEST_STACK = 128
 """Layers of a plain stack up to which each counts as a block: looking at more of them costs more than it tells."""
 
 
-class Roster:
+class ParameterIndex:
     """Every parameter of a model once, tied ones under their first name, with its group in the optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -58,7 +58,7 @@ class Roster:
         return self._live
 
     def unknown(self) -> list[nn.Parameter]:
-        """The parameters that the model has got since the roster was last refreshed."""
+        """The parameters that the model has got since the index was last refreshed."""
         return [one for key, one in self.live().items() if key not in self._index]
 
     def _present(self) -> list[int]:
@@ -107,10 +107,10 @@ class Roster:
             self._groups = sizes, where
         return self._groups[1]
 
-    def facts(self) -> dict[str, ParameterFacts]:
+    def info(self) -> dict[str, ParameterInfo]:
         kinds = _kinds(self.model)
         return {
-            name: ParameterFacts(
+            name: ParameterInfo(
                 shape=tuple(parameter.shape),
                 kind=kinds.get(id(parameter), "Parameter"),
                 dtype=str(parameter.dtype).removeprefix("torch."),

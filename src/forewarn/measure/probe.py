@@ -48,7 +48,7 @@ class Pending:
     """Takes one float64 array of the same shape per tensor."""
 
 
-class Followed(NamedTuple):
+class GradientTap(NamedTuple):
     """A tensor of the forward pass, or a parameter, that a probe follows into the backward pass."""
 
     tensor: Tensor
@@ -57,16 +57,16 @@ class Followed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModuleTap:
     """A module that a probe wants to look at, and what to call as it is entered and left.
 
     Both may return tensors to follow into the backward pass.
     """
 
     module: nn.Module
-    entered: Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Followed] | None] | None = None
+    entered: Callable[[tuple[Any, ...], dict[str, Any]], Iterable[GradientTap] | None] | None = None
     """Takes the arguments."""
-    left: Callable[[tuple[Any, ...], dict[str, Any], Any], Iterable[Followed] | None] | None = None
+    left: Callable[[tuple[Any, ...], dict[str, Any], Any], Iterable[GradientTap] | None] | None = None
     """Takes the arguments and the output."""
 
 
@@ -81,21 +81,21 @@ class Probe:
     def forward_begins(self) -> None:
         """A forward pass of the model, in training mode and on a measured step, is about to run."""
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         """Where to look while that pass runs."""
         return ()
 
     def forward_ended(self, output: Any) -> None:
         """That pass is over, also when it or this probe failed; `output` is None if it raised."""
 
-    def heeds_backward(self) -> bool:
+    def needs_every_backward(self) -> bool:
         """Whether a probe that overrides the next ones has a use for them even if this step is not measured."""
         return True
 
     def backward_begins(self, measured: bool) -> None:
         """The first gradient of a backward pass through the model is about to be computed."""
 
-    def following(self) -> Sequence[Followed]:
+    def gradient_taps(self) -> Sequence[GradientTap]:
         """Parameters whose gradients to see in the pass that begins, on a measured step; let go at its end."""
         return ()
 

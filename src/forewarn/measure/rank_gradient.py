@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.measure.engine.norms import Norm, norms
-from forewarn.measure.probe import Followed
+from forewarn.measure.probe import GradientTap
 
 
 class RankGradient:
@@ -45,12 +45,12 @@ class RankGradient:
         wrapper = _wrapper(self._called)
         return wrapper is not None and not wrapper.require_backward_grad_sync
 
-    def follow(self, live: Callable[[], Mapping[int, nn.Parameter]]) -> list[Followed]:
+    def follow(self, live: Callable[[], Mapping[int, nn.Parameter]]) -> list[GradientTap]:
         """Whose gradients to see in the backward pass that begins; `live` walks the model, if there is a use for it."""
         self._seen = {}
         if self.num_ranks == 1 or not self.is_averaged:
             return []
-        return [Followed(each, partial(self._reached, key)) for key, each in live().items() if each.requires_grad]
+        return [GradientTap(each, partial(self._reached, key)) for key, each in live().items() if each.requires_grad]
 
     def norms(self, filled: Collection[int]) -> Sequence[Norm]:
         """Those of this rank, if they are of all parameters that have a gradient now; else none.

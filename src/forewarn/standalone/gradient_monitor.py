@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from forewarn.judge.gradient_tally import EXPLODING, VANISHING, GradientSummary, GradientTally
 from forewarn.measure.engine import COLUMNS, in_order, measure, summarize
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array
 from forewarn.measure.probes.tasks import Shared, TaskProbe
 from forewarn.measure.transfer import on_host
@@ -55,7 +55,7 @@ def compute_task_gradient_ratio(loss_a: Tensor, loss_b: Tensor, model: nn.Module
     Call it before `backward()`: the graph is kept and `.grad` is not touched. Waits for the result.
     """
     losses = {"a": loss_a, "b": loss_b}
-    probe = TaskProbe(Roster(model, []), None)
+    probe = TaskProbe(ParameterIndex(model, []), None)
     probe.look(losses)
     probe.share(shared, losses)
     norms = probe.compare(losses, {"a": 1.0, "b": 1.0})
@@ -102,7 +102,9 @@ class GradientMonitor:
 
 def _rows(model: nn.Module) -> tuple[tuple[str, ...], Array]:
     """The parameters that have a gradient, and the engine's row of each; one transfer to the host."""
-    roster = Roster(model, [])
-    held = [at for at, parameter in enumerate(roster.parameters) if parameter.grad is not None]
-    found = measure([roster.parameters[at].grad for at in held])
-    return tuple(roster.names[at] for at in held), in_order(found.order, [on_host(part) for part in found.rows])
+    parameter_index = ParameterIndex(model, [])
+    held = [at for at, parameter in enumerate(parameter_index.parameters) if parameter.grad is not None]
+    found = measure([parameter_index.parameters[at].grad for at in held])
+    return tuple(parameter_index.names[at] for at in held), in_order(
+        found.order, [on_host(part) for part in found.rows]
+    )

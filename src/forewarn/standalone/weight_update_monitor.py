@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import UpdateSampler, in_order, measure, summarize
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probes.updates import FrozenTracker, learning_rates, update_ratios
 from forewarn.measure.transfer import on_host
 from forewarn.types import FrozenCause
@@ -87,18 +87,18 @@ class WeightUpdateMonitor:
         self._frozen = frozen_update_ratio_threshold
         self._patience = frozen_patience_steps
         self._model: nn.Module | None = None
-        self._roster: Roster
+        self._parameter_index: ParameterIndex
         self._sampler: UpdateSampler
 
     def check_gradients(self, model: nn.Module, optimizer: Optimizer) -> dict[str, GradientDiagnostic]:
         """Every trainable parameter's gradient; also samples the weights that `check_updates` compares with."""
-        roster = self._attend(model, optimizer)
-        gradients = [parameter.grad for parameter in roster.parameters]
+        parameter_index = self._attend(model, optimizer)
+        gradients = [parameter.grad for parameter in parameter_index.parameters]
         found = measure(gradients)
         quantities = summarize(in_order(found.order, [on_host(part) for part in found.rows]))
         self._norms = quantities["norm"].astype(np.float64)
         self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
-        self._sampler.remember(roster.parameters)
+        self._sampler.remember(parameter_index.parameters)
         return {
             name: GradientDiagnostic(
                 grad_norm=(norm := float(self._norms[at])),
@@ -107,22 +107,24 @@ class WeightUpdateMonitor:
                 is_exploding=norm > self._exploding,
                 num_nonfinite=0 if self._missing[at] else int(quantities["nonfinite"][at]),
             )
-            for at, name in enumerate(roster.names)
-            if roster.parameters[at].requires_grad
+            for at, name in enumerate(parameter_index.names)
+            if parameter_index.parameters[at].requires_grad
         }
 
     def check_updates(self, model: nn.Module, optimizer: Optimizer) -> dict[str, UpdateDiagnostic]:
         """How far every parameter has moved since `check_gradients`, and which are frozen, with the cause."""
-        roster = self._attend(model, optimizer)
+        parameter_index = self._attend(model, optimizer)
         if not self._sampler.remembers:
             raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
-        order, sums = self._sampler.moved(roster.parameters)
+        order, sums = self._sampler.moved(parameter_index.parameters)
         ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
         causes = self._tracker.update(
-            ratios, self._norms, missing=self._missing, rates=learning_rates(roster), stepped=None
+            ratios, self._norms, missing=self._missing, rates=learning_rates(parameter_index), stepped=None
         )
         frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
-        frozen &= np.array([self._tracker.checks.get(name, 0) >= self._patience for name in roster.names], bool)
+        frozen &= np.array(
+            [self._tracker.checks.get(name, 0) >= self._patience for name in parameter_index.names], bool
+        )
         return {
             name: UpdateDiagnostic(
                 update_ratio=float(ratios[at]),
@@ -131,7 +133,7 @@ class WeightUpdateMonitor:
                 cause=FrozenCause(int(causes[at])),
                 grad_norm=float(self._norms[at]),
             )
-            for at, name in enumerate(roster.names)
+            for at, name in enumerate(parameter_index.names)
         }
 
     @property
@@ -139,16 +141,16 @@ class WeightUpdateMonitor:
         """Memory held for the samples."""
         return self._sampler.num_bytes if self._model is not None else 0
 
-    def _attend(self, model: nn.Module, optimizer: Optimizer) -> Roster:
-        """The roster of this model; what is kept belongs to one model and starts anew with another."""
-        if self._model is not model or self._roster.optimizers != (optimizer,):
+    def _attend(self, model: nn.Module, optimizer: Optimizer) -> ParameterIndex:
+        """The parameter index of this model; what is kept belongs to one model and starts anew with another."""
+        if self._model is not model or self._parameter_index.optimizers != (optimizer,):
             self._model = model
-            self._roster = Roster(model, [optimizer])
-            self._sampler = UpdateSampler(self._roster.names, self._sample_size)
-            self._tracker = FrozenTracker(self._roster, self._frozen, self._patience)
-            self._norms = np.full(len(self._roster.names), math.nan)
-            self._missing = np.zeros(len(self._roster.names), bool)
-        return self._roster
+            self._parameter_index = ParameterIndex(model, [optimizer])
+            self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
+            self._tracker = FrozenTracker(self._parameter_index, self._frozen, self._patience)
+            self._norms = np.full(len(self._parameter_index.names), math.nan)
+            self._missing = np.zeros(len(self._parameter_index.names), bool)
+        return self._parameter_index
 
     @staticmethod
     def aggregate_gradient_stats(diagnostics: Mapping[str, GradientDiagnostic]) -> dict[str, float]:

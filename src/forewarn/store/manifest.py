@@ -10,7 +10,7 @@ from typing import Any
 
 from forewarn.store.errors import RunError
 from forewarn.store.plain import decoded, encoded
-from forewarn.types import Facts
+from forewarn.types import RunInfo
 
 NAME = "run.json"
 
@@ -23,7 +23,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    facts: Facts
+    info: RunInfo
     config: Mapping[str, Any]
     journal: str
     """How SQLite journals: `WAL` on a local disk, `TRUNCATE` on a network file system."""
@@ -35,7 +35,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         {
             "format": FORMAT,
             "journal": manifest.journal,
-            "facts": manifest.facts.to_json(),
+            "facts": manifest.info.to_json(),
             "config": manifest.config,
         }
     )
@@ -67,7 +67,7 @@ def read_manifest(directory: Path) -> Manifest:
             "it was written by a newer version, so upgrade with pip install -U forewarn"
         )
     try:
-        facts = Facts.from_json(plain["facts"])
-        return Manifest(facts, dict(plain["config"]), str(plain["journal"]))
+        info = RunInfo.from_json(plain["facts"])
+        return Manifest(info, dict(plain["config"]), str(plain["journal"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error!r}); restore it from a copy") from error

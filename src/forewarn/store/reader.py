@@ -25,7 +25,7 @@ from forewarn.store.manifest import Manifest, read_manifest
 from forewarn.store.records import Change, Event, action_from, alert_from, event_from, finding_from
 from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
-from forewarn.types import Action, Alert, Block, Facts, Finding, Values
+from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Run:
 
     def __init__(self, path: Path, description: Manifest, connection: sqlite3.Connection) -> None:
         self.path = path
-        self.facts: Facts = description.facts
+        self.info: RunInfo = description.info
         self.config: dict[str, Any] = dict(description.config)
         self.journal = description.journal
         self._connection = connection

@@ -8,7 +8,7 @@ from typing import Any
 
 from forewarn.store.errors import RunError
 from forewarn.store.plain import decoded, encoded
-from forewarn.types import Action, Alert, Finding, Remedy, Severity, State
+from forewarn.types import Action, Alert, AlertState, Finding, Remedy, Severity
 
 Record = Finding | Alert | Action
 
@@ -138,8 +138,8 @@ def _severity(plain: dict[str, Any]) -> Severity:
         raise RunError(f"a severity is damaged or from a newer version ({error})") from error
 
 
-def _state(plain: dict[str, Any]) -> State:
+def _state(plain: dict[str, Any]) -> AlertState:
     try:
-        return State(_take(plain, "state", int))
+        return AlertState(_take(plain, "state", int))
     except ValueError as error:
         raise RunError(f"a state is damaged or from a newer version ({error})") from error

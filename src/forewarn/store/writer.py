@@ -27,7 +27,7 @@ from forewarn.store.mounts import network_file_system
 from forewarn.store.plain import encoded, storable
 from forewarn.store.records import Record, to_json
 from forewarn.store.truncation import truncate
-from forewarn.types import Action, Alert, Block, Distribution, Facts, Finding, Values
+from forewarn.types import Action, Alert, Block, Distribution, Finding, RunInfo, Values
 
 _INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
 _MOST_STEPS = 1 << 63
@@ -43,7 +43,7 @@ class RunWriter:
     """
 
     def __init__(
-        self, path: str | Path, *, facts: Facts, config: Mapping[str, Any], resume_at: int | None = None
+        self, path: str | Path, *, info: RunInfo, config: Mapping[str, Any], resume_at: int | None = None
     ) -> None:
         """Begin a new run, or with `resume_at` go on with the one that is there, without anything from that step on.
 
@@ -62,9 +62,9 @@ class RunWriter:
             raise NotADirectoryError(f"{self.path} is a file; a run needs a directory, so name another path with run=")
         try:
             if resume_at is None:
-                self._create(Manifest(facts, config, self.journal))
+                self._create(Manifest(info, config, self.journal))
             else:
-                self._resume(Manifest(facts, config, self.journal), resume_at)
+                self._resume(Manifest(info, config, self.journal), resume_at)
         except FileExistsError as error:
             if not os.path.exists(self.path / manifest.NAME):
                 raise FileExistsError(
@@ -170,7 +170,7 @@ class RunWriter:
             raise FileExistsError(self.path / manifest.NAME)
         self.journal = _journal_for(self.path)
         file = self.path / database.NAME
-        database.create_database(file, self.journal, database.page_bytes_for(len(description.facts.parameters)))
+        database.create_database(file, self.journal, database.page_bytes_for(len(description.info.parameters)))
         try:
             write_manifest(self.path, replace(description, journal=self.journal))
         except OSError:
@@ -182,7 +182,7 @@ class RunWriter:
         file = self.path / database.NAME
         if not (self.path / manifest.NAME).exists() or not file.exists():
             raise RunError(f"{self.path} holds no run to resume; begin one by leaving resume out, or name another path")
-        started = read_manifest(self.path).facts.started
+        started = read_manifest(self.path).info.started
         self.journal = _journal_for(self.path)
         connection = database.open_for_writing(file, self.journal)
         try:
@@ -195,8 +195,8 @@ class RunWriter:
             raise RunError(f"{self.path} cannot be resumed: {error}") from error
         finally:
             connection.close()
-        facts = replace(description.facts, started=started or description.facts.started)
-        write_manifest(self.path, replace(description, facts=facts, journal=self.journal))
+        info = replace(description.info, started=started or description.info.started)
+        write_manifest(self.path, replace(description, info=info, journal=self.journal))
         self._start(generation)
 
     def _start(self, generation: int) -> None:

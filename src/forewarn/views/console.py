@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from forewarn.types import Action, Alert, Block, Severity, State
+from forewarn.types import Action, Alert, AlertState, Block, Severity
 from forewarn.views.depth import depth_profile
 from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, numbers
 
@@ -51,8 +51,8 @@ class News:
         self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]
     ) -> list[Text]:
         """About ten lines at most, the most important first."""
-        fired = [alert for alert in changed if alert.state is State.FIRING]
-        over = [alert for alert in changed if alert.state is State.RESOLVED and alert.severity > Severity.INFO]
+        fired = [alert for alert in changed if alert.state is AlertState.FIRING]
+        over = [alert for alert in changed if alert.state is AlertState.RESOLVED and alert.severity > Severity.INFO]
         news = [group for group in grouped(fired) if _is_news(group.worst, step, self._said.get(group.worst.code))]
         lines = [_headline(step, group) for group in news[:MOST_GROUPS]]
         if len(news) > MOST_GROUPS:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from forewarn.types import Action, Alert, Block, State, counted, in_words
+from forewarn.types import Action, Alert, AlertState, Block, counted, in_words
 from forewarn.views.bands import Rate, phase, update_ratio_words
 from forewarn.views.bars import ASCII_BARS, BARS, cell
 from forewarn.views.console import News, plain_console, print_lines
@@ -63,7 +63,7 @@ class LiveView:
             if block.name == "train/loss":
                 self._losses.append(float(block.values[0]))
         for alert in changed:
-            if alert.state is State.FIRING:
+            if alert.state is AlertState.FIRING:
                 self._firing[alert.identity] = alert
             else:
                 self._firing.pop(alert.identity, None)

@@ -13,7 +13,7 @@ from forewarn.judge.gradient_tally import (
     detect_exploding_gradients,
     detect_vanishing_gradients,
 )
-from forewarn.types import Action, Alert, Block, State, in_words
+from forewarn.types import Action, Alert, AlertState, Block, in_words
 from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import advice, literal, short
 
@@ -49,7 +49,7 @@ class TaskView:
             elif block.name == "task/ratio":
                 for pair, ratio in self._latest[block.name].items():
                     self._ratios.setdefault(pair, GradientTally()).add_ratio(ratio)
-        collapsed = [alert for alert in changed if alert.code == COLLAPSE and alert.state is State.FIRING]
+        collapsed = [alert for alert in changed if alert.code == COLLAPSE and alert.state is AlertState.FIRING]
         for alert in collapsed:
             print_lines(self._console, collapse_lines(step, alert))
         print_lines(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
-from forewarn.types import Action, Alert, Block, Counts, Distribution, FrozenCause, State, Values, spelled_out
+from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
@@ -254,7 +254,7 @@ def _fill(proto: Any, counts: Counts, zeros: int) -> None:
 
 def _texts(changed: Sequence[Alert], taken: Sequence[Action]) -> Iterator[tuple[str, str]]:
     """Tags and markdown: one tag per rule, however many places it is about, and one for all actions."""
-    for group in grouped(alert for alert in changed if alert.state is not State.PENDING):
+    for group in grouped(alert for alert in changed if alert.state is not AlertState.PENDING):
         yield _tag(f"alerts/{group.worst.code}-{group.worst.name}", ""), _markdown(group)
     if taken:
         yield "actions", "\n".join(f"- {_escaped(deed(action))}" for action in taken)

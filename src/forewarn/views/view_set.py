@@ -12,7 +12,7 @@ from forewarn.views import HistogramView, View
 _log = logging.getLogger("forewarn")
 
 
-class Audience:
+class ViewSet:
     """Shows every step to every view; what a view raises is kept under `failures`."""
 
     def __init__(self, views: Sequence[View], failures: dict[str, str]) -> None:

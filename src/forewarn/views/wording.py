@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forewarn.types import Action, Alert, Finding, Remedy, Severity, State, in_words
+from forewarn.types import Action, Alert, AlertState, Finding, Remedy, Severity, in_words
 
 LONGEST_NAME = 80
 """Characters after which a name is cut in the middle, where it says least."""
@@ -60,7 +60,7 @@ class AlertGroup:
 
     @property
     def is_firing(self) -> bool:
-        return any(alert.state is State.FIRING for alert in self.alerts)
+        return any(alert.state is AlertState.FIRING for alert in self.alerts)
 
 
 def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
@@ -102,4 +102,4 @@ def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:
         value = excess = math.inf
     else:
         excess = abs(math.log(value / bound)) if value and bound else math.inf
-    return (alert.state is State.FIRING, alert.severity, excess, value)
+    return (alert.state is AlertState.FIRING, alert.severity, excess, value)

@@ -12,7 +12,7 @@ from forewarn.judge.history import History
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import Judge, all_rules, find_rule
 from forewarn.measure.schedule import Escalation, Schedule
-from forewarn.types import Alert, Block, Facts, ParameterFacts, Severity, State
+from forewarn.types import Alert, AlertState, Block, ParameterInfo, RunInfo, Severity
 
 Reading = float | Mapping[str, float]
 """A value of the run as a whole, or one for each scope."""
@@ -23,22 +23,22 @@ def block(step: int, name: str, reading: Reading) -> Block:
     return Block(step, float(step), name, tuple(scoped), np.array(list(scoped.values()), np.float32))
 
 
-def facts(*matrices: str, vectors: Sequence[str] = (), groups: Sequence[Mapping[str, float]] = ()) -> Facts:
+def info(*matrices: str, vectors: Sequence[str] = (), groups: Sequence[Mapping[str, float]] = ()) -> RunInfo:
     """Linear layers of 8 × 8 and biases of 8."""
-    known = {name: ParameterFacts((8, 8), "Linear.weight", "float32", 0, True) for name in matrices}
-    known |= {name: ParameterFacts((8,), "Linear.bias", "float32", 0, True) for name in vectors}
-    return Facts(parameters=known, groups=tuple(groups))
+    known = {name: ParameterInfo((8, 8), "Linear.weight", "float32", 0, True) for name in matrices}
+    known |= {name: ParameterInfo((8,), "Linear.bias", "float32", 0, True) for name in vectors}
+    return RunInfo(parameters=known, groups=tuple(groups))
 
 
 class Run:
     """A history, its judge and its ledger, fed step by step."""
 
-    def __init__(self, *codes: str, facts: Facts | None = None, config: Config | None = None) -> None:
+    def __init__(self, *codes: str, info: RunInfo | None = None, config: Config | None = None) -> None:
         self.config = config or Config()
-        self.facts = facts or Facts()
+        self.info = info or RunInfo()
         rules = tuple(map(find_rule, codes)) or all_rules()
         self.history = History(self.config.history_window, self.config.detail_window)
-        self.judge = Judge(rules, self.config, self.facts)
+        self.judge = Judge(rules, self.config, self.info)
         self.ledger = Ledger(rules)
         self.schedule = Escalation(Schedule(), self.config.escalation_steps)
         self.at = 0
@@ -49,9 +49,9 @@ class Run:
         if isinstance(readings, Mapping):
             readings = [block(self.at, name, reading) for name, reading in readings.items()]
         self.history.append(readings)
-        changed = self.ledger.update(self.judge(self.at, self.history, readings), self.history, self.facts)
+        changed = self.ledger.update(self.judge(self.at, self.history, readings), self.history, self.info)
         assert not self.judge.failed
-        if any(alert.severity >= Severity.WARNING and alert.state is State.FIRING for alert in changed):
+        if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
             self.schedule.escalate(self.at)
         self.at += 1
         return changed
@@ -74,7 +74,7 @@ class Run:
 
 def fired(example: Example, code: str) -> bool:
     """Whether the rule fires anywhere in an example."""
-    run = Run(code, facts=example.facts)
+    run = Run(code, info=example.info)
     for step, blocks in example.steps():
         run.feed(blocks, step)
     return bool(run.ledger.alerts)

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from forewarn.types import BatchNormState, Facts, ParameterFacts, Severity
+from forewarn.types import BatchNormState, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 
-def fed(code, rows, facts=None):
+def fed(code, rows, info=None):
     """One step per row of readings."""
-    run = Run(code, facts=facts)
+    run = Run(code, info=info)
     for row in rows:
         run.feed(row)
     return run
@@ -91,7 +91,7 @@ def test_a_bad_input_is_no_fault_of_the_layers():
 
 
 def with_outputs(num):
-    return Facts(parameters={"head.weight": ParameterFacts((num, 8), "Linear.weight", "float32", 0, True)})
+    return RunInfo(parameters={"head.weight": ParameterInfo((num, 8), "Linear.weight", "float32", 0, True)})
 
 
 def states(ranks, cosine=0.5):

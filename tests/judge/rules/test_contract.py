@@ -18,8 +18,8 @@ from forewarn.judge.ledger import _chains, _Episode
 from forewarn.judge.rules import all_rules, find_rule
 from forewarn.settings import Settings
 from forewarn.thresholds import Thresholds
-from forewarn.types import Block, Facts, Finding, Severity, is_metric_name, spelled_out
-from tests.judge.rules.runs import facts, fired
+from forewarn.types import Block, Finding, RunInfo, Severity, is_metric_name, spelled_out
+from tests.judge.rules.runs import fired, info
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
@@ -33,7 +33,7 @@ EXAMPLES = [
     for number, example in enumerate(examples(rule))
 ]
 SCOPES = ("a.weight", "b.weight", "c.weight", "a.bias")
-FACTS = facts("a.weight", "b.weight", "c.weight", vectors=["a.bias"], groups=[{"lr": 1e-3, "weight_decay": 0.1}])
+FACTS = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"], groups=[{"lr": 1e-3, "weight_decay": 0.1}])
 
 every_rule = pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 
@@ -92,7 +92,7 @@ def test_its_advice_copes_with_a_run_that_nothing_is_known_of(rule):
     for evidence in ({}, {"ratio": math.nan, "lasting_steps": 3}, {"ratio": math.inf, "lr_before": 0.0}):
         finding = Finding(rule.code, "", 0, Severity.WARNING, math.nan, math.inf, evidence)
         for make in rule.remedies:
-            remedy = make(finding, History(), Facts())
+            remedy = make(finding, History(), RunInfo())
             assert remedy is None or str(remedy)
 
 
@@ -130,7 +130,7 @@ def test_nothing_makes_it_raise(rule, values, scopes):
             assert finding.code == rule.code
             assert finding.step == step
             assert finding.scope in places, "a finding has the scope of a reading that can take it back"
-    rule.judge(0, History(), Config(), Facts())
+    rule.judge(0, History(), Config(), RunInfo())
 
 
 @every_rule
@@ -148,7 +148,7 @@ def test_its_evidence_is_numbers_or_names(rule):
         history = History()
         for step, blocks in example.steps():
             history.append(blocks)
-            for finding in rule.judge(step, history, Config(), example.facts, [block.name for block in blocks]):
+            for finding in rule.judge(step, history, Config(), example.info, [block.name for block in blocks]):
                 for name, value in finding.evidence.items():
                     assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name)
                     assert isinstance(value, int | float | str)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forewarn.types import Facts, Severity
+from forewarn.types import RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 TEXTBOOK = {
@@ -11,16 +11,16 @@ TEXTBOOK = {
     "model too small": [(4.5, 4.6), (4.2, 4.4), (4.0, 4.2), (3.9, 4.1)],
     "overfitting": [(3.5, 3.6), (2.1, 2.8), (1.2, 2.6), (0.8, 2.7)],
 }
-KNOWN = Facts(
+KNOWN = RunInfo(
     num_parameters=1000,
     groups=({"lr": 3e-4, "weight_decay": 0.01},),
     hyperparameters={"dropout": 0.0, "width": 64, "depth": 4, "epochs": 4},
 )
 
 
-def judged(losses, *codes, lr=3e-4, per_epoch=10, facts=KNOWN, level=()):
+def judged(losses, *codes, lr=3e-4, per_epoch=10, info=KNOWN, level=()):
     """Epochs of ten steps: their losses at the last one, the lr at each, and levels of the loss at the first ones."""
-    run = Run(*codes, facts=facts)
+    run = Run(*codes, info=info)
     rates = np.broadcast_to(lr, (len(losses) * per_epoch,))
     for number, (train, validation) in enumerate(losses, 1):
         for _ in range(per_epoch - 1):
@@ -160,7 +160,7 @@ FALLING = 1e-3 * np.linspace(1, 0.1, 40)
     ids=["another number of steps", "ended at a quarter", "goes on after the plan", "made for a longer run"],
 )
 def test_a_schedule_that_does_not_end_with_the_training(declared, lr, remedy):
-    run = judged(EPOCHS, "E108", lr=lr, facts=Facts(hyperparameters=declared))
+    run = judged(EPOCHS, "E108", lr=lr, info=RunInfo(hyperparameters=declared))
     (alert,) = run.ledger.firing
     assert str(alert.remedies[0]) == remedy
 
@@ -174,4 +174,4 @@ def test_a_schedule_that_does_not_end_with_the_training(declared, lr, remedy):
     ids=["nothing declared", "it ends with the run", "about right", "a long warm-up", "not numbers"],
 )  # fmt: skip
 def test_a_schedule_is_left_alone_where(declared, lr):
-    assert judged(EPOCHS, "E108", lr=lr, facts=Facts(hyperparameters=declared)).ledger.alerts == ()
+    assert judged(EPOCHS, "E108", lr=lr, info=RunInfo(hyperparameters=declared)).ledger.alerts == ()

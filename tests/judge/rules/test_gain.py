@@ -6,7 +6,7 @@ import pytest
 from forewarn.judge.rules.gain import gain_drift, gain_too_high, gradient_decay
 from forewarn.judge.series import Panel, Series
 from forewarn.thresholds.gradients import GainDrift, GainTooHigh, GradientDecay
-from forewarn.types import Facts, Severity
+from forewarn.types import RunInfo, Severity
 
 
 def one(*values: float) -> Panel:
@@ -19,7 +19,7 @@ NONE = one()
 
 @pytest.mark.parametrize(("depth", "fires"), [(6, False), (24, True)])
 def test_a_gain_of_1_3_is_allowed_to_6_blocks_and_not_to_24(depth, fires):
-    known = Facts(blocks=tuple(f"blocks.{at}" for at in range(depth)))
+    known = RunInfo(blocks=tuple(f"blocks.{at}" for at in range(depth)))
     finding = gain_too_high(one(1.3), one(1.3**depth), NONE, NONE, NONE, GainTooHigh(), known)
     assert (finding is not None) == fires
     if finding is not None:
@@ -28,7 +28,7 @@ def test_a_gain_of_1_3_is_allowed_to_6_blocks_and_not_to_24(depth, fires):
 
 
 def test_a_bound_of_ones_own_replaces_the_one_derived_from_the_depth():
-    known = Facts(blocks=("b.0", "b.1"))
+    known = RunInfo(blocks=("b.0", "b.1"))
     bound = GainTooHigh(mean_gain_absolute_threshold=1.2)
     assert gain_too_high(one(1.3), one(1.69), NONE, NONE, NONE, bound, known) is not None
     assert gain_too_high(one(1.1), one(1.21), NONE, NONE, NONE, bound, known) is None

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from forewarn.types import Facts, ParameterFacts, Severity, State
-from tests.judge.rules.runs import Run, facts
+from forewarn.types import AlertState, ParameterInfo, RunInfo, Severity
+from tests.judge.rules.runs import Run, info
 
 LAYERS = ("first.weight", "second.weight", "last.weight")
-KNOWN = facts(*LAYERS, vectors=["first.bias"])
+KNOWN = info(*LAYERS, vectors=["first.bias"])
 
 
 def noise(scale, size, seed=0):
@@ -22,7 +22,7 @@ def test_a_norm_that_is_no_number_is_critical_on_any_step():
 
 
 def test_the_tensors_are_named_and_the_one_where_it_began():
-    run = Run("G101", facts=KNOWN)
+    run = Run("G101", info=KNOWN)
     bad = {"first.weight": 64.0, "second.weight": 3.0, "last.weight": 0.0}
     run.feed({"gradient/global_norm": np.nan, "gradient/nonfinite": bad})
     by_scope = {alert.scope: alert.finding for alert in run.ledger.firing}
@@ -32,19 +32,19 @@ def test_the_tensors_are_named_and_the_one_where_it_began():
 
 
 def test_tensors_count_even_where_the_global_norm_is_unavailable():
-    run = Run("G101", facts=KNOWN)
+    run = Run("G101", info=KNOWN)
     run.feed({"gradient/nonfinite": {"last.weight": 2.0}})
     assert [alert.scope for alert in run.ledger.firing] == ["last.weight"]
 
 
 def test_a_tensor_stays_accused_until_it_is_measured_again():
-    run = Run("G101", facts=KNOWN)
+    run = Run("G101", info=KNOWN)
     run.feed({"gradient/global_norm": np.nan, "gradient/nonfinite": {"last.weight": 2.0}})
     for _ in range(200):
         run.feed({"gradient/global_norm": 1.0})
     assert [alert.scope for alert in run.ledger.firing] == ["last.weight"]
     (resolved,) = run.feed({"gradient/global_norm": 1.0, "gradient/nonfinite": {"last.weight": 0.0}})
-    assert resolved.state is State.RESOLVED
+    assert resolved.state is AlertState.RESOLVED
 
 
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
@@ -64,7 +64,7 @@ def test_a_starved_run_must_be_starved_for_three_steps():
 
 
 def test_checks_of_a_tensor_count_and_not_the_steps_between_them():
-    run = Run("G103", facts=KNOWN)
+    run = Run("G103", info=KNOWN)
     for step in range(301):
         readings = {"gradient/global_norm": 1.0, "train/loss": 2.0}
         if step % 100 == 0:
@@ -75,7 +75,7 @@ def test_checks_of_a_tensor_count_and_not_the_steps_between_them():
 
 
 def test_a_task_that_is_solved_has_small_gradients_and_that_is_no_fault():
-    run = Run("G103", facts=KNOWN)
+    run = Run("G103", info=KNOWN)
     for loss in np.geomspace(2.0, 1e-6, 400):
         tensors = dict.fromkeys(LAYERS, 1e-4 * loss)
         run.feed({"train/loss": loss, "gradient/global_norm": 0.5 * loss, "gradient/norm": tensors})
@@ -83,7 +83,7 @@ def test_a_task_that_is_solved_has_small_gradients_and_that_is_no_fault():
 
 
 def test_a_gradient_of_exactly_zero_is_another_matter():
-    run = Run("G103", facts=KNOWN)
+    run = Run("G103", info=KNOWN)
     for _ in range(5):
         run.feed({"gradient/norm": {"first.weight": 0.0}})
     assert run.ledger.alerts == ()
@@ -166,8 +166,8 @@ def test_a_forgotten_zero_grad_is_named_and_accumulation_is_not():
 
 def test_a_parameter_without_elements_misses_nothing():
     shapes = {"empty.weight": (0, 4), "unused.weight": (4, 4)}
-    known = {scope: ParameterFacts(shape, "Linear.weight", "float32", 0, True) for scope, shape in shapes.items()}
-    run = Run("G108", facts=Facts(parameters=known))
+    known = {scope: ParameterInfo(shape, "Linear.weight", "float32", 0, True) for scope, shape in shapes.items()}
+    run = Run("G108", info=RunInfo(parameters=known))
     for _ in range(5):
         run.feed({"gradient/missing": dict.fromkeys(shapes, 1.0)})
     assert [alert.scope for alert in run.ledger.alerts] == ["unused.weight"]

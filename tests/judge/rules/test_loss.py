@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forewarn.types import Facts, Severity, State
+from forewarn.types import AlertState, RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 STEPS = np.arange(2000)
@@ -48,7 +48,7 @@ def test_a_spike_that_does_not_come_back_is_critical_after_twenty_steps():
 def test_a_new_level_is_reported_once_and_then_accepted():
     run = Run("L102").series("train/loss", [*(2 * noise(0.02, size=100)), *(6 * noise(0.02, 1, size=300))])
     (alert,) = run.ledger.alerts
-    assert alert.state is State.RESOLVED
+    assert alert.state is AlertState.RESOLVED
     assert alert.last == 100 + 32 - 1
 
 
@@ -109,11 +109,11 @@ def restarts(peak_loss, period=400):
 
 
 @pytest.mark.parametrize(
-    "known", [Facts(), Facts(groups=({"lr": 1e-3, "initial_lr": 1e-3},))], ids=["seen", "declared"]
+    "known", [RunInfo(), RunInfo(groups=({"lr": 1e-3, "initial_lr": 1e-3},))], ids=["seen", "declared"]
 )
 def test_a_restart_of_the_schedule_is_no_divergence(known):
     lr, loss = restarts(peak_loss=0.8)
-    run = Run("L103", facts=known)
+    run = Run("L103", info=known)
     for rate, value in zip(lr, loss, strict=True):
         run.feed({"train/loss": value, "train/lr": {"0": rate}})
     assert run.ledger.alerts == ()
@@ -126,7 +126,7 @@ def test_without_the_lr_the_same_rise_is_one():
 def test_a_warm_up_into_divergence_is_seen_although_the_lr_rises_by_plan():
     lr = np.minimum(1.0, (STEPS + 1) / 1500) * 1e-2
     loss = np.where(STEPS < 700, 8 * np.exp(-STEPS / 200) + 2, 2.2 * np.exp((STEPS - 700) * 0.004)) * noise(0.05)
-    run = Run("L103", facts=Facts(groups=({"lr": 1e-2, "initial_lr": 1e-2},)))
+    run = Run("L103", info=RunInfo(groups=({"lr": 1e-2, "initial_lr": 1e-2},)))
     for rate, value in zip(lr, loss, strict=True):
         run.feed({"train/loss": value, "train/lr": {"0": rate}})
     assert 700 < run.ledger.alerts[0].fired < 1100
@@ -189,7 +189,7 @@ def test_a_negative_loss_spikes_by_its_spread_and_by_what_it_had_gained():
     for _ in range(200):
         run.feed({"train/loss": -1.0})
     (alert,) = run.ledger.alerts
-    assert alert.state is State.RESOLVED, "the new level is accepted"
+    assert alert.state is AlertState.RESOLVED, "the new level is accepted"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from forewarn.judge.rules.loss_levels import theil_sen
 from forewarn.measure.loss_levels import Levels
-from forewarn.types import Facts, Severity
+from forewarn.types import RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 STEPS = np.arange(1600)
@@ -20,7 +20,7 @@ def noise(scale, seed=0, size=1600):
 
 
 def judged(losses, lr=CONSTANT, codes=CODES, known=None):
-    run, levels = Run(*codes, facts=known or Facts(groups=({"lr": lr[0]},))), Levels()
+    run, levels = Run(*codes, info=known or RunInfo(groups=({"lr": lr[0]},))), Levels()
     for loss, rate in zip(losses, lr, strict=False):
         loss = float(np.float32(loss))
         level = levels.add(loss)
@@ -62,7 +62,7 @@ def test_a_loss_that_stands_still_for_half_of_the_run_is_a_plateau(scale):
 
 
 def test_the_same_curve_is_no_plateau_once_the_lr_has_decayed_by_what_was_declared():
-    known = Facts(groups=({"lr": 1e-2, "initial_lr": 1e-2},))
+    known = RunInfo(groups=({"lr": 1e-2, "initial_lr": 1e-2},))
     assert judged(decay * noise(0.01), CONSTANT, known=known).ledger.alerts == ()
 
 
@@ -101,7 +101,7 @@ def test_bouncing_far_below_the_start_is_information_and_with_progress_nothing()
 
 
 def test_one_side_of_a_game_may_bounce():
-    run = Run("L106", facts=Facts(optimizers=("Adam", "Adam")))
+    run = Run("L106", info=RunInfo(optimizers=("Adam", "Adam")))
     for step, value in enumerate(swinging):
         run.feed({"train/loss": value, **({"train/loss_level": 2.0} if step % 32 == 31 else {})})
     (alert,) = run.ledger.alerts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forewarn.config import Config
-from forewarn.types import Block, Facts, Severity, State
+from forewarn.types import AlertState, Block, RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 SCOPES = tuple(f"layer{at}" for at in range(200))
@@ -27,7 +27,7 @@ def test_metrics_that_share_a_scope_have_alerts_of_their_own_and_are_resolved_on
     feed(run, 1, norm={"a.weight": math.nan}, skew={"a.weight": math.inf})
     feed(run, 2, norm={"a.weight": 1.0})
     (resolved,) = feed(run, 60, norm={"a.weight": 1.0})
-    assert (resolved.scope, resolved.state) == ("gradient_metric/a.weight/norm", State.RESOLVED)
+    assert (resolved.scope, resolved.state) == ("gradient_metric/a.weight/norm", AlertState.RESOLVED)
     assert [each.scope for each in run.ledger.firing] == ["gradient_metric/a.weight/skew"]
     assert run.ledger.firing[0].finding.evidence == {"last_finite": 1.0}
 
@@ -47,7 +47,7 @@ def test_what_never_was_a_number_is_information():
 
 def test_a_range_holds_for_what_an_aggregation_gives_under_suffixes_and_for_no_other_metric():
     declared = {"gradient_metric/value": (0.0, 1.0), "gradient_metric/value_norm": (-math.inf, math.inf)}
-    run = Run("M102", facts=Facts(metrics=declared))
+    run = Run("M102", info=RunInfo(metrics=declared))
     for step in range(3):
         feed(run, step, value_max={"a": 2.0}, value_norm={"a": 2.0}, values={"a": 2.0}, value={"a": 1.0})
     assert [alert.scope for alert in run.ledger.alerts] == ["gradient_metric/a/value_max"]
@@ -56,7 +56,7 @@ def test_a_range_holds_for_what_an_aggregation_gives_under_suffixes_and_for_no_o
 
 
 def test_readings_outside_count_from_check_to_check_also_where_some_are_missing():
-    run = Run("M102", facts=Facts(metrics={"gradient_metric/norm": (0.0, 1.0)}))
+    run = Run("M102", info=RunInfo(metrics={"gradient_metric/norm": (0.0, 1.0)}))
     for step in range(5):
         feed(run, step, norm={"other": 1.0, "a": -2.0} if step % 2 == 0 else {"other": 1.0})
     assert [(alert.scope, alert.fired) for alert in run.ledger.alerts] == [("gradient_metric/a/norm", 4)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forewarn.types import Reason, Severity, State
+from forewarn.types import AlertState, Reason, Severity
 from tests.judge.rules.runs import Run
 
 
@@ -34,7 +34,7 @@ def test_it_is_taken_back_when_the_reading_is_there_again():
     run = Run("X103")
     run.feed({"monitor/unavailable": {"gradient/global_norm": Reason.COMPILED}})
     (alert,) = run.feed({"monitor/unavailable": {"gradient/global_norm": Reason.AVAILABLE}}, step=200)
-    assert alert.state is State.RESOLVED
+    assert alert.state is AlertState.RESOLVED
 
 
 @pytest.mark.parametrize("reason", NO_CONCERN)

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from forewarn.types import Facts, FrozenCause, Severity
-from tests.judge.rules.runs import Run, facts
+from forewarn.types import FrozenCause, RunInfo, Severity
+from tests.judge.rules.runs import Run, info
 
 WEIGHTS = ("a.weight", "b.weight", "c.weight")
-KNOWN = facts(*WEIGHTS, vectors=["a.bias"])
+KNOWN = info(*WEIGHTS, vectors=["a.bias"])
 STEPS = np.arange(1500)
 
 
@@ -17,7 +17,7 @@ def train(
     schedule, *, steps=1500, every=100, known=KNOWN, codes=("U102", "U103", "U104"), adam=True, noise=0.15, seed=0
 ):
     """Update ratios as Adam makes them: the lr over the weights' scale, larger in the first steps, with noise."""
-    run = Run(*codes, facts=known)
+    run = Run(*codes, info=known)
     rng = np.random.default_rng(seed)
     for step in range(steps):
         lr = schedule(step)
@@ -92,7 +92,7 @@ def test_a_jump_during_a_slow_schedule_is_seen_too():
 
 def test_a_return_to_the_declared_peak_is_a_restart_and_a_jump_beyond_it_is_not():
     decayed = lambda step: 1e-3 if step < 300 else 1e-5  # noqa: E731
-    declared = Facts(parameters=KNOWN.parameters, groups=({"lr": 1e-3, "initial_lr": 1e-3},))
+    declared = RunInfo(parameters=KNOWN.parameters, groups=({"lr": 1e-3, "initial_lr": 1e-3},))
     quiet = train(lambda step: 1e-3 if step >= 1400 else decayed(step), known=declared, codes=("U104",))
     assert quiet.ledger.alerts == ()
     loud = train(lambda step: 4e-3 if step >= 1400 else decayed(step), known=declared, codes=("U104",))
@@ -102,9 +102,9 @@ def test_a_return_to_the_declared_peak_is_a_restart_and_a_jump_beyond_it_is_not(
 @pytest.mark.parametrize("every", [1, 20])
 def test_a_restart_of_a_group_returns_to_the_peak_of_that_group(every):
     restarts = plans["warm restarts"]
-    declared = Facts(parameters=KNOWN.parameters, groups=({"lr": 1e-3}, {"lr": 1e-2}))
+    declared = RunInfo(parameters=KNOWN.parameters, groups=({"lr": 1e-3}, {"lr": 1e-2}))
     for later, jumped in ((1.0, False), (4.0, True)):
-        run = Run("U104", facts=declared)
+        run = Run("U104", info=declared)
         for step in range(600):
             small = restarts(step) * (later if step >= 500 else 1)
             readings = {"train/lr": {"0": small, "1": 10 * restarts(step)}}
@@ -163,7 +163,7 @@ def test_groups_that_are_switched_on_later_are_no_jump():
 
 
 def test_a_tensor_that_is_rewritten_is_named_after_three_checks():
-    run = Run("U102", facts=KNOWN)
+    run = Run("U102", info=KNOWN)
     for step in range(100, 105):
         run.feed({"update/ratio": {"a.weight": 0.3, "b.weight": 1e-3, "a.bias": 5.0}}, step)
     (alert,) = run.ledger.firing
@@ -176,7 +176,7 @@ def test_the_first_steps_of_adam_are_not_held_against_it():
 
 
 def test_an_lr_that_is_far_too_high_from_the_start_is_named_within_three_steps():
-    run = Run("U102", facts=KNOWN)
+    run = Run("U102", info=KNOWN)
     for ratio in (5.0, 0.7, 0.38, 0.14, 0.06):  # as measured on a small GPT with Adam at lr 0.1
         run.feed({"update/ratio": dict.fromkeys(WEIGHTS, ratio), "monitor/update_ratio_median": ratio})
     assert run.loud()[0] == ("U102", "", 0)
@@ -185,7 +185,7 @@ def test_an_lr_that_is_far_too_high_from_the_start_is_named_within_three_steps()
 
 @pytest.mark.parametrize("growth", [1, 2], ids=["constant lr", "warm-up"])
 def test_a_matrix_that_starts_at_zero_is_left_alone_while_it_grows(growth):
-    run = Run("U102", facts=KNOWN)
+    run = Run("U102", info=KNOWN)
     for step in range(100):
         ratio = 1e9 if step == 0 else growth / step
         run.feed({"update/ratio": {"a.weight": ratio, "b.weight": 1e-3, "c.weight": 1e-3}})
@@ -216,7 +216,7 @@ def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
     }
     assert set(wanted) == set(FrozenCause) - {FrozenCause.MOVING, FrozenCause.ON_PURPOSE}
     for cause, action in wanted.items():
-        run = Run("U101", facts=Facts(groups=({"lr": 1e-3},)))
+        run = Run("U101", info=RunInfo(groups=({"lr": 1e-3},)))
         lr = 0.0 if cause is FrozenCause.ZERO_LR else 1e-3
         run.feed({"train/lr": {"0": lr}, "update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": 0.0}})
         (alert,) = run.ledger.firing
@@ -229,7 +229,7 @@ def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
 @pytest.mark.parametrize(("left", "severity"), [(1e-14, Severity.INFO), (0.0, Severity.INFO), (0.1, Severity.WARNING)])
 @pytest.mark.parametrize("cause", [FrozenCause.ROUNDED_AWAY, FrozenCause.ZERO_GRADIENT, FrozenCause.MOVING])
 def test_on_a_solved_task_weights_that_stand_still_are_information(left, severity, cause):
-    run = Run("U101", "U103", facts=KNOWN)
+    run = Run("U101", "U103", info=KNOWN)
     ratio = 1e-9 if cause is FrozenCause.MOVING else 0.0
     for step in range(30):
         readings = {"train/loss": 2.0 if step < 20 else left, "train/lr": {"0": 1e-3}}
@@ -300,7 +300,7 @@ def test_a_forgotten_step_is_seen_with_a_scaler_too():
     ids=["it falls", "it rises", "it falls below zero"],
 )
 def test_small_weights_may_move_far_at_first_while_the_loss_falls(losses, codes):
-    run = Run("U102", facts=KNOWN)
+    run = Run("U102", info=KNOWN)
     for loss, ratio in zip(losses, (0.6, 0.8, 0.4, 0.3, 0.25), strict=True):
         run.feed(
             {"train/loss": loss, "update/ratio": dict.fromkeys(WEIGHTS, ratio), "monitor/update_ratio_median": ratio}

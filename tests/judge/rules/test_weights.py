@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from forewarn.types import Severity
-from tests.judge.rules.runs import Run, facts
+from tests.judge.rules.runs import Run, info
 
-KNOWN = facts("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
+KNOWN = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
 
 
 def train(norms, codes=("W102", "W103", "W104"), steps=3000, every=100, known=KNOWN):
     """Weight norms as functions of the step, measured densely at first and then every so often."""
-    run = Run(*codes, facts=known)
+    run = Run(*codes, info=known)
     for step in range(steps):
         if step < 10 or step % every == 0 or step <= run.schedule.until:
             run.feed({"weight/norm": {scope: norm(step) for scope, norm in norms.items()}}, step)
@@ -53,7 +53,7 @@ def test_a_bias_may_grow_as_it_likes():
 
 
 def test_weights_that_are_no_numbers_are_critical():
-    run = Run("W101", "W104", facts=KNOWN)
+    run = Run("W101", "W104", info=KNOWN)
     for step in range(20):
         lost = step >= 15
         run.feed({

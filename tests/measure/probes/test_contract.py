@@ -8,7 +8,7 @@ from torch import nn
 
 import forewarn
 from forewarn.attach import _probes
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Pending, Probe
 from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.transfer import on_host
@@ -25,7 +25,7 @@ def setup():
 
 def made() -> dict[str, Probe]:
     model, optimizer = setup()
-    return _probes(Roster(model, [optimizer]), forewarn.Config(), None, Stopwatch())
+    return _probes(ParameterIndex(model, [optimizer]), forewarn.Config(), None, Stopwatch())
 
 
 NAMES = list(made())
@@ -113,7 +113,7 @@ def test_an_exception_while_decoding_switches_it_off(name, watch, caplog):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_draws_no_random_number_changes_no_tensor_and_leaves_the_gradient_mode(name):
     model, optimizer = setup()
-    probe = _probes(Roster(model, [optimizer]), forewarn.Config(), None, Stopwatch())[name]
+    probe = _probes(ParameterIndex(model, [optimizer]), forewarn.Config(), None, Stopwatch())[name]
     model(torch.ones(2, 4)).sum().backward()
     tensors = [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
     before = [tensor.detach().clone() for tensor in tensors]

@@ -133,7 +133,7 @@ def test_a_healthy_range_is_stored_with_the_run(small, watch, tmp_path):
     assert alert.finding.evidence == {}, "there is one bound, and it is named"
     assert [each.action for each in alert.remedies] == ["inspect_layer", "snapshot", "widen_range"]
     with forewarn.open_run(tmp_path / "run") as run:
-        assert run.facts.metrics == {
+        assert run.info.metrics == {
             "gradient_metric/norm": (-np.inf, 1e-9),
             "parameter_metric/rms": (0.0, 5.0),
             "activation_metric/std": (-np.inf, np.inf),

@@ -56,7 +56,7 @@ def by_hand(model, parameters, seed=0):
 
 
 def step(model, optimizer, monitor, seed=0, **settings):
-    loss = monitor.tasks(losses_of(model, seed), **settings)
+    loss = monitor.combine_losses(losses_of(model, seed), **settings)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -111,7 +111,7 @@ def test_a_loss_of_zero_is_no_beginning_and_one_that_was_never_more_has_nothing_
     monitor = watch(model, optimizer)
     for share in (0.0, 1.0, 0.5):
         what, where = losses_of(model).values()
-        monitor.tasks({"what": share * what, "where": 0.0 * where}, every=1).backward()
+        monitor.combine_losses({"what": share * what, "where": 0.0 * where}, every=1).backward()
         monitor.step()
         assert last(monitor, "task/remaining", "what") == pytest.approx(share)
         assert last(monitor, "task/remaining", "where") == 0.0
@@ -122,7 +122,7 @@ def test_three_tasks_have_three_pairs(two, watch):
     monitor = watch(model, optimizer)
     losses = losses_of(model)
     losses["size"] = sum(parameter.square().sum() for parameter in model.trunk.parameters())
-    monitor.step(monitor.tasks(losses))
+    monitor.step(monitor.combine_losses(losses))
     assert monitor.history.panel("task/ratio").scopes == ("where/what", "where/size", "what/size")
     assert monitor.history.panel("task/share").last.sum() == pytest.approx(1.0)
 
@@ -141,7 +141,7 @@ def test_batches_of_an_accumulation_are_averaged_and_compared_once(two, watch):
     monitor = watch(model, optimizer)
     expected = np.mean([losses_of(model, seed)["where"].item() for seed in range(3)])
     for seed in range(3):
-        (monitor.tasks(losses_of(model, seed), every=1) / 3).backward()
+        (monitor.combine_losses(losses_of(model, seed), every=1) / 3).backward()
     monitor.step()
     assert last(monitor, "task/loss", "where") == pytest.approx(expected, rel=1e-6)
     assert len(monitor.history.panel("task/ratio")) == 1
@@ -153,7 +153,7 @@ def test_gradients_are_left_alone_and_no_probe_takes_the_pass_for_a_backward_pas
     told = []
     gradients = monitor._probes["gradients"]
     gradients.backward_begins = gradients.backward_ended = lambda measured: told.append(measured)
-    loss = monitor.tasks(losses_of(model))
+    loss = monitor.combine_losses(losses_of(model))
     assert told == []
     assert all(parameter.grad is None for parameter in model.parameters())
     loss.backward()
@@ -187,7 +187,7 @@ def test_validation_under_no_grad_gives_the_sum_and_records_nothing(two, watch):
     monitor = watch(model, optimizer)
     with torch.no_grad():
         losses = losses_of(model)
-        assert monitor.tasks(losses, weights={"what": 2.0}) == losses["where"] + 2.0 * losses["what"]
+        assert monitor.combine_losses(losses, weights={"what": 2.0}) == losses["where"] + 2.0 * losses["what"]
     monitor.step()
     assert "task/loss" not in monitor.history
 
@@ -236,7 +236,7 @@ def test_tasks_without_anything_in_common_are_unavailable(watch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = watch(model, optimizer)
     x = torch.ones(3, 2)
-    loss = monitor.tasks({"a": model[0](x).sum(), "b": model[1](x).sum()})
+    loss = monitor.combine_losses({"a": model[0](x).sum(), "b": model[1](x).sum()})
     loss.backward()
     monitor.step(loss)
     assert last(monitor, "monitor/unavailable", "task/gradient_norm") == Reason.NO_SHARED_LAYER
@@ -250,7 +250,7 @@ def test_two_unavailable_readings_of_one_step_are_both_told(watch):
     monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(3):
         x = torch.ones(3, 2)
-        monitor.step(monitor.tasks({"a": model[0](x).sum(), "b": model[1](x).sum()}, every=1))
+        monitor.step(monitor.combine_losses({"a": model[0](x).sum(), "b": model[1](x).sum()}, every=1))
     told = {alert.scope for alert in monitor.firing if alert.code == "X103"}
     assert told == {"gradient/global_norm", "task/gradient_norm"}
 
@@ -316,7 +316,7 @@ def test_a_scaler_keeps_small_gradients_from_rounding_to_zero(watch):
 
     true = torch.autograd.grad(tiny(reference, torch.float64)["what"], list(reference.trunk[2].parameters()))
     monitor = watch(model, optimizer, scaler=scaler)
-    loss = monitor.tasks(tiny(model, torch.float16), every=1)
+    loss = monitor.combine_losses(tiny(model, torch.float16), every=1)
     monitor.step(loss)
     norm = math.sqrt(sum(float(each.square().sum()) for each in true))
     assert last(monitor, "task/gradient_norm", "what") == pytest.approx(norm, rel=0.1)
@@ -355,7 +355,7 @@ def test_a_wrong_argument_is_one_clear_sentence(two, watch, losses, settings, wo
     model, optimizer = two
     monitor = watch(model, optimizer)
     with pytest.raises((TypeError, ValueError), match=words):
-        monitor.tasks(losses_of(model) if losses is None else losses, **settings)
+        monitor.combine_losses(losses_of(model) if losses is None else losses, **settings)
 
 
 def test_the_name_of_a_task_metric_is_not_for_users(small, watch):
@@ -373,7 +373,7 @@ def test_a_probe_that_fails_leaves_the_sum(two, watch, caplog):
 
     monitor._probes["tasks"].compare = explode
     losses = losses_of(model)
-    assert monitor.tasks(losses) == losses["where"] + losses["what"]
+    assert monitor.combine_losses(losses) == losses["where"] + losses["what"]
     monitor.step()
     assert ("X101", "tasks") in {alert.identity for alert in monitor.alerts}
     assert isinstance(monitor, forewarn.Monitor)

@@ -6,7 +6,7 @@ import math
 
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import Prescription, declared
-from forewarn.types import Facts, Finding, Remedy
+from forewarn.types import Finding, Remedy, RunInfo
 
 _EPOCHS = ("epochs", "num_epochs")
 _STEPS = ("total_steps", "max_steps")
@@ -15,7 +15,7 @@ _STEPS = ("total_steps", "max_steps")
 def skip_batch(why: str = "one bad batch must not move the weights") -> Prescription:
     """Leave out the batch that the finding is about."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("skip_batch", {"step": finding.step}, why, safety="safe")
 
     return prescribe
@@ -24,7 +24,7 @@ def skip_batch(why: str = "one bad batch must not move the weights") -> Prescrip
 def snapshot(why: str = "the state at this step is what a search for the cause starts from") -> Prescription:
     """Save the model, the optimizer and the recent readings."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("snapshot", {"step": finding.step}, why, safety="safe")
 
     return prescribe
@@ -33,7 +33,7 @@ def snapshot(why: str = "the state at this step is what a search for the cause s
 def roll_back(why: str = "the weights from before it are still good") -> Prescription:
     """Return to the last checkpoint before the trouble began; None where it began with the run."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         lasting = finding.evidence.get("lasting_steps", 1)
         began = finding.step - int(lasting) + 1 if isinstance(lasting, int | float) else finding.step
         return Remedy("roll_back", {"before_step": began}, why, safety="opt_in") if began > 0 else None
@@ -44,7 +44,7 @@ def roll_back(why: str = "the weights from before it are still good") -> Prescri
 def stop(why: str = "every further step is spent on a run that is lost") -> Prescription:
     """End the run."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("stop", {"step": finding.step}, why, safety="opt_in")
 
     return prescribe
@@ -53,7 +53,7 @@ def stop(why: str = "every further step is spent on a run that is lost") -> Pres
 def stop_early(why: str = "the weights of the best evaluation are the best of this run") -> Prescription:
     """Stop, and take the weights of the evaluation that was best."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         losses = history.series("eval/loss")
         finite = [(float(loss), int(step)) for loss, step in zip(losses.values, losses.steps, strict=True)]
         best = min((each for each in finite if math.isfinite(each[0])), default=None)
@@ -67,8 +67,8 @@ def stop_early(why: str = "the weights of the best evaluation are the best of th
 def train_longer(why: str = "the loss still falls a little in every epoch") -> Prescription:
     """Twice the epochs or steps that are declared, else twice the steps done so far."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        epochs, steps = declared(facts, *_EPOCHS), declared(facts, *_STEPS)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        epochs, steps = declared(info, *_EPOCHS), declared(info, *_STEPS)
         what, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
         now = finding.step + 1 if math.isnan(now) else now
         return Remedy("train_longer", {"from": now, "to": 2 * now, "in": what}, why)

@@ -6,7 +6,7 @@ import math
 
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import Numbers, Prescription, declared
-from forewarn.types import Facts, Finding, Remedy, in_words
+from forewarn.types import Finding, Remedy, RunInfo, in_words
 
 _LARGEST_SHIFT = 5  # powers of two by which the weight of a task is moved at once: × 32
 _FIRST_DROPOUT = 0.1  # where there is none yet (Srivastava et al. 2014 use more, transformers 0.1)
@@ -19,8 +19,8 @@ _SAMPLES = ("num_samples", "train_samples", "dataset_size")
 def raise_dropout(why: str = "units that may be missing can not learn single samples by heart") -> Prescription:
     """More dropout: 0.1 where there is none, else half as much again; None where there is much already."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = declared(facts, "dropout", "dropout_rate", "dropout_p")
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = declared(info, "dropout", "dropout_rate", "dropout_p")
         if math.isnan(now):
             return Remedy("raise_dropout", {"to": _FIRST_DROPOUT}, why)
         to = _FIRST_DROPOUT if now < _FIRST_DROPOUT else min(_MOST_DROPOUT, round(1.5 * now, 2))
@@ -32,8 +32,8 @@ def raise_dropout(why: str = "units that may be missing can not learn single sam
 def add_data(why: str = "what must fit more samples can not learn each of them by heart") -> Prescription:
     """Twice the samples, or augmentation that makes up for them."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        now = declared(facts, *_SAMPLES)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        now = declared(info, *_SAMPLES)
         return Remedy("add_data", {"factor": 2} if math.isnan(now) else {"from": now, "to": 2 * now}, why)
 
     return prescribe
@@ -42,8 +42,8 @@ def add_data(why: str = "what must fit more samples can not learn each of them b
 def widen(why: str = "a model that is too small for the task fits neither set") -> Prescription:
     """Twice the width where it is declared; None elsewhere."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = declared(facts, *_WIDTHS)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = declared(info, *_WIDTHS)
         return None if math.isnan(now) else Remedy("widen", {"from": now, "to": 2 * now}, why)
 
     return prescribe
@@ -52,9 +52,9 @@ def widen(why: str = "a model that is too small for the task fits neither set") 
 def deepen(why: str = "more layers make more of the same width") -> Prescription:
     """Half as many blocks again, by what is declared or was found in the model; None if it has none."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        named = declared(facts, *_DEPTHS)
-        now = facts.depth if math.isnan(named) else named
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        named = declared(info, *_DEPTHS)
+        now = info.depth if math.isnan(named) else named
         return Remedy("deepen", {"from": now, "to": now + max(1, now // 2)}, why) if now > 0 else None
 
     return prescribe
@@ -63,10 +63,10 @@ def deepen(why: str = "more layers make more of the same width") -> Prescription
 def add_parameters(why: str = "a model that is too small for the task fits neither set") -> Prescription:
     """Twice the parameters; None where the width or the depth is known, which say it better."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        if facts.depth or not math.isnan(declared(facts, *_WIDTHS, *_DEPTHS)):
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        if info.depth or not math.isnan(declared(info, *_WIDTHS, *_DEPTHS)):
             return None
-        now = facts.num_parameters
+        now = info.num_parameters
         return Remedy("add_parameters", {"from": now, "to": 2 * now} if now else {"factor": 2}, why)
 
     return prescribe
@@ -78,7 +78,7 @@ def shift_task_weight(raised: bool, why: str) -> Prescription:
     The factor is the power of two nearest the square root of their ratio, so that both changes together even them out.
     """
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         task, apart = finding.evidence.get("starved" if raised else "dominating"), finding.evidence.get("ratio", 1.0)
         if not isinstance(task, str) or not isinstance(apart, float) or not apart > 0:
             return None
@@ -95,7 +95,7 @@ def shift_task_weight(raised: bool, why: str) -> Prescription:
 def widen_range(why: str) -> Prescription:
     """Move the bound that the finding is beyond to where its value is."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("widen_range", {"from": finding.bound, "to": finding.value, "metric": finding.scope}, why)
 
     return prescribe

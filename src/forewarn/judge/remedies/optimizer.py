@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import Prescription, beta2, current_lr, scaled
-from forewarn.types import Facts, Finding, Remedy
+from forewarn.types import Finding, Remedy, RunInfo
 
 _CLIP_AT = 1.0  # the usual bound for language models (GPT-3, Llama), where a run says nothing of its own
 _CLIP_WINDOW = 100  # steps whose median gradient norm is the run's own usual one
@@ -16,7 +16,7 @@ _USUAL_WEIGHT_DECAY = 0.1  # what large models train with (GPT-3, Llama)
 def clip_gradient(why: str = "a bounded gradient norm bounds what one batch can do") -> Prescription:
     """Clip at the run's usual gradient norm; where it is clipped already, at half of that."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         clip = history.series("train/clip").last
         if clip > 0:
             return Remedy("lower_clip", {"from": clip, "to": clip / 2}, why, safety="opt_in")
@@ -30,8 +30,8 @@ def clip_gradient(why: str = "a bounded gradient norm bounds what one batch can 
 def lower_beta2(why: str = "the optimizer then notices a rise of the gradients within tens of steps") -> Prescription:
     """Let Adam forget old gradients sooner; None for optimizers without β2 or where it is low already."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = beta2(facts, 0.0)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = beta2(info, 0.0)
         if now <= _STABLE_BETA2:
             return None
         return Remedy("lower_beta2", {"from": now, "to": _STABLE_BETA2}, why)
@@ -42,8 +42,8 @@ def lower_beta2(why: str = "the optimizer then notices a rise of the gradients w
 def lower_weight_decay(factor: float, why: str = "the decay pulls harder than the gradient pushes") -> Prescription:
     """Multiply the weight decay by `factor`; None if the run has none."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = max((group.get("weight_decay", 0.0) for group in facts.groups), default=0.0)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
         return Remedy("lower_weight_decay", scaled(now, factor), why) if now > 0 else None
 
     return prescribe
@@ -52,8 +52,8 @@ def lower_weight_decay(factor: float, why: str = "the decay pulls harder than th
 def raise_weight_decay(why: str = "small weights fit the pattern rather than the noise") -> Prescription:
     """More weight decay: 0.01 where there is none, then 0.1, then twice as much."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        now = max((group.get("weight_decay", 0.0) for group in facts.groups), default=0.0)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        now = max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
         if now < _FIRST_WEIGHT_DECAY:
             to = _FIRST_WEIGHT_DECAY
         else:
@@ -66,7 +66,7 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
 def add_to_optimizer(why: str = "the optimizer moves only what is in one of its groups") -> Prescription:
     """Hand the parameter to the optimizer."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": current_lr(history)}, why)
 
     return prescribe
@@ -75,8 +75,8 @@ def add_to_optimizer(why: str = "the optimizer moves only what is in one of its 
 def keep_in_float32(why: str = "in few bits a small update is rounded back to the old weight") -> Prescription:
     """Keep the master copy of the weight in float32; None where it is in float32 or wider already."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        known = facts.parameters.get(finding.scope)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        known = info.parameters.get(finding.scope)
         dtype = known.dtype if known else "low precision"
         if dtype in ("float32", "float64"):
             return None

@@ -6,7 +6,7 @@ import math
 
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import Prescription, beta2, current_lr, declared, scaled
-from forewarn.types import Facts, Finding, Remedy
+from forewarn.types import Finding, Remedy, RunInfo
 
 _USUAL_BETA2 = 0.999
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: a longer warm-up is a run of its own
@@ -17,8 +17,8 @@ _STEPS = ("total_steps", "max_steps")
 def lower_lr(factor: float, why: str = "smaller steps keep the weights where the loss is low") -> Prescription:
     """Multiply the learning rate by `factor`; None where it is 0."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = current_lr(history, facts)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = current_lr(history, info)
         return Remedy("lower_lr", scaled(now, factor), why, safety="opt_in") if now != 0 else None
 
     return prescribe
@@ -29,7 +29,7 @@ def restore_lr(
 ) -> Prescription:
     """Back to the learning rate before it jumped; without a jump, lower by as much as the finding exceeds its level."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         now, before = current_lr(history), finding.evidence.get("lr_before")
         if isinstance(before, float) and before > 0:
             return Remedy("lower_lr", {"from": now, "to": before}, why, safety="opt_in")
@@ -43,7 +43,7 @@ def restore_lr(
 def set_lr(why: str) -> Prescription:
     """Set the learning rate of the group to what the finding was compared with."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy(
             "set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in"
         )
@@ -54,11 +54,11 @@ def set_lr(why: str) -> Prescription:
 def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
     """Multiply the learning rate by `factor`; where it is 0, back to what the run began with."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = current_lr(history, facts)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = current_lr(history, info)
         if now != 0:
             return Remedy("raise_lr", scaled(now, factor), why, safety="opt_in")
-        begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in facts.groups), default=0.0)
+        begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in info.groups), default=0.0)
         return Remedy("raise_lr", {"from": now, "to": begun}, why, safety="opt_in") if begun > 0 else None
 
     return prescribe
@@ -70,9 +70,9 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
     Over no more than a tenth of the declared steps, or, where none are declared, than the run has made so far.
     """
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        steps = round(2 / max(1 - beta2(facts, _USUAL_BETA2), 1e-4))
-        total = facts.hyperparameters.get("total_steps")
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        steps = round(2 / max(1 - beta2(info, _USUAL_BETA2), 1e-4))
+        total = info.hyperparameters.get("total_steps")
         if isinstance(total, int | float) and not isinstance(total, bool) and total > 0:
             most = round(_WARM_UP_SHARE * total)
         else:
@@ -87,14 +87,14 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
 def decay_lr(why: str = "small steps at the end find what large ones jump over") -> Prescription:
     """Let the learning rate fall to a tenth of what it is, over the steps that are left where that is declared."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy | None:
-        now = current_lr(history, facts)
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = current_lr(history, info)
         if now == 0:
             return None
         numbers: dict[str, float | str] = {"shape": "cosine"}
         if not math.isnan(now):
             numbers |= {"from": now, "to": _FLOOR_SHARE * now}
-        total = declared(facts, *_STEPS)
+        total = declared(info, *_STEPS)
         if total > finding.step + 1:
             numbers["steps"] = total - finding.step - 1
         return Remedy("decay_lr", numbers, why)
@@ -105,8 +105,8 @@ def decay_lr(why: str = "small steps at the end find what large ones jump over")
 def plan_steps(why: str = "a schedule ends well only if it ends with the training") -> Prescription:
     """The number of steps that the schedule is made for, and the number that it must be made for."""
 
-    def prescribe(finding: Finding, history: History, facts: Facts) -> Remedy:
-        planned = finding.evidence.get("ended", declared(facts, *_STEPS))
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        planned = finding.evidence.get("ended", declared(info, *_STEPS))
         needed = finding.evidence.get("steps_needed", finding.step + 1)
         known = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
         return Remedy("plan_steps", {"from": planned, "to": needed} if known else {"to": needed}, why)

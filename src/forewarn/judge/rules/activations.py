@@ -11,7 +11,7 @@ from forewarn.judge.registry import NO_BOUND, found, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
 from forewarn.thresholds.activations import DeadUnits, ExplodingActivation, RepresentationCollapse, SaturatedUnits
-from forewarn.types import BatchNormState, Facts, Finding, Severity
+from forewarn.types import BatchNormState, Finding, RunInfo, Severity
 
 
 @rule(
@@ -187,7 +187,7 @@ def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
     ),
 )  # fmt: skip
 def representation_collapse(
-    cosine: Panel, rank: Panel, loss: Panel, config: RepresentationCollapse, facts: Facts
+    cosine: Panel, rank: Panel, loss: Panel, config: RepresentationCollapse, info: RunInfo
 ) -> Iterator[Finding]:
     """Last hidden states that are all alike, or differ along one line only.
 
@@ -212,7 +212,7 @@ def representation_collapse(
         newest = float(column[-1]) if len(column) else math.nan
         if value >= config.cosine:
             yield found(Severity.WARNING, value, config.cosine, scope, effective_rank=newest)
-        elif newest <= config.rank and _num_outputs(scope, facts) >= config.outputs:
+        elif newest <= config.rank and _num_outputs(scope, info) >= config.outputs:
             known = column[np.isfinite(column)]
             if known.max(initial=0.0) >= config.earlier_rank:
                 severity = Severity.INFO if _falls(Series(loss), config.learning) else Severity.WARNING
@@ -226,9 +226,9 @@ def _falls(loss: Series, share: float) -> bool:
     return bool(len(seen) and np.median(seen[-part:]) < np.median(seen[:part]) - share * abs(np.median(seen[:part])))
 
 
-def _num_outputs(scope: str, facts: Facts) -> float:
+def _num_outputs(scope: str, info: RunInfo) -> float:
     """Outputs of a layer, as far as its weight tells; of one that is not known, many."""
-    known = facts.parameters.get(f"{scope}.weight")
+    known = info.parameters.get(f"{scope}.weight")
     return known.shape[0] if known and known.shape else math.inf
 
 

@@ -42,7 +42,7 @@ from forewarn.thresholds.evaluation import (
     ValidationPlateau,
     ValidationRising,
 )
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")
 _SCALE = "train/loss_level"
@@ -89,7 +89,7 @@ def overfitting(train: Series, validation: Series, level: Series, config: Overfi
     ),
 )  # fmt: skip
 def slow_improvement(
-    train: Panel, validation: Panel, level: Panel, lr: Panel, config: SlowImprovement, facts: Facts
+    train: Panel, validation: Panel, level: Panel, lr: Panel, config: SlowImprovement, info: RunInfo
 ) -> Finding | None:
     """Both losses stall soon after an epoch of large gains.
 
@@ -113,7 +113,7 @@ def slow_improvement(
     if not (gained < config.improvement and learnt < config.training_gain and fastest > config.earlier_gain):
         return None
     rises = gained < -config.improvement  # a loss that rises does not improve slowly
-    if rises or has_decayed(lr, config.decayed_share, facts):
+    if rises or has_decayed(lr, config.decayed_share, info):
         return None
     return found(
         Severity.WARNING, gained, config.improvement, training_gain=learnt, earlier_gain=fastest,
@@ -129,7 +129,7 @@ def slow_improvement(
     ),
 )  # fmt: skip
 def validation_plateau(
-    validation: Panel, epoch: Panel, level: Panel, lr: Panel, config: ValidationPlateau, facts: Facts
+    validation: Panel, epoch: Panel, level: Panel, lr: Panel, config: ValidationPlateau, info: RunInfo
 ) -> Finding | None:
     """Validation loss that stands still, for three epochs or for 10,000 steps.
 
@@ -148,7 +148,7 @@ def validation_plateau(
         return None
     if _is_negligible(readings, Series(level), config.negligible_share):
         return None
-    severity = Severity.INFO if has_decayed(lr, config.decayed_share, facts) else Severity.WARNING
+    severity = Severity.INFO if has_decayed(lr, config.decayed_share, info) else Severity.WARNING
     _, at, _ = np.intersect1d(losses.steps, Series(epoch).steps, return_indices=True)
     by_epoch = [float(each) for each in losses.values[at] if math.isfinite(each)]
     if len(at) and losses.steps[at[-1]] == losses.at and is_plateau(by_epoch, config.change, config.window):
@@ -295,7 +295,7 @@ def first_epoch_spike(peak: Series, start: Series, end: Series, config: FirstEpo
     "E108", "schedule-mismatch", reads=("evaluation/epoch", "train/lr"), per_scope=True, keep=1,
     remedies=(plan_steps(), advise("check_stepping", "a scheduler made for epochs must not step with every batch")),
 )  # fmt: skip
-def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, facts: Facts) -> Finding | None:
+def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, info: RunInfo) -> Finding | None:
     """Learning-rate schedule that does not end with the training.
 
     ## Why is this bad?
@@ -315,7 +315,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, facts: 
     if not count > 0:
         return None
     done = epoch.at + 1
-    planned, epochs = declared(facts, "total_steps"), declared(facts, "epochs")
+    planned, epochs = declared(info, "total_steps"), declared(info, "epochs")
     needed = done / count * epochs
     expected = needed if math.isnan(planned) or abs(planned - needed) > config.tolerance * needed else planned
     steps_needed = round(done if math.isnan(expected) else max(done, expected))
@@ -326,7 +326,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, facts: 
     if not len(lr) or is_rising(lr, 0):
         return None
     seen = rates(lr)
-    now, peak = float(seen[-1]), float(np.fmax.reduce(seen, initial=declared_peak(facts)))
+    now, peak = float(seen[-1]), float(np.fmax.reduce(seen, initial=declared_peak(info)))
     above = np.flatnonzero(seen > config.floor * peak)
     ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
     left = 1 - ended / expected

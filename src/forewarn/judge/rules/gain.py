@@ -15,7 +15,7 @@ from forewarn.thresholds.gradients import (
     GradientFadesWithDepth,
     GradientImbalance,
 )
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 
 @rule(
@@ -56,7 +56,7 @@ def gradient_fades_with_depth(norms: Panel, config: GradientFadesWithDepth) -> F
         advise("inspect_layer", "look at the scale of this block's weights and of its input", scope_is="block"),
     ),
 )  # fmt: skip
-def gradient_imbalance(norms: Panel, config: GradientImbalance, facts: Facts) -> Finding | None:
+def gradient_imbalance(norms: Panel, config: GradientImbalance, info: RunInfo) -> Finding | None:
     """Gradients of some blocks that are hundreds of times those of others.
 
     ## Why is this bad?
@@ -68,7 +68,7 @@ def gradient_imbalance(norms: Panel, config: GradientImbalance, facts: Facts) ->
     fires: gradient/block_norm{first} 0.001x10 | gradient/block_norm{last} 0.5x10
     quiet: gradient/block_norm{first} 0.01x10 | gradient/block_norm{last} 0.5x10
     """
-    counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, facts)
+    counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, info)
     now = np.where(counted, norms.last, np.nan).astype(np.float64)
     if len(norms) < config.minimum or np.isfinite(now).sum() < 2:
         return None
@@ -163,7 +163,7 @@ def gain_drift(
     ),
 )  # fmt: skip
 def gain_too_high(
-    mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainTooHigh, facts: Facts
+    mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainTooHigh, info: RunInfo
 ) -> Finding | None:
     """Blocks that amplify the gradient so much that over the depth it explodes.
 
@@ -179,7 +179,7 @@ def gain_too_high(
     quiet: gain/mean 1.3x3 | gain/amplification 4.8x3
     """
     now, product = Series(mean).last, Series(amplification).last
-    depth = max(1, facts.depth)
+    depth = max(1, info.depth)
     if config.mean_gain_absolute_threshold is not None:
         value, bound = now, config.mean_gain_absolute_threshold
     else:

@@ -23,7 +23,7 @@ from forewarn.judge.remedies import (
 from forewarn.judge.series import Panel, Series
 from forewarn.judge.tensor_kinds import matrices
 from forewarn.thresholds.gradients import ExplodingGradient, GradientSpike, VanishingGradient
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 
 @rule(
@@ -40,7 +40,7 @@ from forewarn.types import Facts, Finding, Severity
         snapshot(),
     ),
 )  # fmt: skip
-def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, facts: Facts) -> Iterator[Finding]:
+def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunInfo) -> Iterator[Finding]:
     """Gradients that hold NaN or infinite values.
 
     ## Why is this bad?
@@ -64,16 +64,16 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, facts: Fact
     severity = Severity.INFO if left_out else Severity.CRITICAL
     evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
-        yield found(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, facts), **evidence)
+        yield found(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, info), **evidence)
     for at in bad:
         yield found(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
 
 
-def _origin(nonfinite: Panel, bad: NDArray[np.intp], facts: Facts) -> dict[str, float | str]:
+def _origin(nonfinite: Panel, bad: NDArray[np.intp], info: RunInfo) -> dict[str, float | str]:
     """How many tensors are hit, and the one that the backward pass reached first."""
     if not len(bad):
         return {}
-    order = {scope: place for place, scope in enumerate(facts.parameters)}
+    order = {scope: place for place, scope in enumerate(info.parameters)}
     last = max((nonfinite.scopes[at] for at in bad), key=lambda scope: order.get(scope, -1))
     return {"num_tensors": len(bad), "nearest_the_output": last}
 
@@ -121,7 +121,7 @@ def exploding_gradient(norm: Panel, tensors: Panel, config: ExplodingGradient) -
     ),
 )  # fmt: skip
 def vanishing_gradient(
-    norm: Panel, tensors: Panel, loss: Panel, config: VanishingGradient, facts: Facts
+    norm: Panel, tensors: Panel, loss: Panel, config: VanishingGradient, info: RunInfo
 ) -> Iterator[Finding]:
     """Gradient so small that it moves nothing, in the run as a whole or in one tensor.
 
@@ -148,7 +148,7 @@ def vanishing_gradient(
     if tensors.at == now:
         least = scale * config.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
-        for at in matrices(small, tensors.scopes, facts):
+        for at in matrices(small, tensors.scopes, info):
             yield found(Severity.WARNING, tensors.last[at], least, tensors.scopes[at], loss=level)
 
 
@@ -202,7 +202,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
         advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel, facts: Facts) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     """Trainable parameter that the backward pass never reaches.
 
     ## Why is this bad?
@@ -215,7 +215,7 @@ def missing_gradient(missing: Panel, facts: Facts) -> Iterator[Finding]:
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
     for at in np.flatnonzero(missing.last > 0):
-        known = facts.parameters.get(missing.scopes[at])
+        known = info.parameters.get(missing.scopes[at])
         if known is None or 0 not in known.shape:
             yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
 

@@ -21,7 +21,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian
 from forewarn.thresholds.loss import LossDivergence, LossSpike
-from forewarn.types import Facts, Finding, Severity, Values
+from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MEDIAN_ERROR = 1.2533
 """The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
@@ -133,7 +133,7 @@ def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding
     explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
-def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts) -> Finding | None:
+def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, info: RunInfo) -> Finding | None:
     """Training loss that has left its best level behind and keeps rising.
 
     ## Why is this bad?
@@ -151,7 +151,7 @@ def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, facts: Facts
     """
     readings = Series(loss)
     for window in (config.window, config.slow_window):
-        diverging = _divergence(readings, lr, window, config, facts)
+        diverging = _divergence(readings, lr, window, config, info)
         if diverging is not None:
             return diverging
     return None
@@ -167,7 +167,7 @@ def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
     return bool(known.last < share * highest)
 
 
-def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, facts: Facts) -> Finding | None:
+def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, info: RunInfo) -> Finding | None:
     """What is seen in windows of this many steps; cheap tests first, for most steps pass none."""
     values = loss.values
     if len(values) < 4 * window:
@@ -185,7 +185,7 @@ def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, fa
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
-    levels = np.where(_comparable(lr, steps, loss.at, config.comparable_lr, facts), nanmedian(blocks.T), np.nan)
+    levels = np.where(_comparable(lr, steps, loss.at, config.comparable_lr, info), nanmedian(blocks.T), np.nan)
     if np.isnan(levels).all():
         return None
     at = int(np.nanargmin(levels))
@@ -198,14 +198,14 @@ def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, fa
     )
 
 
-def _comparable(lr: Panel, windows: Steps, now: int, share: float, facts: Facts) -> Bools:
+def _comparable(lr: Panel, windows: Steps, now: int, share: float, info: RunInfo) -> Bools:
     """For each window of steps: whether the lr, in it and in the one before, was at least `share` of what it is now.
 
     An lr above all earlier ones is no return to anything: every level counts then.
     """
     then = rates(lr, windows.ravel()).reshape(windows.shape)
     present = float(rates(lr, np.array([now]))[0])
-    peak = np.fmax.reduce(then, axis=None, initial=declared_peak(facts))
+    peak = np.fmax.reduce(then, axis=None, initial=declared_peak(info))
     if not present <= peak:
         return np.ones(len(windows), np.bool_)
     low: Bools = np.logical_or.reduce(then < share * present, axis=1)

@@ -11,7 +11,7 @@ from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.thresholds.loss import LossBouncing, LossNotStarting, LossPlateau
-from forewarn.types import Facts, Finding, Severity, Values
+from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MOST_POINTS = 64
 """Levels that a slope is fitted to; of more, every n-th."""
@@ -26,7 +26,7 @@ _SLOPE_ERROR = math.sqrt(12)
         decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
     ),
 )  # fmt: skip
-def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> Finding | None:
+def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, info: RunInfo) -> Finding | None:
     """Training loss that has stood still for half of the run.
 
     ## Why is this bad?
@@ -46,7 +46,7 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> 
     """
     steps, levels = _finite(Series(level))
     begin = len(levels) // 2
-    if len(levels) - begin < config.levels or has_decayed(lr, config.decayed_share, facts):
+    if len(levels) - begin < config.levels or has_decayed(lr, config.decayed_share, info):
         return None
     recent, since = levels[begin:], steps[begin:]
     now = float(np.median(recent[-config.levels // 2 :]))
@@ -74,7 +74,7 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, facts: Facts) -> 
         advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
     ),
 )  # fmt: skip
-def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: Facts) -> Finding | None:
+def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, info: RunInfo) -> Finding | None:
     """Training loss that has barely moved from its first value.
 
     ## Why is this bad?
@@ -116,7 +116,7 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, facts: F
         advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
     ),
 )  # fmt: skip
-def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, facts: Facts) -> Finding | None:
+def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, info: RunInfo) -> Finding | None:
     """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
 
     ## Why is this bad?
@@ -145,7 +145,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, fa
         return None
     if abs(correlation) < config.correlation:
         return None
-    harmless = later < config.warning_share * highest or len(facts.optimizers) > 1
+    harmless = later < config.warning_share * highest or len(info.optimizers) > 1
     severity = Severity.INFO if harmless else Severity.WARNING
     return found(
         severity, spread, config.spread * later, level=later, correlation=correlation, lasting_steps=config.steps

@@ -12,7 +12,7 @@ from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
 from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 
 @rule(
@@ -89,7 +89,7 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, config: LrJumpOnRe
         raise_lr(1.0, "go on at the rate that the run began with"),
     ),
 )  # fmt: skip
-def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[Finding]:
+def lr_spent(lr: Panel, plan: Panel, config: LrSpent, info: RunInfo) -> Iterator[Finding]:
     """Training that goes on with a learning rate of next to nothing.
 
     ## Why is this bad?
@@ -104,7 +104,7 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
     quiet: train/lr{0} 1e-3x1000 0x60
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
-    peaks = _peaks(lr, facts)
+    peaks = _peaks(lr, info)
     spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
     if not any(spent):
         return
@@ -127,7 +127,7 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, facts: Facts) -> Iterator[
                "optimizer steps, not examples or tokens"),
     ),
 )  # fmt: skip
-def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> Iterator[Finding]:
+def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, info: RunInfo) -> Iterator[Finding]:
     """Learning rate that still rises when much of the run is over.
 
     ## Why is this bad?
@@ -138,7 +138,7 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
     fires: train/lr{0} 1e-6+1e-6x400 | facts/total_steps 1000
     quiet: train/lr{0} 1e-6+1e-6x100 1e-4x300 | facts/total_steps 1000
     """
-    total = declared(facts, "total_steps")
+    total = declared(info, "total_steps")
     severity, least = (Severity.INFO, config.steps) if math.isnan(total) else (Severity.WARNING, config.share * total)
     if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
@@ -154,7 +154,7 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, facts: Facts) -> It
                shape="cosine"),
     ),
 )  # fmt: skip
-def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts) -> Iterator[Finding]:
+def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, info: RunInfo) -> Iterator[Finding]:
     """Learning rate that is still at its peak when the run is about to end.
 
     ## Why is this bad?
@@ -167,10 +167,10 @@ def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, facts: Facts)
     quiet: train/lr{0} 1e-3x500 5e-4x450 | facts/total_steps 1000
     quiet: train/lr{0} 1e-3x950 | train/lr_plan{0} 1e-3x950 | facts/total_steps 1000
     """
-    total = declared(facts, "total_steps")
+    total = declared(info, "total_steps")
     if not lr.at + 1 >= config.share * total:
         return
-    peaks = np.array(_peaks(lr, facts))
+    peaks = np.array(_peaks(lr, info))
     bound = (1 - config.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
@@ -183,7 +183,7 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
     return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
 
 
-def _peaks(lr: Panel, facts: Facts) -> list[float]:
+def _peaks(lr: Panel, info: RunInfo) -> list[float]:
     """The highest rate of each group that was seen or named."""
     seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
-    return [max(both) for both in zip(declared_peaks(lr, facts), seen, strict=True)]
+    return [max(both) for both in zip(declared_peaks(lr, info), seen, strict=True)]

@@ -10,7 +10,7 @@ from forewarn.judge.registry import NO_BOUND, found, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Panel
 from forewarn.thresholds.metrics import MetricJump
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 _EVERY = ("*_metric/*",)
 
@@ -54,7 +54,7 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
         widen_range("if the run is well, the range is too narrow: healthy=(low, high) in the line of the metric"),
     ),
 )  # fmt: skip
-def metric_out_of_range(values: Panel, metric: str, facts: Facts) -> Iterator[Finding]:
+def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[Finding]:
     """Metric of your own that stays outside the range that you declared healthy.
 
     ## Why is this bad?
@@ -67,7 +67,7 @@ def metric_out_of_range(values: Panel, metric: str, facts: Facts) -> Iterator[Fi
     quiet: gradient_metric/norm{layer.weight} 1.0x5 20.0x2 1.0 20.0 | healthy/gradient_metric/norm 0.01 10
     quiet: gradient_metric/norm{layer.weight} 1.0x5 20.0x3 | healthy/gradient_metric/rms 0.01 10
     """
-    low, high = _healthy(metric, facts)
+    low, high = _healthy(metric, info)
     last = values.last
     with np.errstate(over="ignore"):  # a bound beyond float32 is none
         below, above = last < np.float32(low), last > np.float32(high)
@@ -120,7 +120,7 @@ def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
         yield found(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
 
 
-def _healthy(metric: str, facts: Facts) -> tuple[float, float]:
+def _healthy(metric: str, info: RunInfo) -> tuple[float, float]:
     """The declared range of a metric, or of the one whose aggregation gave it a suffix."""
-    named = [name for name in facts.metrics if metric == name or metric.startswith(f"{name}_")]
-    return facts.metrics[max(named, key=len)] if named else (-np.inf, np.inf)
+    named = [name for name in info.metrics if metric == name or metric.startswith(f"{name}_")]
+    return info.metrics[max(named, key=len)] if named else (-np.inf, np.inf)

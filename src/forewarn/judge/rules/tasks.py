@@ -17,7 +17,7 @@ _RAISE = shift_task_weight(True, "its gradient then reaches the layers that the 
 _LOWER = shift_task_weight(False, "it leaves room in the layers that the tasks share")
 _BALANCE = advise(
     "balance_tasks",
-    'monitor.tasks(..., balance="gradnorm") holds the gradients of the tasks level by itself, from then on',
+    'monitor.combine_losses(..., balance="gradnorm") holds the gradients of the tasks level by itself, from then on',
     balance="gradnorm",
 )
 

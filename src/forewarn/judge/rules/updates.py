@@ -31,7 +31,7 @@ from forewarn.thresholds.updates import (
     UpdateRatioJump,
     UpdateRatioLow,
 )
-from forewarn.types import Facts, Finding, FrozenCause, Severity
+from forewarn.types import Finding, FrozenCause, RunInfo, Severity
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
 _WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
@@ -108,7 +108,7 @@ def frozen_weight(causes: Panel, ratios: Panel, loss: Panel, levels: Panel, conf
     ),
 )  # fmt: skip
 def update_ratio_high(
-    ratios: Panel, median: Panel, loss: Panel, config: UpdateRatioHigh, facts: Facts
+    ratios: Panel, median: Panel, loss: Panel, config: UpdateRatioHigh, info: RunInfo
 ) -> Iterator[Finding]:
     """Weights that are largely rewritten at each step.
 
@@ -134,7 +134,7 @@ def update_ratio_high(
     if starting and _has_fallen(Series(loss), config.learning):
         return
     if whole.at == now:
-        typical = _median_of_matrices(ratios, facts, config.near_zero_ratio) if ratios.at == now else whole.last
+        typical = _median_of_matrices(ratios, info, config.near_zero_ratio) if ratios.at == now else whole.last
         typical = whole.last if np.isnan(typical) else typical
         bound = max(config.median, config.start_ratio) if starting else config.median
         if typical >= bound:
@@ -142,7 +142,7 @@ def update_ratio_high(
     bound = max(config.tensor, config.start_ratio) if starting else config.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
-    for at in matrices(high, ratios.scopes, facts):
+    for at in matrices(high, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, at] > 0, at]
         if not (starting and moves[0] >= config.near_zero_ratio):
             yield found(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
@@ -154,12 +154,12 @@ def _has_fallen(loss: Series, share: float) -> bool:
     return len(known) > 2 and bool(np.median(known[-3:]) < known[0] - share * abs(known[0]))
 
 
-def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> float:
+def _median_of_matrices(ratios: Panel, info: RunInfo, near_zero_ratio: float) -> float:
     """The median over tensors of two dimensions or more that moved: what starts at zero would raise it."""
     if not len(ratios):
         return np.nan
     from_zero = ratios.values[0] >= near_zero_ratio
-    moved = ratios.last[is_matrix(ratios.scopes, facts) & ~from_zero]
+    moved = ratios.last[is_matrix(ratios.scopes, info) & ~from_zero]
     return median(moved[moved > 0])
 
 
@@ -175,7 +175,7 @@ def _median_of_matrices(ratios: Panel, facts: Facts, near_zero_ratio: float) -> 
     ),
 )  # fmt: skip
 def update_ratio_low(
-    ratios: Panel, causes: Panel, lr: Panel, loss: Panel, levels: Panel, config: UpdateRatioLow, facts: Facts
+    ratios: Panel, causes: Panel, lr: Panel, loss: Panel, levels: Panel, config: UpdateRatioLow, info: RunInfo
 ) -> Iterator[Finding]:
     """Weight that moves by less than its own rounding error.
 
@@ -199,11 +199,11 @@ def update_ratio_low(
     known = rates(lr)
     if len(known) > 1 and known[-1] > known[-2]:
         return
-    peak = np.fmax.reduce(known, initial=declared_peak(facts))
+    peak = np.fmax.reduce(known, initial=declared_peak(info))
     at_peak = ratios.last * (peak / known[-1] if len(known) and known[-1] > 0 else 1.0)
     frozen = set(np.array(causes.scopes, object)[causes.last > 0]) if causes.at == ratios.at else set()
     severity = Severity.INFO if is_solved(loss, levels, config.negligible_share) else Severity.WARNING
-    for at in matrices(low & (at_peak < config.tensor), ratios.scopes, facts):
+    for at in matrices(low & (at_peak < config.tensor), ratios.scopes, info):
         if ratios.scopes[at] not in frozen:
             yield found(severity, ratios.last[at], config.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at]))
 
@@ -226,7 +226,7 @@ def update_ratio_low(
     ),
 )  # fmt: skip
 def update_ratio_jump(
-    median: Panel, lr: Panel, plan: Panel, ratios: Panel, config: UpdateRatioJump, facts: Facts
+    median: Panel, lr: Panel, plan: Panel, ratios: Panel, config: UpdateRatioJump, info: RunInfo
 ) -> Finding | None:
     """Weights that suddenly move several times as far per step as they did.
 
@@ -254,7 +254,7 @@ def update_ratio_jump(
         return None
     now = max(typical.at, lr.at)
     measured = typical.at == now and np.isfinite(typical.last)
-    jump = newest_jump(lr, plan, config, facts) if lr.at == now else None
+    jump = newest_jump(lr, plan, config, info) if lr.at == now else None
     if not measured and jump is None:
         return None
     recent = typical.values[-config.window - 1 :]
@@ -263,14 +263,14 @@ def update_ratio_jump(
         return None
     # What the rate just before led to is what a jump of it changes; older checks may be of another phase.
     window = config.window if jump is None else config.lasting_checks
-    level = _level(typical, lr, plan, window, config, facts) if measured else typical.median(config.window)
+    level = _level(typical, lr, plan, window, config, info) if measured else typical.median(config.window)
     leap = 1.0 if jump is None else jump.after / jump.before
     value = typical.last if measured else level * leap
     bound = config.factor * level
     if not bound > 0 or (measured and not value > bound):
         return None
     if jump is None:
-        jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), config, facts)
+        jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), config, info)
     lasting = _trailing(recent > bound)
     severe = jump is not None or value >= config.warning_factor * level or lasting >= config.lasting_checks
     evidence: dict[str, float | str] = {}
@@ -279,26 +279,26 @@ def update_ratio_jump(
     evidence |= {"level": level, "ratio": value / level, "lasting_checks": lasting}
     if jump is not None:
         evidence["lasting_steps"] = now - jump.step + 1
-    evidence |= _furthest(ratios, now, config, facts)
+    evidence |= _furthest(ratios, now, config, info)
     return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
 
-def _level(typical: Series, lr: Panel, plan: Panel, window: int, config: UpdateRatioJump, facts: Facts) -> float:
+def _level(typical: Series, lr: Panel, plan: Panel, window: int, config: UpdateRatioJump, info: RunInfo) -> float:
     """The update ratio that the earlier checks lead one to expect now."""
     values = typical.values[-window - 1 : -1].astype(np.float64)
     if len(lr) > 1:
         steps = typical.steps[-window - 1 : -1]
-        values = values * planned_growth(lr, plan, steps, config, facts)
+        values = values * planned_growth(lr, plan, steps, config, info)
     return median(values)
 
 
-def _furthest(ratios: Panel, now: int, config: UpdateRatioJump, facts: Facts) -> dict[str, float | str]:
+def _furthest(ratios: Panel, now: int, config: UpdateRatioJump, info: RunInfo) -> dict[str, float | str]:
     """The tensor whose own update ratio jumped most."""
     if ratios.at != now or len(ratios) < 2:
         return {}
     with np.errstate(divide="ignore", invalid="ignore"):
         jumps: Floats = ratios.last / ratios.median(config.window, skip=1)
-    eligible = list(matrices(np.isfinite(jumps), ratios.scopes, facts))
+    eligible = list(matrices(np.isfinite(jumps), ratios.scopes, info))
     if not eligible:
         return {}
     at = max(eligible, key=lambda each: float(jumps[each]))

@@ -20,7 +20,7 @@ from forewarn.judge.remedies import (
 from forewarn.judge.series import Panel, median
 from forewarn.judge.tensor_kinds import kinds, matrices
 from forewarn.thresholds.weights import WeightNormsApart, WeightNormSpike, WeightShrinking
-from forewarn.types import Facts, Finding, Severity
+from forewarn.types import Finding, RunInfo, Severity
 
 
 @rule(
@@ -63,7 +63,7 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
         advise("inspect_layer", "whatever multiplies this weight has lost its scale", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_norm_spike(norm: Panel, config: WeightNormSpike, facts: Facts) -> Iterator[Finding]:
+def weight_norm_spike(norm: Panel, config: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
     """Weight norm many times what it was at the earlier checks.
 
     ## Why is this bad?
@@ -81,7 +81,7 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, facts: Facts) -> Ite
         return
     # `last > factor · median` is the same as: at least half of the earlier ones lie below `last / factor`
     least = last / np.float32(config.factor)
-    likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, facts))
+    likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, info))
     below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
     for at in itertools.compress(likely, 2 * below >= len(earlier)):
         column = earlier[np.isfinite(earlier[:, at]), at]
@@ -103,7 +103,7 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, facts: Facts) -> Ite
         lower_weight_decay(0.1, "a layer that shrinks away from its peers is decayed faster than it learns"),
     ),
 )  # fmt: skip
-def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> Iterator[Finding]:
+def weight_norms_apart(norm: Panel, config: WeightNormsApart, info: RunInfo) -> Iterator[Finding]:
     """Weights of one layer on a wholly different scale than those of the other layers of its kind.
 
     ## Why is this bad?
@@ -119,7 +119,7 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> I
     """
     if len(norm) < config.minimum:
         return
-    groups = kinds(norm.scopes, facts, config.tensors)
+    groups = kinds(norm.scopes, info, config.tensors)
     size = norm.last / groups.root_counts
     growing = norm.last > config.growth * norm.values[0].astype(np.float64)
     for members in groups.members:
@@ -148,7 +148,7 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, facts: Facts) -> I
         advise("inspect_layer", "a layer that nothing depends on is decayed to nothing", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, facts: Facts) -> Iterator[Finding]:
+def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
     """Weight norm that has fallen to a small share of what it was.
 
     ## Why is this bad?
@@ -166,7 +166,7 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, fac
     if not shrunk.any():
         return
     lost = {scope for scope, count in zip(nonfinite.scopes, nonfinite.last, strict=True) if count > 0}
-    for at in matrices(shrunk, norm.scopes, facts):
+    for at in matrices(shrunk, norm.scopes, info):
         if norm.scopes[at] not in lost:
             yield found(
                 Severity.WARNING, norm.last[at], bound[at], norm.scopes[at],

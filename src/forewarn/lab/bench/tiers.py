@@ -25,7 +25,7 @@ class TimedJudge(Judge):
     """The monitor's judge with a clock: CPU time of the training thread, measured steps apart from the others."""
 
     def __init__(self, judge: Judge, seconds: dict[bool, list[float]]) -> None:
-        super().__init__(judge.rules, judge.config, judge.facts)
+        super().__init__(judge.rules, judge.config, judge.info)
         self._seconds = seconds
         self.depth = 0
 
@@ -71,7 +71,7 @@ class Forewarn(Contender):
             views=[],
             resume=True,
         )
-        self.backend = monitor.facts.versions.get("statistics", "torch")
+        self.backend = monitor.info.versions.get("statistics", "torch")
         self._judge = TimedJudge(monitor._judge, self.judging)
         monitor._judge = self._judge
         self._monitor = monitor

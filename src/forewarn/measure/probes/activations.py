@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
 from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, Output, is_leaf, tensors_of
-from forewarn.measure.parameters import Roster
-from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.units import DeadUnits, SaturatedUnits, from_state
 from forewarn.types import Reason
 
@@ -28,9 +28,16 @@ class ActivationProbe(Probe):
     name = "activations"
 
     def __init__(
-        self, roster: Roster, *, modules: str, rows: int, window: int, least_positions: int, saturated_from: float
+        self,
+        parameter_index: ParameterIndex,
+        *,
+        modules: str,
+        rows: int,
+        window: int,
+        least_positions: int,
+        saturated_from: float,
     ) -> None:
-        self._roster = roster
+        self._parameter_index = parameter_index
         self._pattern = re.compile(modules) if modules else None
         self._window = window
         self._least_positions = least_positions
@@ -39,7 +46,7 @@ class ActivationProbe(Probe):
         self._units: dict[str, DeadUnits | SaturatedUnits] = {}
         """By scope, for layers whose units are followed."""
         self._modules: dict[str, nn.Module] = {}
-        self._places: list[Place] = []
+        self._places: list[ModuleTap] = []
         """Where the outputs of these modules are seen."""
         self._hidden = False
         """Whether part of the model is compiled."""
@@ -47,14 +54,14 @@ class ActivationProbe(Probe):
         self._reason = Reason.AVAILABLE
         """What was said last about readings that are missing."""
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         self._layers.channels_first = None
-        modules = hookable_modules(self._roster.called)
+        modules = hookable_modules(self._parameter_index.called)
         if modules is not self._modules:
             self._modules = modules
-            self._hidden = any_compiled(self._roster.called)
+            self._hidden = any_compiled(self._parameter_index.called)
             layers = (self._layer(name, module) for name, module in modules.items())
-            self._places = [Place(layer.module, left=layer.left) for layer in layers if layer is not None]
+            self._places = [ModuleTap(layer.module, left=layer.left) for layer in layers if layer is not None]
         return self._places
 
     def _layer(self, name: str, module: Any) -> Layer | None:
@@ -133,7 +140,7 @@ class ActivationProbe(Probe):
 
     def _news(self, seen: bool, updated: bool) -> Reason | None:
         """What is to be said about readings that are missing: once, and once when they are there again."""
-        watched, said = self._roster.called, self._reason
+        watched, said = self._parameter_index.called, self._reason
         if not seen:  # a root that is compiled in place passes no hook
             self._hidden = any_compiled(watched)
         if self._hidden:

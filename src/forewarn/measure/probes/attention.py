@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from forewarn.measure.attention_calls import STAND_IN, Attended, attended, is_multihead, multihead_attended, sampled
 from forewarn.measure.engine.attention_heads import AttentionSummary, attention_summary
 from forewarn.measure.forward import any_compiled, hookable_modules
-from forewarn.measure.hidden_from_checkpointing import unseen
-from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
+from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
 from forewarn.types import Reason
 
@@ -56,7 +56,7 @@ class AttentionProbe(Probe):
         self._compiled = False
         """Whether a part of the model is: what finds another function under its name would be compiled anew."""
         self._modules: dict[str, nn.Module] = {}
-        self._places: list[Place] = []
+        self._places: list[ModuleTap] = []
         """Where these modules are entered and left."""
         self._running: list[_Frame] = []
         """The modules that run now, innermost last; the root is always the first."""
@@ -74,7 +74,7 @@ class AttentionProbe(Probe):
         elif any(map(_is_attention, self._model.modules())):
             self._left_out = Reason.COMPILED
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         if self._compiled:
             return ()
         modules = hookable_modules(self._model)
@@ -90,7 +90,7 @@ class AttentionProbe(Probe):
         if failure is not None:
             raise failure
 
-    def _place(self, name: str, module: nn.Module) -> Place:
+    def _place(self, name: str, module: nn.Module) -> ModuleTap:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._running.append(_Frame(name))
 
@@ -103,12 +103,12 @@ class AttentionProbe(Probe):
                 with torch.no_grad():
                     self._measure(frame, multihead_attended(module, *args, **kwargs))
 
-        return Place(module, entered, left)
+        return ModuleTap(module, entered, left)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model has just called torch's function; nothing that goes wrong here may reach it."""
         if self._failure is None and self._running:
-            with self._stopwatch, unseen():
+            with self._stopwatch, hidden_from_checkpointing():
                 try:
                     self._measure(self._running[-1], attended(*args, **kwargs))
                 except Exception as error:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forewarn.measure.engine import COLUMNS, Numbers, measure
 from forewarn.measure.forward import differentiable, hookable_modules
-from forewarn.measure.parameters import Roster, block_names
-from forewarn.measure.probe import ONE, Array, Followed, Pending, Place, Probe, Reading
+from forewarn.measure.parameters import ParameterIndex, block_names
+from forewarn.measure.probe import ONE, Array, GradientTap, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.gradients import GradientProbe
 from forewarn.types import Reason
 
@@ -40,11 +40,11 @@ class GainProbe(Probe):
 
     name = "gain"
 
-    def __init__(self, roster: Roster, blocks: str, gradients: GradientProbe, window: int) -> None:
-        reachable = hookable_modules(roster.called)
-        self._names = block_names(roster.model, blocks)
+    def __init__(self, parameter_index: ParameterIndex, blocks: str, gradients: GradientProbe, window: int) -> None:
+        reachable = hookable_modules(parameter_index.called)
+        self._names = block_names(parameter_index.model, blocks)
         self._modules = [reachable[name] for name in self._names if name in reachable]
-        self._roster = roster
+        self._parameter_index = parameter_index
         self._gradients = gradients
         self._means: deque[float] = deque(maxlen=window)
         self._output: Tensor | None = None
@@ -56,8 +56,8 @@ class GainProbe(Probe):
         self._norms: Array | None = None
         self._told_compiled = False
 
-    def inside(self) -> Sequence[Place]:
-        return [Place(module, self._entered(at), self._left(at)) for at, module in enumerate(self._modules)]
+    def module_taps(self) -> Sequence[ModuleTap]:
+        return [ModuleTap(module, self._entered(at), self._left(at)) for at, module in enumerate(self._modules)]
 
     def forward_ended(self, output: Any) -> None:
         self._output = None
@@ -82,8 +82,8 @@ class GainProbe(Probe):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._means.extend(float(each) for each in state["means"])
 
-    def _entered(self, at: int) -> Callable[..., Iterable[Followed]]:
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Followed]:
+    def _entered(self, at: int) -> Callable[..., Iterable[GradientTap]]:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
             taken = next(differentiable([*args, *kwargs.values()]), None)
             if taken is not None and taken is self._output:
                 self._boundary.input_of = at
@@ -92,18 +92,18 @@ class GainProbe(Probe):
 
         return entered
 
-    def _left(self, at: int) -> Callable[..., Iterable[Followed]]:
-        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[Followed]:
+    def _left(self, at: int) -> Callable[..., Iterable[GradientTap]]:
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[GradientTap]:
             self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=at)
             return self._followed(self._output, self._boundary)
 
         return left
 
-    def _followed(self, tensor: Tensor | None, where: _Boundary) -> Iterable[Followed]:
+    def _followed(self, tensor: Tensor | None, where: _Boundary) -> Iterable[GradientTap]:
         def reached(gradient: Tensor) -> None:
             self._reached.append((torch._C._current_graph_task_id(), where, measure([gradient]).rows[0]))
 
-        return () if tensor is None else [Followed(tensor, reached)]
+        return () if tensor is None else [GradientTap(tensor, reached)]
 
     def _gains(self, where: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
         shape = (2, len(self._names))
@@ -137,8 +137,8 @@ class GainProbe(Probe):
         if norms is self._norms:  # nothing was measured since
             return
         self._norms = norms
-        if self._owners[0] != self._roster.version:
-            self._owners = (self._roster.version, _owners(self._roster.names, self._names))
+        if self._owners[0] != self._parameter_index.version:
+            self._owners = (self._parameter_index.version, _owners(self._parameter_index.names, self._names))
         owners = self._owners[1]
         if len(owners) != len(norms):  # the model has got other parameters since
             return

@@ -19,9 +19,9 @@ from forewarn.measure.accumulation import Accumulation
 from forewarn.measure.aggregates import gradient_aggregates
 from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
-from forewarn.measure.gradient_writes import Filling
-from forewarn.measure.parameters import Roster
-from forewarn.measure.probe import ONE, Array, Followed, Histograms, Pending, Probe, Reading
+from forewarn.measure.gradient_writes import GradientWriteDetector
+from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import SteppingProbe, calling_scaler, present_scale
 from forewarn.measure.rank_gradient import RankGradient
 from forewarn.measure.tensor_reader import Statistics, TensorReader, Visit, power_of_two
@@ -61,7 +61,7 @@ class GradientProbe(Probe):
 
     def __init__(
         self,
-        roster: Roster,
+        parameter_index: ParameterIndex,
         stepping: SteppingProbe,
         scaler: Any,
         reader: TensorReader,
@@ -69,7 +69,7 @@ class GradientProbe(Probe):
         vanishing: float,
         exploding: float,
     ) -> None:
-        self._roster = roster
+        self._parameter_index = parameter_index
         self._stepping = stepping
         self._scaler = scaler
         self._reader = reader
@@ -83,27 +83,27 @@ class GradientProbe(Probe):
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
-        self._filling = Filling(roster)
+        self._gradient_writes = GradientWriteDetector(parameter_index)
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
         """Per optimizer: what was left in its gradients when the backward passes of this step began."""
-        self._accumulation = Accumulation(roster.num_optimizers)
-        self._rank = RankGradient(roster.called)
+        self._accumulation = Accumulation(parameter_index.num_optimizers)
+        self._rank = RankGradient(parameter_index.called)
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
         self._uneven_scale = False
         self._was_unavailable = False
         self._updates = 0
-        self.missing = np.zeros(len(roster.names), bool)
+        self.missing = np.zeros(len(parameter_index.names), bool)
         """Per tensor: whether it had no gradient when an optimizer last stepped on a measured step."""
-        self.norms = np.full(len(roster.names), np.nan)
+        self.norms = np.full(len(parameter_index.names), np.nan)
         """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
         """Clip all that the model has now, as torch does, and keep the norm that this computes anyway."""
         norm = torch.nn.utils.clip_grad_norm_(
-            self._roster.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
+            self._parameter_index.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
@@ -115,13 +115,13 @@ class GradientProbe(Probe):
     def forward_begins(self) -> None:
         self._accumulation.forward_begins()
 
-    def heeds_backward(self) -> bool:
+    def needs_every_backward(self) -> bool:
         return not self._clipped_last_step  # else the norm will be known from clipping
 
     def backward_begins(self, measured: bool) -> None:
-        self._filling.begins()
+        self._gradient_writes.begins()
         if measured:
-            for at in range(self._roster.num_optimizers):
+            for at in range(self._parameter_index.num_optimizers):
                 held = self._held(at)
                 left = [
                     gradient
@@ -132,17 +132,17 @@ class GradientProbe(Probe):
                 ]
                 self._residual.setdefault(at, []).append(norm_of_all(norms(left)) if left else 0.0)
 
-    def following(self) -> Sequence[Followed]:
+    def gradient_taps(self) -> Sequence[GradientTap]:
         is_first = not self._accumulation.is_under_way
-        return self._rank.follow(self._roster.live) if is_first and not self._accumulation.expected else ()
+        return self._rank.follow(self._parameter_index.live) if is_first and not self._accumulation.expected else ()
 
     def backward_ended(self, measured: bool) -> None:
-        if not self._filling.has_come():
+        if not self._gradient_writes.has_come():
             return  # a pass that filled no gradient, such as torch.autograd.grad
         is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
-        live = self._roster.live()
+        live = self._parameter_index.live()
         gradients = {
             key: gradient for key, each in live.items() if (gradient := each.grad) is not None and gradient.numel()
         }
@@ -165,12 +165,12 @@ class GradientProbe(Probe):
 
         What is frozen or in no optimizer may hold an old gradient, and of what is sharded there is a part.
         """
-        held = {id(each) for at in range(self._roster.num_optimizers) for each in self._held(at)}
+        held = {id(each) for at in range(self._parameter_index.num_optimizers) for each in self._held(at)}
         return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if measured:
-            self._roster.refresh()
+            self._parameter_index.refresh()
         if self._scaler is None and self._updates < _UPDATES_SEARCHED:
             self._find_scaler()
         self._updates += 1
@@ -206,7 +206,7 @@ class GradientProbe(Probe):
             self._used[at] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
     def _held(self, at: int) -> list[nn.Parameter]:
-        return [each for group in self._roster.optimizers[at].param_groups for each in group["params"]]
+        return [each for group in self._parameter_index.optimizers[at].param_groups for each in group["params"]]
 
     def collect(self, measured: bool) -> Pending:
         clip, self._clip = self._clip, None
@@ -218,7 +218,7 @@ class GradientProbe(Probe):
         residual, self._residual = list(self._residual.values()), {}
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
-        names = self._roster.names
+        names = self._parameter_index.names
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
         tensors += [_number(left) for of_one in residual for left in of_one]
         tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
@@ -316,7 +316,7 @@ class GradientProbe(Probe):
             yield Reading("monitor/unavailable", ("gradient/global_norm",), [float(reason)])
 
     def _measure(self, at: int, scale: Any) -> None:
-        which, parameters = self._roster.of(at), self._roster.parameters
+        which, parameters = self._parameter_index.of(at), self._parameter_index.parameters
         gradients = list(map(_gradient_of, parameters))
         self.missing = np.array([gradient is None for gradient in gradients], bool)
         missing = self.missing[which]
@@ -328,7 +328,7 @@ class GradientProbe(Probe):
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
-        scales = (present_scale(self._scaler, optimizer) for optimizer in self._roster.optimizers)
+        scales = (present_scale(self._scaler, optimizer) for optimizer in self._parameter_index.optimizers)
         return next((scale for scale in scales if scale is not None), None)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
-from forewarn.measure.probe import ONE, Array, Pending, Place, Probe, Reading
+from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
 
 _MAX_VALUES = 2**20
 """Logits read per forward pass; beyond, evenly spaced rows."""
@@ -48,12 +48,12 @@ class LogitsProbe(Probe):
     def forward_begins(self) -> None:
         self._last = None
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         if self._given:
             return ()
         modules = hookable_modules(self._model)
         return [
-            Place(each, left=self._passed) for name, each in modules.items() if name and isinstance(each, nn.Linear)
+            ModuleTap(each, left=self._passed) for name, each in modules.items() if name and isinstance(each, nn.Linear)
         ]
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

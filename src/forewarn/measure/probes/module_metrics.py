@@ -24,8 +24,8 @@ from forewarn.measure.metric_kinds import (
     ParameterDifferenceMetric,
 )
 from forewarn.measure.module_outputs import ROOT, tensors_in
-from forewarn.measure.parameters import Roster
-from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import SteppingProbe
 from forewarn.measure.step_log import StepLog
 from forewarn.types import is_metric_name
@@ -43,8 +43,8 @@ class MetricsProbe(Probe):
 
     name = "metrics"
 
-    def __init__(self, roster: Roster, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
+        self._parameter_index = parameter_index
         self._stepping = stepping
         self._given = tuple(metrics)
         self._metrics = Metrics(_SEPARATOR)
@@ -55,16 +55,16 @@ class MetricsProbe(Probe):
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
         self._log = StepLog()
         self._comparisons = [
-            Comparison(several, _SEPARATOR, roster, reference) for reference, several in _by_reference(metrics)
+            Comparison(several, _SEPARATOR, parameter_index, reference) for reference, several in _by_reference(metrics)
         ]
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         running = [each for each in self._comparisons if each.runs]
         if not running and not self._metrics.any("activation"):
             return ()
-        reachable = hookable_modules(self._roster.called)
-        places = [Place(module, left=self._leaving(name)) for name, module in reachable.items() if name]
-        return [*(Place(self._roster.called, entered=each.run) for each in running), *places]
+        reachable = hookable_modules(self._parameter_index.called)
+        places = [ModuleTap(module, left=self._leaving(name)) for name, module in reachable.items() if name]
+        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *places]
 
     def forward_ended(self, output: Any) -> None:
         self._returned(ROOT, output)
@@ -129,14 +129,19 @@ class MetricsProbe(Probe):
 
     def _ask_gradients(self, at: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
-            held = [(self._roster.names[one], self._roster.parameters[one].grad) for one in self._roster.of(at)]
+            held = [
+                (self._parameter_index.names[one], self._parameter_index.parameters[one].grad)
+                for one in self._parameter_index.of(at)
+            ]
             present = ((name, (_unscaled(gradient, scale),)) for name, gradient in held if gradient is not None)
             self._evaluation.parameters(self._log, "gradient", present)
 
     def _ask_parameters(self) -> None:
         if not self._given:
             return
-        named: list[tuple[str, nn.Parameter]] = list(zip(self._roster.names, self._roster.parameters, strict=True))
+        named: list[tuple[str, nn.Parameter]] = list(
+            zip(self._parameter_index.names, self._parameter_index.parameters, strict=True)
+        )
         if self._metrics.any("parameter"):
             self._evaluation.parameters(self._log, "parameter", ((name, (one,)) for name, one in named))
         for each in self._comparisons:
@@ -147,7 +152,7 @@ class MetricsProbe(Probe):
 
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
-        for name, parameter in zip(self._roster.names, self._roster.parameters, strict=True):
+        for name, parameter in zip(self._parameter_index.names, self._parameter_index.parameters, strict=True):
             if is_sharded(parameter) and any(self._metrics.asked(kind, name) != NOTHING for kind in kinds):
                 raise ValueError(
                     f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from forewarn.measure.engine import in_order, measure
 from forewarn.measure.module_tree import clean_name
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.types import BatchNormState
 
@@ -28,8 +28,8 @@ class BatchNormProbe(Probe):
 
     name = "batchnorm"
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex) -> None:
+        self._parameter_index = parameter_index
         self._known: tuple[int, dict[str, _NormBase]] | None = None
         """Every batch norm, and of which version of the model: to look for them takes a walk over all modules."""
         self._modes: dict[str, BatchNormState] = {}
@@ -40,8 +40,8 @@ class BatchNormProbe(Probe):
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
             return
-        if self._known is None or self._known[0] != self._roster.version:
-            self._known = self._roster.version, dict(_batch_norms(self._roster.model))
+        if self._known is None or self._known[0] != self._parameter_index.version:
+            self._known = self._parameter_index.version, dict(_batch_norms(self._parameter_index.model))
         for name, norm in self._known[1].items():
             self._norms[name] = norm
             self._modes[name] = _mode(norm)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
-from forewarn.measure.hidden_from_checkpointing import unseen
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.layers import is_leaf, tensors_of
-from forewarn.measure.parameters import Roster
-from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 
 MAX_ROWS = 64
 """Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
@@ -27,19 +27,21 @@ class RepresentationProbe(Probe):
 
     name = "representation"
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex) -> None:
+        self._parameter_index = parameter_index
         self._head: str | None = None
         self._last: str | None = None
         self._sample: list[Tensor] = []
         self._num_rows = 0
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         self._last = None
-        modules = hookable_modules(self._roster.called)
+        modules = hookable_modules(self._parameter_index.called)
         if self._head in modules:
-            return [Place(modules[self._head], self._entered, self._left(self._head))]
-        return [Place(module, None, self._left(name)) for name, module in modules.items() if _is_linear(name, module)]
+            return [ModuleTap(modules[self._head], self._entered, self._left(self._head))]
+        return [
+            ModuleTap(module, None, self._left(name)) for name, module in modules.items() if _is_linear(name, module)
+        ]
 
     def forward_ended(self, output: Any) -> None:
         if output is not None:
@@ -60,7 +62,7 @@ class RepresentationProbe(Probe):
         """Keep a copy of a few rows, evenly over the first calls of the step: the tensor itself may change or go."""
         left = MAX_ROWS - self._num_rows
         if left > 0:
-            with unseen():
+            with hidden_from_checkpointing():
                 rows = given.detach().reshape(-1, given.shape[-1])
                 rows = rows[:: max(1, len(rows) // left)][:left]
                 self._sample.append(rows.to(wide(given.device), copy=True))
@@ -70,7 +72,7 @@ class RepresentationProbe(Probe):
         sample, self._sample, self._num_rows = self._sample, [], 0
         if not sample or sum(map(len, sample)) < 2:
             return None
-        scope = (self._head or type(self._roster.model).__name__,)
+        scope = (self._head or type(self._parameter_index.model).__name__,)
         cosine, rank = similarity(torch.cat(sample))
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:

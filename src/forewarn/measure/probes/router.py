@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import clean_name, unwrapped
-from forewarn.measure.probe import Array, Pending, Place, Probe, Reading
+from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.types import Reason
 
 _MAX_VALUES = 2**20
@@ -56,9 +56,9 @@ class RouterProbe(Probe):
                 "its modules are listed by [name for name, _ in model.named_modules()]"
             )
 
-    def inside(self) -> Sequence[Place]:
+    def module_taps(self) -> Sequence[ModuleTap]:
         modules = hookable_modules(self._model).items()
-        return [Place(each, left=self._left(name)) for name, each in modules if name and self._pattern.search(name)]
+        return [ModuleTap(each, left=self._left(name)) for name, each in modules if name and self._pattern.search(name)]
 
     def _named(self) -> list[str]:
         """Every router there is, also those inside compiled code."""
@@ -94,7 +94,7 @@ class RouterProbe(Probe):
         routed, self._routed = self._routed, {}
         if not measured:
             return None
-        hidden = not self._told and not self.inside()
+        hidden = not self._told and not self.module_taps()
         self._told = self._told or hidden
         tensors = [torch.cat([each.entropy.reshape(1), each.loads]) for each in routed.values()]
 

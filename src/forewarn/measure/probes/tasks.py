@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine import Numbers
 from forewarn.measure.engine.portable import dense_values, wide
 from forewarn.measure.hooks import own_pass
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.shared_layer import last_shared_layer, obstacle, reached_parameters
 from forewarn.types import Reason
@@ -34,8 +34,8 @@ class TaskProbe(Probe):
 
     name = "tasks"
 
-    def __init__(self, roster: Roster, scaler: Any) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex, scaler: Any) -> None:
+        self._parameter_index = parameter_index
         self._scaler = scaler
         self._given: list[nn.Parameter] | None = None
         self._found: list[nn.Parameter] = []
@@ -54,11 +54,13 @@ class TaskProbe(Probe):
 
     def look(self, losses: Mapping[str, Tensor]) -> None:
         """See from the graph of the losses whether measuring is safe."""
-        self.reason = obstacle([loss for loss in losses.values() if loss.grad_fn is not None], self._roster.model)
+        self.reason = obstacle(
+            [loss for loss in losses.values() if loss.grad_fn is not None], self._parameter_index.model
+        )
 
     def share(self, shared: Shared, losses: Mapping[str, Tensor]) -> None:
         """Decide on which parameters the tasks are compared; those that a task does not reach are refused."""
-        self._given = None if shared is None else _parameters(shared, self._roster)
+        self._given = None if shared is None else _parameters(shared, self._parameter_index)
         wanted = {id(parameter) for parameter in self._given or ()}
         for name, loss in losses.items():
             unsafe = self.reason is not Reason.AVAILABLE or loss.grad_fn is None
@@ -130,9 +132,9 @@ class TaskProbe(Probe):
         """The parameters to compare on; the last shared layer is looked for once, and again if it is frozen or gone."""
         if self._given is not None:
             return [each for each in self._given if each.requires_grad]
-        present = self._roster.live()
+        present = self._parameter_index.live()
         if not self._found or any(id(each) not in present or not each.requires_grad for each in self._found):
-            self.layer, self._found = last_shared_layer(losses, self._roster.model)
+            self.layer, self._found = last_shared_layer(losses, self._parameter_index.model)
         return self._found
 
     def _inner_products(self, losses: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -206,23 +208,25 @@ def _flat(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
     return dense_values(dense).reshape(-1).to(wide(dense.device))
 
 
-def _parameters(shared: str | nn.Module | Iterable[nn.Parameter], roster: Roster) -> list[nn.Parameter]:
+def _parameters(
+    shared: str | nn.Module | Iterable[nn.Parameter], parameter_index: ParameterIndex
+) -> list[nn.Parameter]:
     """The trainable parameters that `shared=` names."""
     if isinstance(shared, str):
         try:
             pattern = re.compile(shared)
         except re.error as error:
             raise ValueError(f"shared={shared!r} is no regular expression: {error}") from None
-        named = zip(roster.names, roster.parameters, strict=True)
+        named = zip(parameter_index.names, parameter_index.parameters, strict=True)
         chosen = [one for name, one in named if pattern.search(name)]
         if not chosen:
-            known = ", ".join(roster.names[:4])
+            known = ", ".join(parameter_index.names[:4])
             raise ValueError(f"shared={shared!r} matches no parameter of the model; their names are {known}, …")
     else:
         chosen = list(shared.parameters() if isinstance(shared, nn.Module) else shared)
         if wrong := [each for each in chosen if not isinstance(each, Tensor)]:
             raise TypeError(f"shared must be a regular expression, a module or parameters, but it holds {wrong[0]!r}")
-        known_ones = {id(each) for each in roster.parameters}
+        known_ones = {id(each) for each in parameter_index.parameters}
         if any(id(each) not in known_ones for each in chosen):
             raise ValueError("shared holds a tensor that is no parameter of the watched model")
     chosen = [each for each in chosen if each.requires_grad]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from forewarn.measure.aggregates import update_aggregates
 from forewarn.measure.engine import UpdateSampler, in_order, looked_at
 from forewarn.measure.engine.sampling import EPSILON
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.gradients import GradientProbe
 from forewarn.measure.probes.stepping import SteppingProbe
@@ -37,8 +37,8 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
 class FrozenTracker:
     """Which tensors have not moved for `patience` checks in a row, and why."""
 
-    def __init__(self, roster: Roster, threshold: float, patience: int) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex, threshold: float, patience: int) -> None:
+        self._parameter_index = parameter_index
         self._threshold = threshold
         self._patience = patience
         self._names: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class FrozenTracker:
 
     @checks.setter
     def checks(self, known: Mapping[str, int]) -> None:
-        self._names = self._roster.names
+        self._names = self._parameter_index.names
         self._checks = np.array([known.get(name, 0) for name in self._names], np.int64)
 
     def update(
@@ -74,9 +74,9 @@ class FrozenTracker:
             still[:] = True
         judged = np.ones(len(still), bool)
         for optimizer in resting:
-            judged[self._roster.of(optimizer)] = False
+            judged[self._parameter_index.of(optimizer)] = False
         cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
-        if self._names is not self._roster.names:
+        if self._names is not self._parameter_index.names:
             self.checks = self.checks
         checks = self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
         at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
@@ -91,11 +91,11 @@ class FrozenTracker:
         stepped: bool | None,
         skipped: bool,
     ) -> NDArray[np.int64]:
-        parameters, trainable = self._roster.parameters, self._roster.trainable
+        parameters, trainable = self._parameter_index.parameters, self._parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
         if not still.any() and requires_grad.all():
             return np.full(len(still), int(FrozenCause.MOVING))
-        orphan = self._roster.groups() < 0
+        orphan = self._parameter_index.groups() < 0
         able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
         if stepped is None:
             stepped = not able.any() or bool((~still & ~orphan).any())
@@ -124,7 +124,7 @@ class UpdateProbe(Probe):
 
     def __init__(
         self,
-        roster: Roster,
+        parameter_index: ParameterIndex,
         stepping: SteppingProbe,
         gradients: GradientProbe,
         *,
@@ -132,37 +132,37 @@ class UpdateProbe(Probe):
         threshold: float,
         patience: int,
     ) -> None:
-        self._roster = roster
+        self._parameter_index = parameter_index
         self._stepping = stepping
         self._gradients = gradients
         self._sample_size = sample_size
-        self._version = roster.version
-        self._sampler = UpdateSampler(roster.names, sample_size)
-        self._tracker = FrozenTracker(roster, threshold, patience)
-        self._rates = np.full(len(roster.names), np.nan)
+        self._version = parameter_index.version
+        self._sampler = UpdateSampler(parameter_index.names, sample_size)
+        self._tracker = FrozenTracker(parameter_index, threshold, patience)
+        self._rates = np.full(len(parameter_index.names), np.nan)
         self.weights: Sequence[Tensor] | None = None
         """The weights as this probe found them when the step ended, left for the next probe that reads them."""
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         if not measured:
             return
-        if self._version != self._roster.version:
-            self._version = self._roster.version
-            self._sampler = UpdateSampler(self._roster.names, self._sample_size)
+        if self._version != self._parameter_index.version:
+            self._version = self._parameter_index.version
+            self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
         if not self._sampler.remembers:
-            self._sampler.remember(self._roster.parameters)
-        self._rates = learning_rates(self._roster)
+            self._sampler.remember(self._parameter_index.parameters)
+        self._rates = learning_rates(self._parameter_index)
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             self._sampler.forget()
             self.weights = None
             return None
-        self.weights = looked_at(self._roster.parameters)
+        self.weights = looked_at(self._parameter_index.parameters)
         order, sums = self._sampler.moved(self.weights)
         self._sampler.forget()
         missing, rates, resting = self._gradients.missing, self._rates, self._stepping.resting
-        names, shares = self._roster.names, self._sampler.shares
+        names, shares = self._parameter_index.names, self._sampler.shares
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             ratios, norms = update_ratios(order, arrays, shares)
@@ -184,20 +184,22 @@ class UpdateProbe(Probe):
         return Pending(sums, decode)
 
     def state_dict(self) -> dict[str, Any]:
-        trainable = dict(zip(self._roster.names, map(bool, self._roster.trainable), strict=True))
+        trainable = dict(zip(self._parameter_index.names, map(bool, self._parameter_index.trainable), strict=True))
         return {"checks": dict(self._tracker.checks), "trainable": trainable}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._tracker.checks = {name: int(checks) for name, checks in state["checks"].items()}
-        known = zip(self._roster.names, self._roster.trainable, strict=True)
-        self._roster.trainable = np.array([state["trainable"].get(name, now) for name, now in known], dtype=bool)
+        known = zip(self._parameter_index.names, self._parameter_index.trainable, strict=True)
+        self._parameter_index.trainable = np.array(
+            [state["trainable"].get(name, now) for name, now in known], dtype=bool
+        )
 
 
-def learning_rates(roster: Roster) -> Array:
+def learning_rates(parameter_index: ParameterIndex) -> Array:
     """The learning rate of each parameter's group; NaN where it is in none or the rate is a tensor on a device."""
-    rates = np.full(len(roster.names), np.nan)
-    groups = [group for optimizer in roster.optimizers for group in optimizer.param_groups]
+    rates = np.full(len(parameter_index.names), np.nan)
+    groups = [group for optimizer in parameter_index.optimizers for group in optimizer.param_groups]
     known = [rate if isinstance(rate := group.get("lr"), int | float) else np.nan for group in groups]
-    where = roster.groups()
+    where = parameter_index.groups()
     rates[where >= 0] = np.array([*known, np.nan], np.float64)[where[where >= 0]]
     return rates

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from forewarn.measure.parameters import Roster
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.tensor_reader import TensorReader
@@ -17,16 +17,16 @@ class WeightProbe(Probe):
 
     name = "weights"
 
-    def __init__(self, roster: Roster, updates: UpdateProbe, reader: TensorReader) -> None:
-        self._roster = roster
+    def __init__(self, parameter_index: ParameterIndex, updates: UpdateProbe, reader: TensorReader) -> None:
+        self._parameter_index = parameter_index
         self._updates = updates
         self._reader = reader
 
     def collect(self, measured: bool) -> Pending | None:
         if not measured:
             return None
-        weights, self._updates.weights = self._updates.weights or self._roster.parameters, None
-        names, visit = self._roster.names, self._reader.read(weights)
+        weights, self._updates.weights = self._updates.weights or self._parameter_index.parameters, None
+        names, visit = self._parameter_index.names, self._reader.read(weights)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             statistics = visit.decode(list(arrays))
