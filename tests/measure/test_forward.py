@@ -76,7 +76,7 @@ def test_modules_are_seen_on_measured_steps_only(tmp_path):
 def test_a_model_that_is_a_single_layer_is_looked_at_as_well(tmp_path):
     model = nn.Linear(3, 2)
     monitor, onlooker = watched(model, tmp_path / "run", every=1)
-    onlooker.inside = lambda: [onlooker._place("root", model)]
+    onlooker.module_taps = lambda: [onlooker._place("root", model)]
     model(input=torch.ones(2, 3)).sum().backward()
     monitor.step(1.0)
     assert onlooker.entered == onlooker.left == ["root"]
