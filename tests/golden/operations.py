@@ -49,6 +49,6 @@ def _counted(clip: bool, run: Path | None = None, measured: bool = False) -> Cou
             if monitor:
                 monitor.step(loss)
     if monitor:
-        assert monitor.facts.versions["statistics"] == "native", "the counts are those of the native backend"
+        assert monitor.info.versions["statistics"] == "native", "the counts are those of the native backend"
         monitor.close()
     return counting.operations
