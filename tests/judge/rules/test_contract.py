@@ -23,9 +23,9 @@ from tests.judge.rules.runs import fired, info
 
 SOURCE = Path(forewarn.__file__).parent
 FILES = {
-    "L": {"loss", "learning"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
+    "L": {"loss", "loss_levels"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
     "A": {"activations", "attention", "logits", "router"},
-    "E": {"evaluation"}, "T": {"tasks"}, "M": {"metrics"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitor"},
+    "E": {"evaluation"}, "T": {"tasks"}, "M": {"module_metrics"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitoring"},
 }  # fmt: skip
 EXAMPLES = [
     pytest.param(rule.code, example, id=f"{rule.code}-{number}")
@@ -161,7 +161,7 @@ def test_every_table_of_thresholds_belongs_to_exactly_one_rule():
 
 def test_every_threshold_is_read():
     code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "config.py")
-    series = (SOURCE / "series.py").read_text()
+    series = (SOURCE / "judge" / "series.py").read_text()
     for table in dataclasses.fields(Thresholds):
         settings = getattr(Thresholds(), table.name)
         assert isinstance(settings, Settings)
@@ -176,7 +176,7 @@ def test_every_threshold_is_read():
 def test_no_number_of_a_rule_hides_outside_the_config():
     for letter in "LGTUWEMX":
         for stem in FILES[letter]:
-            source = (SOURCE / "rules" / f"{stem}.py").read_text()
+            source = (SOURCE / "judge" / "rules" / f"{stem}.py").read_text()
             body = re.sub(r'""".*?"""|"[^"\n]*"|#.*', "", source, flags=re.DOTALL)
             body = re.sub(r"(hold|keep)=\d+|(lower_lr|raise_lr|lower_weight_decay)\([\d.]+|to=1e-5", "", body)
             body = re.sub(r"_quantile\(\w+(\[\w+\])?, 0\.\d+\)|_MEDIAN_ERROR = [\d.]+", "", body)

@@ -156,12 +156,12 @@ def test_thousands_of_histograms_close_to_the_bounds_have_the_same_shapes(around
 
 def test_the_bounds_of_shapes_are_those_of_numpy(monkeypatch):
     """They are handed over, not written down twice."""
-    fields = native.spread._BOUNDS_OF_SHAPES
-    assert [getattr(native.spread._BOUNDS, name) for name in fields] == [
+    fields = native.spreads._BOUNDS_OF_SHAPES
+    assert [getattr(native.spreads._BOUNDS, name) for name in fields] == [
         getattr(shape, name.upper()) for name in fields
     ]
     counts, rows = of_normal_values(5000)
-    monkeypatch.setattr(native.spread._BOUNDS, "least_values", 5001.0)
+    monkeypatch.setattr(native.spreads._BOUNDS, "least_values", 5001.0)
     assert np.isnan(native.spread_of(counts, rows).shapes[0])
 
 
