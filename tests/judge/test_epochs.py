@@ -139,6 +139,17 @@ def test_without_a_validation_loss_one_sentence_says_so(watch, tmp_path, caplog)
     assert "no validation loss was given" in CliRunner().invoke(cli, ["check", str(tmp_path / "run")]).output
 
 
+def test_early_stopping_asks_for_a_stop_after_so_many_epochs_without_a_better_loss(watch, small):
+    config = forewarn.Config(early_stopping_patience=2, early_stopping_min_delta=0.05)
+    monitor = watch(*small, config=config)
+    asked = []
+    for loss in (1.0, 0.9, 0.88, 0.8, 0.79, 0.81):
+        monitor.step(loss)
+        monitor.end_epoch(val_loss=loss)
+        asked.append(monitor.should_stop)
+    assert asked == [False] * 5 + [True]
+
+
 @pytest.mark.parametrize("patience", [0, 2])
 def test_losses_that_still_hold_their_graph_are_taken_as_they_are(watch, patience):
     model, optimizer = made()

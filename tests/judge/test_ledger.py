@@ -271,6 +271,8 @@ def test_what_was_over_before_explains_nothing():
     assert [alert.code for alert in life.ledger.firing] == ["U900", "G900"]
     order = [(alert.code, alert.since) for alert in life.ledger.ranked(life.ledger.alerts)]
     assert order[0] == ("U900", 30)
+    (update,) = (alert for alert in life.ledger.alerts if alert.code == "U900")
+    assert life.ledger.cause_of(update, life.ledger.alerts) is None
 
 
 def test_information_is_no_reason_for_a_warning():

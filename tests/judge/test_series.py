@@ -156,6 +156,14 @@ def test_a_lasting_shift_is_accepted_after_thirty_two_outliers():
     assert not any(lasting[32:])
 
 
+def test_the_reach_is_so_many_standard_deviations_of_normal_noise():
+    spike = Spike(k=6.0, floor=0.0, window=4096, minimum=4096)
+    baseline = Baseline(spike)
+    for value in np.exp(np.random.default_rng(0).normal(0.0, 0.02, 4096)).tolist():
+        baseline.observe(value)
+    assert baseline.observe(1.0).reach == pytest.approx(6 * 0.02, rel=0.05)
+
+
 def test_outliers_do_not_move_the_level_they_are_compared_with():
     baseline = Baseline(Spike())
     for _ in range(64):

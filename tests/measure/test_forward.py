@@ -116,6 +116,28 @@ def test_a_probe_that_raises_in_a_hook_is_switched_off_and_told(tmp_path):
     monitor.close()
 
 
+def test_what_is_recomputed_for_a_gradient_within_the_forward_pass_is_not_seen_twice(tmp_path):
+    class Energy(nn.Module):
+        """Gives the gradient of its block, as models of forces do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            energy = checkpoint(self.block, x, use_reentrant=False).square().sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+            return force
+
+    model = Energy()
+    monitor, onlooker = watched(model, tmp_path / "run")
+    loss = model(torch.ones(2, 3, requires_grad=True)).square().sum()
+    loss.backward()
+    monitor.step(loss)
+    monitor.close()
+    assert onlooker.entered == ["block", "block.0", "block.1", "block.2"]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_checkpointing_recomputes_is_not_seen_twice(tmp_path, reentrant):
     class Checkpointed(nn.Module):

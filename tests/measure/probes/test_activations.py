@@ -202,6 +202,17 @@ def test_dead_units_are_those_that_never_fire_in_the_window(watch):
     assert values(monitor, "dead_fraction", "1") == pytest.approx(0.3), "one that fires again is alive at once"
 
 
+def test_a_unit_that_fires_once_in_the_window_is_not_dead(watch):
+    model = dead_net(4)
+    optimizer = sgd(model)
+    monitor = watch(model, optimizer)
+    for at in range(12):
+        with torch.no_grad():
+            model[0].bias[0] = 100.0 if at == 5 else -100.0
+        step(model, optimizer, monitor, batch(64, 6, seed=at))
+    assert values(monitor, "dead_fraction", "1") == pytest.approx(0.3)
+
+
 def test_few_samples_make_no_unit_dead(watch):
     model = dead_net(4)
     monitor = watch(model, optimizer := sgd(model))

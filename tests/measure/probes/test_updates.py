@@ -41,6 +41,16 @@ def test_the_update_ratio_of_sgd_is_exact(small, watch):
         assert last(monitor, "update/ratio", name) == pytest.approx((step / before[name].norm()).item(), rel=1e-5)
 
 
+def test_the_update_norm_is_that_of_the_whole_tensor_though_a_sample_is_read(watch):
+    model = model_of(nn.Linear(64, 64, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = watch(model, optimizer, config=forewarn.Config(sample_size=256))
+    model[0].weight.sum().backward()  # a gradient of ones: every weight moves by the learning rate
+    optimizer.step()
+    monitor.step(1.0)
+    assert last(monitor, "update/norm", "0.weight") == pytest.approx(0.01 * math.sqrt(64 * 64), rel=1e-3)
+
+
 def test_a_healthy_run_freezes_nothing(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer)
