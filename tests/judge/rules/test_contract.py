@@ -25,7 +25,8 @@ SOURCE = Path(forewarn.__file__).parent
 FILES = {
     "L": {"loss", "loss_levels"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
     "A": {"activations", "attention", "logits", "router"},
-    "E": {"evaluation"}, "T": {"tasks"}, "M": {"module_metrics"}, "P": {"speed", "system"}, "R": {"ranks"}, "X": {"monitoring"},
+    "E": {"evaluation"}, "T": {"tasks"}, "M": {"module_metrics"}, "P": {"speed", "system"}, "R": {"ranks"},
+    "X": {"monitoring"},
 }  # fmt: skip
 EXAMPLES = [
     pytest.param(rule.code, example, id=f"{rule.code}-{number}")
