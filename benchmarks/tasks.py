@@ -3,7 +3,7 @@
     python benchmarks/tasks.py
 
 A GPT of 6 and of 12 blocks with an auxiliary head on its last hidden state, and the LSTM of `forewarn train multitask`.
-The same training runs without `monitor.tasks`, with it but never comparing, and comparing on every step; a fourth
+The same training runs without `monitor.combine_losses`, with it but never comparing, and comparing on every step; a fourth
 variant only makes the two passes by `torch.autograd.grad`. The variants take turns step by step in one process on one
 thread; figures are medians of the differences of processor time within a round, over the median step without tasks.
 """
@@ -57,7 +57,7 @@ class TwoHeads(nn.Module):
         }
 
     def last_shared(self) -> list[nn.Parameter]:
-        return list(self.gpt.blocks[-1].mlp.output.parameters())
+        return list(self.gpt.blocks[-1].get_submodule("mlp.output").parameters())
 
 
 class Recurrent(DualTaskLSTM):
