@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 
-.PHONY: help demo test test-slow test-triton test-avx512 check format docs bench clean
+.PHONY: help demo test test-slow test-ci test-triton test-avx512 check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -20,13 +20,13 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## train a small GPT, break it on the way, and see the warning
+demo: $(INSTALLED)  ## train a small GPT, break it midway, and see the warning
 	$(BIN)/forewarn demo
 
-test: $(INSTALLED)  ## the test suite: under ten minutes on two cores
+test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-slow: $(INSTALLED)  ## runs over many seeds
+test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
 
 $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
@@ -35,23 +35,25 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-triton: $(TRITON)/.installed  ## the CUDA backend in Triton's interpreter, and compiled for GPUs that are not here
+test-ci: test-triton  ## run the tests of CI that need more than make check installs
+
+test-triton: $(TRITON)/.installed  ## test the CUDA backend without a GPU, in Triton's interpreter and compiler
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
 
-test-avx512:  ## the AVX-512 code in an emulator, for machines that have none; says which Debian packages it needs
+test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py
 
-check: $(INSTALLED)  ## lint, format, types and tests: what CI runs, and more
+check: $(INSTALLED)  ## check lint, format and types, then run the test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
 
-format: $(INSTALLED)  ## put the code into shape
+format: $(INSTALLED)  ## fix lint and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## write the pages that are generated from the code
+docs: $(INSTALLED)  ## generate the documentation of the rules
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
@@ -60,9 +62,9 @@ $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/fore
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
-bench: $(PEERS)/.installed  ## measure what all of it costs here, beside other tools; writes docs/overhead.md, half an hour
-	for each in benchmarks/*.py; do $(PEERS)/bin/python $$each || exit 1; done
-	$(PEERS)/bin/forewarn bench --workload all --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
+bench: $(PEERS)/.installed  ## compare costs with other tools and write docs/overhead.md; takes half an hour
+	for script in $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)); do $(PEERS)/bin/python $$script || exit 1; done
+	$(PEERS)/bin/python -m benchmarks.overhead --workload all --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
 
-clean:  ## remove what was installed and built
+clean:  ## remove everything that was installed or built
 	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

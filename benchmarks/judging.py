@@ -36,7 +36,8 @@ class HealthyRun:
     def __init__(self, num_tensors: int) -> None:
         self.rng = np.random.default_rng(0)
         self.names = tuple(
-            f"blocks.{at // 4}.layer{at % 4}.{'bias' if at % 4 == 3 else 'weight'}" for at in range(num_tensors)
+            f"blocks.{index // 4}.layer{index % 4}.{'bias' if index % 4 == 3 else 'weight'}"
+            for index in range(num_tensors)
         )
         self.is_bias = np.array([name.endswith("bias") for name in self.names])
         self.level = np.exp(self.rng.normal(size=num_tensors))
@@ -95,7 +96,9 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
         blocks = run.blocks(step, measured)
         history.append(blocks)
         names = {block.name for block in blocks}
-        due = {rule: [each for each in names if any(fnmatchcase(each, one) for one in rule.when)] for rule in rules}
+        due = {
+            rule: [name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.when)] for rule in rules
+        }
         marks = [("", time.process_time_ns())]
         if one_by_one:
             for rule, new in due.items():
@@ -121,7 +124,7 @@ def main(num_tensors: int) -> None:
     print(f"{'':36}{'measured':>10}{'others':>10}")
     for code, name in [*((rule.code, rule.name) for rule in all_rules()), ("judge", "all rules"), ("ledger", "")]:
         cells = [costs.get((code, measured)) for measured in (True, False)]
-        shown = [f"{statistics.median(each):10.1f}" if each else f"{'–':>10}" for each in cells]
+        shown = [f"{statistics.median(times):10.1f}" if times else f"{'–':>10}" for times in cells]
         print(f"{code:8}{name:28}{''.join(shown)}")
 
 

@@ -42,15 +42,15 @@ class Training:
         self.model = GPT(SHAPE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.monitor = monitor
-        self.at = 0
+        self.num_steps = 0
         if monitor is not None:
             monitor.set_module(self.model)
 
     def step(self) -> None:
-        generator = torch.Generator().manual_seed(self.at)
+        generator = torch.Generator().manual_seed(self.num_steps)
         tokens = torch.randint(SHAPE.vocab_size, (BATCH, SHAPE.context + 1), generator=generator)
         if self.monitor is not None:
-            self.monitor.begin_step(self.at)
+            self.monitor.begin_step(self.num_steps)
         token_loss(self.model(tokens[:, :-1]), tokens[:, 1:]).backward()
         if self.monitor is not None:
             self.monitor.monitor_parameters()
@@ -59,7 +59,7 @@ class Training:
         self.optimizer.zero_grad()
         if self.monitor is not None:
             self.monitor.end_step()
-        self.at += 1
+        self.num_steps += 1
 
 
 class Evaluation:
@@ -88,8 +88,8 @@ class FunctionsAlone:
 
     def set_module(self, module: nn.Module) -> None:
         self.parameters = list(module.parameters())
-        for each in module.modules():
-            each.register_forward_hook(self.returned)
+        for layer in module.modules():
+            layer.register_forward_hook(self.returned)
 
     def returned(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
         with torch.no_grad():
@@ -100,10 +100,10 @@ class FunctionsAlone:
 
     def monitor_parameters(self) -> None:
         with torch.no_grad():
-            self.results += [each.norm() for each in self.parameters]
+            self.results += [parameter.norm() for parameter in self.parameters]
 
     def monitor_gradients(self) -> None:
-        self.results += [each.grad.norm() for each in self.parameters if each.grad is not None]
+        self.results += [parameter.grad.norm() for parameter in self.parameters if parameter.grad is not None]
 
     def end_step(self) -> None:
         self.results = []
@@ -139,8 +139,8 @@ class Memory:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             action()
         held = most = allocated = 0
-        events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-        for event in sorted(events, key=lambda each: each.start_ns()):
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        for event in sorted(events, key=lambda event: event.start_ns()):
             held += event.nbytes()
             most = max(most, held)
             allocated += max(0, event.nbytes())
@@ -172,12 +172,12 @@ def main() -> None:
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
-    for at in range(ROUNDS + 3):
+    for number in range(ROUNDS + 3):
         order = order[1:] + order[:1]  # nobody always comes after the same one, whose memory is still in the cache
         for name in order:
             begin = time.process_time()
             variants[name].step()
-            if at >= 3:  # the first steps build what later ones use
+            if number >= 3:  # the first steps build what later ones use
                 seconds[name].append(time.process_time() - begin)
     bare = statistics.median(seconds["bare"])
     print(
@@ -190,9 +190,9 @@ def main() -> None:
     counted = {name: counts(training, Evaluation(makers[name]())) for name, training in variants.items()}
     added: dict[str, float] = {}
     for name, times in seconds.items():
-        added[name] = statistics.median(each - own for each, own in zip(times, seconds["bare"], strict=True))
+        added[name] = statistics.median(spent - own for spent, own in zip(times, seconds["bare"], strict=True))
         operations, syncs, *megabytes = (one - own for one, own in zip(counted[name], counted["bare"], strict=True))
-        shown = "".join(f"{each:{width}.3f}" for each, width in zip(megabytes, (12, 14, 14), strict=True))
+        shown = "".join(f"{amount:{width}.3f}" for amount, width in zip(megabytes, (12, 14, 14), strict=True))
         print(f"{name:26}{1e3 * added[name]:9.2f}{100 * added[name] / bare:9.1f}{operations:12}{syncs:7}{shown}")
     if "torch-module-monitor" in added:
         for name in ("the functions alone", "forewarn, functions", "forewarn, built-in names"):

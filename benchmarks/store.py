@@ -84,8 +84,8 @@ def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: in
     for step in range(num_steps):
         blocks = [Block(step, 1.0, name, scopes, row) for name, row in zip(names, values, strict=True)]
         both = [
-            Distribution(step, 1.0, f"{family}/histogram", scopes, histograms[(step + at) % 8], zeros)
-            for at, family in enumerate(("gradient", "weight"))
+            Distribution(step, 1.0, f"{family}/histogram", scopes, histograms[(step + offset) % 8], zeros)
+            for offset, family in enumerate(("gradient", "weight"))
         ]
         elsewhere += 1  # a training step leaves nothing in the caches of the processor
         begin = time.perf_counter()
@@ -97,8 +97,8 @@ def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: in
     behind = time.process_time() - whole - (time.thread_time() - here)
     size = sum(file.stat().st_size for file in path.iterdir())
     with open_run(path) as run:
-        found = run.histograms("gradient/histogram", scopes[num_tensors // 2])
-        assert np.array_equal(found.counts[5], histograms[5][num_tensors // 2])
+        stored = run.histograms("gradient/histogram", scopes[num_tensors // 2])
+        assert np.array_equal(stored.counts[5], histograms[5][num_tensors // 2])
         reading = _milliseconds(lambda: run.histograms("gradient/histogram", scopes[num_tensors // 3])) / num_steps
     print(
         f"{num_tensors:,} tensors in detail, {values.size:,} values and {2 * num_tensors:,} histograms a step:\n"
@@ -140,9 +140,9 @@ def many_series(path: Path, num_series: int, num_steps: int) -> None:
     )
     with open_run(path) as run:
         begin = time.perf_counter()
-        found = run.series("gradient/norm", scopes[num_series // 2])
+        series = run.series("gradient/norm", scopes[num_series // 2])
         first = 1e3 * (time.perf_counter() - begin)
-        assert np.array_equal(found.values, values[:, num_series // 2])
+        assert np.array_equal(series.values, values[:, num_series // 2])
         again = _milliseconds(lambda: run.series("gradient/norm", scopes[num_series // 3]))
         begin = time.perf_counter()
         num_values = sum(block.values.size for _, blocks in run.steps() for block in blocks)
@@ -167,9 +167,9 @@ def one_series(path: Path, num_steps: int) -> None:
     size = sum(file.stat().st_size for file in path.iterdir())
     with open_run(path) as run:
         begin = time.perf_counter()
-        found = run.series("train/loss")
+        series = run.series("train/loss")
         first = 1e3 * (time.perf_counter() - begin)
-        assert np.array_equal(found.values, values[:, 0])
+        assert np.array_equal(series.values, values[:, 0])
         again = _milliseconds(lambda: run.series("train/loss"))
         begin = time.perf_counter()
         num_rows = sum(1 for _ in run.steps())

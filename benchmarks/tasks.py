@@ -3,9 +3,9 @@
     python benchmarks/tasks.py
 
 A GPT of 6 and of 12 blocks with an auxiliary head on its last hidden state, and the LSTM of `forewarn train multitask`.
-The same training runs without `monitor.tasks`, with it but never comparing, and comparing on every step; a fourth
-variant only makes the two passes by `torch.autograd.grad`. The variants take turns step by step in one process on one
-thread; figures are medians of the differences of processor time within a round, over the median step without tasks.
+The same training runs without `monitor.combine_losses`, with it but never comparing, and comparing on every step; a
+fourth variant only makes the two passes by `torch.autograd.grad`. The variants take turns step by step in one process
+on one thread; figures are medians of the differences of CPU time within a round, over the median step without tasks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TwoHeads(nn.Module):
         }
 
     def last_shared(self) -> list[nn.Parameter]:
-        return list(self.gpt.blocks[-1].mlp.output.parameters())
+        return list(self.gpt.blocks[-1].get_submodule("mlp.output").parameters())
 
 
 class Recurrent(DualTaskLSTM):
@@ -96,8 +96,8 @@ class Training:
         losses = self.model.losses()
         if self.by_hand:
             shared = self.model.last_shared()
-            for each in losses.values():
-                torch.autograd.grad(each, shared, retain_graph=True)
+            for loss in losses.values():
+                torch.autograd.grad(loss, shared, retain_graph=True)
         loss = (
             self.monitor.combine_losses(losses, every=self.every)
             if self.every
@@ -119,11 +119,11 @@ def shares(model: Callable[[], TwoHeads | Recurrent]) -> tuple[float, dict[str, 
             "passes alone": Training(model, folder, by_hand=True),
         }
         seconds: dict[str, list[float]] = {name: [] for name in variants}
-        for at in range(ROUNDS + WARM_UP_ROUNDS):
+        for number in range(ROUNDS + WARM_UP_ROUNDS):
             for name, training in variants.items():
                 begin = time.process_time()
                 training.step()
-                if at >= WARM_UP_ROUNDS:
+                if number >= WARM_UP_ROUNDS:
                     seconds[name].append(time.process_time() - begin)
         for training in variants.values():
             training.monitor.close()
@@ -145,7 +145,7 @@ def main() -> None:
         step, added = shares(model)
         mean = added["between"] + (added["comparing"] - added["between"]) / EVERY
         figures = (added["comparing"], added["passes alone"], added["between"], mean)
-        columns = (f"{each:{width}.1%}" for each, width in zip(figures, (11, 12, 9, 10), strict=True))
+        columns = (f"{figure:{width}.1%}" for figure, width in zip(figures, (11, 12, 9, 10), strict=True))
         print(f"{name:24}{1e3 * step:10.1f}" + "".join(columns))
 
 

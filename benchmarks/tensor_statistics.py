@@ -63,7 +63,7 @@ def compare(title: str, shapes: list[tuple[int, ...]], reading: Callable[[list[T
     generator = torch.Generator().manual_seed(0)
     tensors = [1e-3 * torch.randn(shape, generator=generator) for shape in shapes]
     moved = [tensor * 1.001 for tensor in tensors]
-    drawn = [sample_indices(str(at), tensor.numel(), SAMPLE_SIZE) for at, tensor in enumerate(tensors)]
+    drawn = [sample_indices(str(index), tensor.numel(), SAMPLE_SIZE) for index, tensor in enumerate(tensors)]
     places, offsets = np.concatenate(drawn), np.cumsum([0, *map(len, drawn)])
     rows, counts, _ = native.measure(tensors, histogram_blocks=16)
     if counts is None:
@@ -86,8 +86,10 @@ def compare(title: str, shapes: list[tuple[int, ...]], reading: Callable[[list[T
     size = sum(tensor.numel() for tensor in tensors)
     read = seconds["one streaming read"]
     print(f"\n{title}: {len(tensors)} tensors, {size / 1e6:.2f} M elements")
-    for name, each in seconds.items():
-        print(f"  {name:36} {1e3 * each:8.3f} ms {each / read:8.2f} × {1e6 * each / len(tensors):9.2f} µs per tensor")
+    for name, spent in seconds.items():
+        print(
+            f"  {name:36} {1e3 * spent:8.3f} ms {spent / read:8.2f} × {1e6 * spent / len(tensors):9.2f} µs per tensor"
+        )
 
 
 def taken_in_turn(variants: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -97,7 +99,7 @@ def taken_in_turn(variants: dict[str, Callable[[], object]]) -> dict[str, float]
             begin = time.process_time()
             variant()
             seconds[name].append(time.process_time() - begin)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def compiled_reading() -> Callable[[list[Tensor]], Callable[[], object]]:

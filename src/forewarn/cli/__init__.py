@@ -44,7 +44,7 @@ SECTIONS = {
         "coordinate-check": "forewarn coordinate-check --parametrization mup",
     },
     "Measure the cost": {
-        "bench": "forewarn bench --contenders forewarn",
+        "bench": "forewarn bench --workload mymodel:make",
     },
 }
 """Every command with an example, in the order in which a newcomer meets them."""

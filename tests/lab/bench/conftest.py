@@ -1,4 +1,4 @@
-"""A workload that takes next to no time, and contenders made by hand."""
+"""A workload that takes next to no time, and contenders and results made by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from forewarn.lab.bench.contender import Contender
+from forewarn.lab.bench.measurements import Cost, Spread, Visits, WorkloadResult
 from forewarn.lab.bench.workloads import Parts, Workload
 
 
@@ -64,3 +65,13 @@ class Missing(Contender):
     description = "never there"
     package = "no_such_package_anywhere"
     install = "no-such-package"
+
+
+def workload_result(name: str, *costs: Cost, num_parameters: int = 10) -> WorkloadResult:
+    """A result in ten tensors, over three rounds of three steps."""
+    bare = Spread(0.1, 0.1, 0.1)
+    return WorkloadResult(
+        name, "", num_parameters=num_parameters, num_tensors=10, optimizer="AdamW", rounds=3, steps=3,
+        bare_seconds=bare, bare_operations=1, bare_syncs=0, visits=Visits(1e-3, 1.7e-3, 3.6e-3), backend="native",
+        costs=costs, judging=None, absent=(),
+    )  # fmt: skip

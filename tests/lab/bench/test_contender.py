@@ -4,7 +4,6 @@ import pytest
 
 from forewarn.cli import bench as command
 from forewarn.lab.bench.contender import LEAST_CYCLE, WARM_UP_STEPS, Loop, Turn
-from forewarn.lab.bench.lineup import all_contenders, chosen
 from tests.lab.bench.conftest import Failing, Missing, Recording
 
 
@@ -64,46 +63,5 @@ def test_a_missing_package_is_told_with_its_pip_line():
     assert Recording().missing() is None
 
 
-def test_contenders_are_chosen_by_name_and_by_group():
-    names = [contender.name for contender in all_contenders()]
-    assert [contender.name for contender in chosen("all")] == names
-    assert [contender.name for contender in chosen("wandb")] == ["bare", "wandb"]
-    assert [contender.name for contender in chosen("forewarn, pulsegrad")] == [
-        "bare", "bare-again", "forewarn-every-step", "forewarn-default", "forewarn-full",
-        "forewarn-activations", "pulsegrad",
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="no contender 'wnadb'; there are all"):
-        chosen("wnadb")
-
-
-def test_contenders_are_named_once_and_described_and_know_their_pip_line():
-    every = all_contenders()
-    assert len({contender.name for contender in every}) == len(every)
-    for contender in every:
-        assert contender.description
-        assert (contender.package is None) == (contender.install == "")
-
-
 def test_the_command_asks_for_as_many_steps_as_a_turn_needs():
     assert command.LEAST_STEPS == LEAST_CYCLE
-
-
-@pytest.mark.parametrize("name", [contender.name for contender in all_contenders()])
-def test_every_contender_runs_and_leaves_the_model_as_it_was(name, small_workload, tmp_path, monkeypatch):
-    contender = next(each for each in all_contenders() if each.name == name)
-    if contender.missing():
-        pytest.skip(contender.missing())
-    turn = Turn(tmp_path, 3)
-    built = []
-    build = type(small_workload).build
-    monkeypatch.setattr(type(small_workload), "build", lambda self: built.append(build(self)) or built[-1])
-    for _ in range(2):
-        with Loop(small_workload, contender, turn) as loop:
-            for _ in range(turn.num_steps):
-                loop.fetch()
-                loop.step()
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for training in built:
-        assert not any(getattr(module, kind) for module in training.model.modules() for kind in kinds)
-        assert not any(parameter._backward_hooks for parameter in training.model.parameters())
-        assert not training.optimizer._optimizer_step_pre_hooks

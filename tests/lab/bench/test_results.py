@@ -1,25 +1,17 @@
 import statistics
+from dataclasses import replace
 
 import pytest
 
-from forewarn.lab.bench.cells import duration, machine_sentences, share, size
-from forewarn.lab.bench.machine import Machine, this_machine
-from forewarn.lab.bench.measurements import Line, Spread
+from forewarn.lab.bench.cells import duration, heading, machine_sentences, share, size
+from forewarn.lab.bench.measurements import Machine, Spread, this_machine
+from tests.lab.bench.conftest import workload_result
 
 
 def test_a_spread_is_the_median_with_its_quartiles():
     values = [5.0, 1.0, 4.0, 2.0, 9.0, 3.0, 7.0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     assert Spread.of(values) == Spread(median, low, high)
-
-
-def test_a_line_through_points_and_how_well_they_lie_on_it():
-    exact = Line.through([1, 2, 5], [5.0, 7.0, 13.0])
-    assert (exact.slope, exact.intercept, exact.r_squared) == pytest.approx((2.0, 3.0, 1.0))
-    loose = Line.through([0, 1, 2, 3], [0.0, 2.0, 1.0, 3.0])
-    correlation = statistics.correlation([0, 1, 2, 3], [0.0, 2.0, 1.0, 3.0])
-    assert loose.r_squared == pytest.approx(correlation**2)
-    assert Line.through([1, 2], [3.0, 3.0]).r_squared == 1.0
 
 
 @pytest.mark.parametrize(
@@ -57,3 +49,9 @@ def test_this_machine_tells_the_versions_of_what_is_installed():
     assert set(machine.versions) == {"python", "torch"}
     assert machine.cores >= 1
     assert machine.processor
+
+
+def test_one_round_is_not_rounds():
+    result = workload_result("gpt12")
+    assert "1 round of 3 timed steps with either of two models." in heading(replace(result, rounds=1))
+    assert "3 rounds of 3 timed steps with either of two models." in heading(result)

@@ -50,7 +50,7 @@ def test_judging_is_timed_apart_on_measured_and_on_other_steps(small_workload, t
 def test_who_is_not_installed_or_raises_is_left_out_with_the_reason(small_workload, tmp_path):
     result, _ = run(small_workload, [Contender(), Missing(), Failing()], tmp_path)
     assert [cost.name for cost in result.costs] == ["bare"]
-    reasons = {each.name: each.reason for each in result.absent}
+    reasons = {absent.name: absent.reason for absent in result.absent}
     assert reasons == {
         "missing": "not installed: pip install no-such-package",
         "failing": "failed: RuntimeError: no\nluck",

@@ -1,1 +1,1 @@
-"""What watching a training loop costs: forewarn and others, side by side in one process, on the CPU."""
+"""What monitoring adds to a training step: forewarn beside the bare loop, in one process on one CPU thread."""

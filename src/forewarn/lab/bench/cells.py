@@ -1,9 +1,8 @@
-"""Results in words: the same cells for the terminal and for the page."""
+"""Results as text: the terminal and the page print the same cells and sentences."""
 
 from __future__ import annotations
 
-from forewarn.lab.bench.machine import Machine
-from forewarn.lab.bench.measurements import Cost, Judging, Scaling, Spread, WorkloadResult
+from forewarn.lab.bench.measurements import Cost, Judging, Machine, Spread, WorkloadResult
 
 COLUMNS = (
     "contender",
@@ -18,34 +17,18 @@ COLUMNS = (
 
 CPU_ONLY = "All figures are of a CPU with one torch thread. They say nothing about an accelerator."
 
-LEGEND = {
-    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; halfway "
-    "the two change models, for one is slower than another by where its memory lies. A contender that reaches into "
-    "other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a contender does "
-    "once in N steps counts one N-th. Other processes do not count, nor does what is left to the end of a run.",
-    "half of all rounds": "the quartiles; `bare-again` shows what the method is off by.",
-    "× read": "the added time in streaming reads of as many numbers as the gradients hold, from memory in one piece.",
-    "operations": "torch operations added per step by the training thread, counted in a pass of its own.",
-    "syncs": "those among them that would wait for an accelerator; transfers by `.cpu()` or `.numpy()` do not show on "
-    "a CPU, so this is the least.",
-    "memory": "bytes held in addition after one turn: tensors known to the garbage collector, and what Python and "
-    "numpy have kept since the contender was attached (tracemalloc).",
-}
-"""What each column means."""
-
-
 _UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """A time in seconds, milliseconds or microseconds, whichever suits its size."""
     unit, factor = next(((unit, factor) for unit, factor in _UNITS if abs(seconds) * factor >= 0.9995), _UNITS[-1])
     return _signed(f"{seconds * factor:.3g} {unit}")
 
 
 def share(value: float) -> str:
-    """A difference in percent, with its sign; as many digits as mean something."""
+    """A signed percentage with at most one decimal."""
     percent = 100 * value
     digits = 0 if abs(percent) >= 20 else 1
     text = f"{percent:+.{digits}f}%"
@@ -84,7 +67,7 @@ def cells(cost: Cost) -> tuple[str, ...]:
 
 
 def heading(result: WorkloadResult) -> str:
-    """What was trained, and how long its bare step takes."""
+    """The model that was trained, how long its bare step takes, and how it was measured."""
     spread = result.bare_seconds
     text = (
         f"{result.description}; {result.num_parameters:,} parameters in {result.num_tensors} tensors, "
@@ -99,7 +82,7 @@ def heading(result: WorkloadResult) -> str:
 
 
 def judging_sentence(judging: Judging) -> str:
-    """The part of forewarn's cost that is judging."""
+    """How much of forewarn's cost comes from judging."""
     kinds = (("measured in detail", judging.measured), ("measured in brief", judging.unmeasured))
     parts = [
         f"{duration(spread.median)} ({duration(spread.low)} to {duration(spread.high)}) on a step {kind}"
@@ -109,22 +92,8 @@ def judging_sentence(judging: Judging) -> str:
     return f"Of this, judging by all rules takes {' and '.join(parts)}, with {judging.depth} steps to look back on."
 
 
-def scaling_sentence(scaling: Scaling) -> str:
-    """The line through the points of one axis."""
-    unit = "element" if scaling.axis == "elements" else "tensor"
-    slope = scaling.line.slope
-    per = f"{slope * 1e9:.3g} ns" if abs(slope) < 1e-6 else duration(slope)
-    text = (
-        f"Against {scaling.axis}, at {scaling.fixed}: {per} per {unit} and {duration(scaling.line.intercept)} besides "
-        f"(R² {scaling.line.r_squared:.4f})."
-    )
-    if scaling.left_out:
-        text += f" Left out for want of memory: {', '.join(f'{count:,}' for count in scaling.left_out)} {scaling.axis}."
-    return text
-
-
 def machine_sentences(machine: Machine) -> list[str]:
-    """Where it ran, and what that means for the figures."""
+    """Where the benchmark ran, and what that means for its figures."""
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     load = "unknown" if machine.load is None else f"{machine.load:.2g}"
     lines = [

@@ -1,4 +1,4 @@
-"""A way to watch a training loop, and the loop that it is put into."""
+"""A contender is one way to monitor a training loop; this is its interface, and the loop it runs in."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from forewarn.lab.bench.workloads import Training, Workload
 MAX_NORM = 1.0
 """Every contender clips, as most training loops do."""
 WARM_UP_STEPS = 2
-"""Steps of each turn before the timed ones: the optimizer makes its state, the contender its files."""
+"""Steps of each turn before the timed ones, in which the optimizer creates its state and the contender its files."""
 LEAST_CYCLE = 3
 """A timed step with rare work, the one after it, and one without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The steps that a contender runs in one go, with either of two new models, before the next contender does."""
+    """The steps that a contender trains before the next one takes over."""
 
     directory: Path
-    """Where it may write; the same one in every turn."""
+    """Where the contender may write; the same directory in every turn."""
     cycle: int
-    """The timed steps. What a contender does rarely it does once in so many: exactly one timed step has it."""
+    """Number of timed steps. Exactly one of them does the contender's rare work."""
 
     @property
     def num_steps(self) -> int:
         return WARM_UP_STEPS + self.cycle
 
     def is_rare(self, step: int) -> bool:
-        """Whether rare work is due at this step, counted from the first of the turn."""
+        """Whether rare work is due at this step of the turn, counted from zero."""
         return step % self.cycle == 0
 
     def weights(self, period: int) -> list[float]:
-        """What each timed step counts if in a real run rare work is due once in `period` steps.
+        """Weights of the timed steps if a real run does the rare work once in `period` steps.
 
-        The step after a rare one counts as little: threads in the background finish there.
+        The step after a rare one weighs as little, since background threads finish the rare work there.
         """
         if period == 1:
             return [1.0] * self.cycle
@@ -55,55 +55,55 @@ class Turn:
 
 
 class Contender:
-    """The bare loop, which the others add to. Clipping is part of it."""
+    """The bare loop, clipping included. Subclasses add monitoring to it."""
 
     name: str = "bare"
     description: str = "the loop alone"
     period: int = 1
-    """Once in so many steps of a real run it does its rare work."""
+    """A real run does the rare work once in this many steps."""
     is_process_wide: ClassVar[bool] = False
-    """Whether it reaches into loops that it was not attached to; the bare loop then runs before it, not beside it."""
+    """Whether it also affects loops it is not attached to; the bare loop then runs before it instead of beside it."""
     package: ClassVar[str | None] = None
-    """What must be importable."""
+    """The module that must be importable."""
     install: ClassVar[str] = ""
-    """What pip calls it."""
+    """Its name for pip."""
 
     def attach(self, training: Training, turn: Turn) -> None:
         self.training = training
 
     def after_backward(self, loss: Tensor) -> None:
-        """With fresh gradients, before they are clipped."""
+        """Called with fresh gradients, before they are clipped."""
 
     def clip(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.training.model.parameters(), MAX_NORM)
 
     def after_step(self, loss: Tensor) -> None:
-        """After the optimizer step, with the gradients still there."""
+        """Called after the optimizer step, before the gradients are cleared."""
 
     def settle(self) -> None:
-        """After the warm-up: finish what is done once per run, such as a thread's opening of its files."""
+        """Called after the warm-up: wait for work done once per run, such as a thread opening its files."""
 
     def close(self) -> None:
-        """Take every hook back."""
+        """Remove every hook."""
 
     def missing(self) -> str | None:
-        """Why it cannot take part, as a sentence with the pip line."""
+        """Why it cannot take part, with the pip command that helps; None if it can."""
         if self.package is None or importlib.util.find_spec(self.package) is not None:
             return None
         return f"not installed: pip install {self.install}"
 
 
 class BareAgain(Contender):
-    """A second bare loop: whatever is measured for it is what the method itself is off by."""
+    """A second bare loop: the cost measured for it is the error of the method."""
 
     name = "bare-again"
     description = "the loop alone, once more: the error of this benchmark"
 
 
 class Loop:
-    """A contender in a training loop, for one turn; what other packages print is kept off the terminal.
+    """A training loop with a contender in it, for one turn. The output of third-party packages is discarded.
 
-    The training is a fresh one unless one is given.
+    Builds a new model unless `training` is given.
     """
 
     def __init__(self, workload: Workload, contender: Contender, turn: Turn, training: Training | None = None) -> None:
@@ -132,11 +132,11 @@ class Loop:
         del self._training, self._contender.training, self._batch
 
     def fetch(self) -> None:
-        """Make the next batch ready; no part of what is measured."""
+        """Prepare the next batch, outside of what is measured."""
         self._batch = self._training.make_batch()
 
     def settle(self) -> None:
-        """Let what belongs to the start of a run be over."""
+        """Wait until the contender has finished its start-up work."""
         self._contender.settle()
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""What a step asks of torch and holds in memory: counted, not timed, in passes of their own."""
+"""Torch operations and memory of a step, counted in passes of their own that are not timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forewarn.lab.bench.contender import WARM_UP_STEPS, Contender, Loop, Turn
 from forewarn.lab.bench.workloads import Workload
 
 SYNCS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "_unique2", "masked_select"}
-"""Operations that wait for an accelerator. `.cpu()` and `.numpy()` do too, but on a CPU no operation shows them."""
+"""Operations that wait for an accelerator. `.cpu()` and `.numpy()` do too, but dispatch nothing on a CPU."""
 
 
 class Operations(TorchDispatchMode):
@@ -36,14 +36,14 @@ class Operations(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Per step of a real run, the bare loop's own included."""
+    """Counts per step of a real run, including those of the bare loop."""
 
     operations: float
     syncs: float
 
 
 def operations(workload: Workload, contender: Contender, turn: Turn) -> Counted:
-    """Operations and syncs of a step, rare steps at their share."""
+    """Operations and syncs per step, rare steps weighted by how often they occur."""
     counts: list[int] = []
     syncs: list[int] = []
     with Loop(workload, contender, turn) as loop:
@@ -58,10 +58,10 @@ def operations(workload: Workload, contender: Contender, turn: Turn) -> Counted:
 
 
 def held_bytes(workload: Workload, contender: Contender, turn: Turn) -> int:
-    """Bytes held at the end of a turn: storages of tensors, and what Python and numpy allocated and kept.
+    """Bytes held at the end of a turn by tensors, and by Python and numpy.
 
-    Tensors are those that the garbage collector knows, each storage once; the rest is what tracemalloc has seen since
-    the contender was attached. Memory of libraries that allocate by themselves is not seen.
+    Tensors are those that the garbage collector tracks, each storage counted once; the rest is what tracemalloc has
+    recorded since the contender was attached. Libraries with allocators of their own are not seen.
     """
     gc.collect()
     before = _tensor_bytes()
@@ -83,7 +83,7 @@ def _traced() -> Iterator[None]:
 
 
 def weighted(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The mean of one value per timed step, each counted as often as its kind comes."""
+    """The weighted mean over the timed steps."""
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 

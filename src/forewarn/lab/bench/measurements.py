@@ -1,12 +1,21 @@
-"""What a benchmark found, as plain data: the table, the page, the plot and the JSON are all made from this."""
+"""The results of a benchmark as plain data, from which tables, pages, plots and JSON are made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Self
 
 import numpy as np
+import psutil
+
+BUSY_SHARE = 0.5
+"""Load average per core above which the machine counts as shared with other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +34,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """CPU seconds of one visit of as many numbers as all gradients hold."""
+    """CPU seconds of one pass over as many numbers as all gradients hold."""
 
     read: float
-    """By a streaming read of one piece of memory: the limit."""
+    """A streaming read of one block of memory: the lower limit."""
     rows: float
-    """By forewarn's engine, tensor by tensor, for everything but histograms."""
+    """forewarn's engine, tensor by tensor, all statistics but histograms."""
     histograms: float
     """The same with full histograms."""
 
@@ -45,7 +54,7 @@ class Cost:
     """Of the bare step beside it: 0.1 is 10% more."""
     added_seconds: Spread
     reads: float
-    """The added time in streaming reads of all gradients."""
+    """The added time as a multiple of one streaming read of all gradients."""
     operations: float
     """Torch operations added per step."""
     syncs: float
@@ -56,17 +65,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """CPU seconds of all rules together, by what there was to judge; None where no such step was run."""
+    """CPU seconds of all rules together, on steps measured in detail and on others; None if no such step ran."""
 
     measured: Spread | None
     unmeasured: Spread | None
     depth: int
-    """Steps of history that the rules looked back on, at the end."""
+    """Steps of history that the rules could use at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A contender that was asked for and did not run to the end."""
+    """A contender that was requested but did not finish."""
 
     name: str
     description: str
@@ -90,40 +99,51 @@ class WorkloadResult:
     bare_syncs: float
     visits: Visits
     backend: str
-    """What forewarn read the tensors with; empty if it did not take part."""
+    """forewarn's statistics backend; empty if forewarn did not take part."""
     costs: tuple[Cost, ...]
     judging: Judging | None
     absent: tuple[Absent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A straight line through points by least squares, and how well they lie on it."""
+class Machine:
+    """A machine, its load and its software at the start of a benchmark."""
 
-    slope: float
-    intercept: float
-    r_squared: float
+    processor: str
+    cores: int
+    memory_bytes: int
+    load: float | None
+    """Load average of the minute before the start; None if the system has none."""
+    date: str
+    versions: dict[str, str]
 
-    @classmethod
-    def through(cls, x: Sequence[float], y: Sequence[float]) -> Self:
-        slope, intercept = np.polyfit(x, y, 1)
-        residual = np.asarray(y) - (slope * np.asarray(x) + intercept)
-        total = np.asarray(y) - np.mean(y)
-        scatter = float(total @ total)
-        return cls(float(slope), float(intercept), 1 - float(residual @ residual) / scatter if scatter else 1.0)
+    @property
+    def is_shared(self) -> bool:
+        return self.load is not None and self.load > BUSY_SHARE * self.cores
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """How the cost of a step grows along one axis while the other stays fixed."""
+def this_machine(packages: Iterable[str]) -> Machine:
+    """This machine now, with the versions of those of these packages that are installed."""
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return Machine(
+        processor=_processor(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        date=time.strftime("%Y-%m-%d"),
+        versions=versions,
+    )
 
-    axis: str
-    """`elements` or `tensors`."""
-    fixed: str
-    sizes: tuple[int, ...]
-    measured_seconds: tuple[float, ...]
-    unmeasured_seconds: tuple[float, ...]
-    line: Line
-    """Through the measured steps."""
-    left_out: tuple[int, ...]
-    """Sizes that the memory of this machine does not allow."""
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""One workload, every contender in turn, round after round: differences within a turn, medians over rounds."""
+"""The benchmark of one workload: every contender takes a turn per round; results are medians over rounds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import TypeVar
 
 from forewarn.lab.bench.contender import Contender, Turn
 from forewarn.lab.bench.counting import Counted, held_bytes, operations
-from forewarn.lab.bench.limit import visits
 from forewarn.lab.bench.measurements import Absent, Cost, Judging, Spread, Visits, WorkloadResult
-from forewarn.lab.bench.pairs import Pair, timed_turn
 from forewarn.lab.bench.tiers import Forewarn
+from forewarn.lab.bench.timing import Pair, timed_turn, visits
 from forewarn.lab.bench.workloads import Workload
 
 Tell = Callable[[str], None]
-"""Called before each turn with what comes next."""
+"""Called before each turn with a description of it."""
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ _PASSES_THAT_COUNT = 2
 
 
 def num_turns(contenders: Sequence[Contender], rounds: int) -> int:
-    """How often `benchmark` will tell what it does, unless a contender drops out."""
+    """Number of turns that `benchmark` reports, if no contender drops out."""
     present = [contender for contender in contenders if contender.missing() is None]
     return len(present) * (rounds + _PASSES_THAT_COUNT)
 
@@ -38,9 +37,9 @@ def benchmark(
 ) -> WorkloadResult:
     """What each contender adds to a step of this workload; the first contender is the bare loop.
 
-    In every round each contender trains the same `steps` steps of a new model, and the order moves on by one. A
-    contender that is not installed or that raises is left out, and the result says why. A ValueError is a workload
-    that does not train.
+    In every round each contender trains the same `steps` steps of a new model, and the order rotates by one. A
+    contender that is not installed or raises is left out, and the result says why. Raises ValueError if the workload
+    itself does not train.
     """
     with past_set_aside():
         return _benchmark(workload, contenders, rounds, steps, directory, tell)
@@ -48,7 +47,7 @@ def benchmark(
 
 @contextlib.contextmanager
 def past_set_aside() -> Iterator[None]:
-    """Keeps the garbage collector off what is already there: its long pauses would hit some turns and not others."""
+    """Exempt existing objects from garbage collection: its long pauses would hit some turns and not others."""
     gc.collect()
     gc.freeze()
     try:
@@ -90,7 +89,7 @@ def _benchmark(
         bare_operations=alone.operations,
         bare_syncs=alone.syncs,
         visits=typical,
-        backend=next((each.backend for each in contenders if isinstance(each, Forewarn)), ""),
+        backend=next((contender.backend for contender in contenders if isinstance(contender, Forewarn)), ""),
         costs=tuple(standing.cost(contender, bare, typical.read) for contender in standing.running),
         judging=judging,
         absent=tuple(standing.absent),
@@ -110,7 +109,7 @@ def _rotated(contenders: Sequence[Contender], by: int) -> list[Contender]:
 
 @dataclass
 class _Standing:
-    """The contenders that are still running, and what is known of each so far."""
+    """The contenders still running, and the measurements of each so far."""
 
     workload: Workload
     steps: int
@@ -134,18 +133,18 @@ class _Standing:
     def attempt(
         self,
         contender: Contender,
-        place: str,
+        folder: str,
         call: Callable[[Workload, Contender, Turn], T],
-        found: dict[str, list[T]],
+        measurements: dict[str, list[T]],
     ) -> None:
-        """Run a turn and keep what it gives. A contender that raises is out; if the bare loop does, nothing can run."""
-        turn = Turn(self.directory / self.workload.name.replace(":", "-") / contender.name / place, self.steps)
+        """Run a turn and keep its measurement. A contender that raises drops out; the bare loop must not raise."""
+        turn = Turn(self.directory / self.workload.name.replace(":", "-") / contender.name / folder, self.steps)
         try:
-            found.setdefault(contender.name, []).append(call(self.workload, contender, turn))
+            measurements.setdefault(contender.name, []).append(call(self.workload, contender, turn))
         except Exception as error:
             if contender is self.contenders[0]:
-                what = f"{type(error).__name__}: {error}"
-                raise ValueError(f"the workload {self.workload.name} does not train: {what}") from error
+                cause = f"{type(error).__name__}: {error}"
+                raise ValueError(f"the workload {self.workload.name} does not train: {cause}") from error
             self.running.remove(contender)
             reason = f"failed: {type(error).__name__}: {error}"
             self.absent.append(Absent(contender.name, contender.description, reason))
@@ -167,13 +166,13 @@ class _Standing:
 
 
 def _judging(contenders: Sequence[Contender]) -> Judging | None:
-    """Judging by every tier together, from the later half of the steps: there the rules have a past to look at."""
-    ours = [contender for contender in contenders if isinstance(contender, Forewarn) and contender.depth]
-    if not ours:
+    """Judging time of all tiers together, over the later half of the steps, where the rules have a history to use."""
+    used = [tier for tier in contenders if isinstance(tier, Forewarn) and tier.depth]
+    if not used:
         return None
     by_kind = {
-        kind: [spent for each in ours for spent in each.judging[kind][len(each.judging[kind]) // 2 :]]
+        kind: [seconds for tier in used for seconds in tier.judging[kind][len(tier.judging[kind]) // 2 :]]
         for kind in (True, False)
     }
-    spreads = {kind: Spread.of(spent) if spent else None for kind, spent in by_kind.items()}
-    return Judging(spreads[True], spreads[False], depth=max(each.depth for each in ours))
+    spreads = {kind: Spread.of(times) if times else None for kind, times in by_kind.items()}
+    return Judging(spreads[True], spreads[False], depth=max(tier.depth for tier in used))

@@ -1,4 +1,4 @@
-"""forewarn as a contender: what it does on every step, at its default schedule, in full, and with all layers."""
+"""The tiers of forewarn, from what it does on every step to every tensor and layer, and the bare loop beside them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.judge.history import History
 from forewarn.judge.rules import Judge, Judgement
-from forewarn.lab.bench.contender import MAX_NORM, Contender, Turn
+from forewarn.lab.bench.contender import MAX_NORM, BareAgain, Contender, Turn
 from forewarn.lab.bench.workloads import Training
 from forewarn.measure.schedule import Schedule
 from forewarn.monitor import Monitor
 from forewarn.types import Block
 
 _MEASURED_BY = "gradient/norm"
-"""A reading that only steps measured in detail have."""
+"""A metric that only steps measured in detail record."""
 
 
 class TimedJudge(Judge):
@@ -40,25 +40,31 @@ class TimedJudge(Judge):
 
 
 class Forewarn(Contender):
-    """The monitor as `watch` makes it, recording to disk; each turn goes on with the run of the one before.
+    """The monitor as `watch` makes it, recording to disk. Each turn resumes the run of the previous one.
 
-    A warning does not make it measure more here, so that every step is of the kind that it stands for.
+    Warnings do not trigger extra measurements here, so that every step does the work of its tier and no more.
     """
 
     def __init__(
-        self, name: str, description: str, due: Callable[[Turn, int], bool], period: int = 1, *, inside: bool = True
+        self,
+        name: str,
+        description: str,
+        due: Callable[[Turn, int], bool],
+        period: int = 1,
+        *,
+        activations: bool = True,
     ) -> None:
         self.name, self.description, self.period = name, description, period
         self._due = due
-        self._inside = inside
-        """Whether it looks inside the model while the forward pass runs."""
+        self._activations = activations
+        """Whether it measures activations and attention."""
         self._monitor: Monitor | None = None
         self.judging: dict[bool, list[float]] = {True: [], False: []}
         """Seconds of judging, by whether the step was measured in detail."""
         self.depth = 0
-        """Steps that the rules could look back on."""
+        """Steps of history that the rules could use."""
         self.backend = ""
-        """What the tensors were read with, as the run records it."""
+        """The statistics backend, as the run records it."""
 
     def attach(self, training: Training, turn: Turn) -> None:
         super().attach(training, turn)
@@ -67,7 +73,7 @@ class Forewarn(Contender):
             training.optimizer,
             turn.directory / "run",
             every=lambda step: self._due(turn, step % turn.num_steps),
-            config=Config(escalation_steps=0, activations=self._inside, attention=self._inside),
+            config=Config(escalation_steps=0, activations=self._activations, attention=self._activations),
             views=[],
             resume=True,
         )
@@ -97,7 +103,7 @@ class Forewarn(Contender):
 
 
 def tiers() -> list[Forewarn]:
-    """The four ways to run forewarn, from the cheapest to the dearest."""
+    """Four ways to run forewarn, the cheapest first."""
     every = Schedule().every
     return [
         Forewarn(
@@ -115,7 +121,7 @@ def tiers() -> list[Forewarn]:
             "forewarn-full",
             "gradient, weight and update of every tensor on every step, recorded and judged",
             lambda turn, step: True,
-            inside=False,
+            activations=False,
         ),
         Forewarn(
             "forewarn-activations",
@@ -123,3 +129,8 @@ def tiers() -> list[Forewarn]:
             lambda turn, step: True,
         ),
     ]
+
+
+def own_contenders() -> list[Contender]:
+    """What `forewarn bench` compares: the bare loop, the bare loop once more, and every tier."""
+    return [Contender(), BareAgain(), *tiers()]

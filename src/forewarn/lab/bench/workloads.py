@@ -1,4 +1,4 @@
-"""What is trained while the cost is measured: three models of known shape, or the user's own."""
+"""The models that a benchmark trains: three built-in ones of fixed shape, or the user's own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from forewarn.lab.data import TokenBatches, stdlib_text
 from forewarn.lab.gpt import GPT, GPTConfig
 
 LEARNING_RATE = 1e-4
-"""Small: every turn trains the same steps anew, and the loss must not jump from the end of one to the next."""
+"""Small: every turn repeats the same steps, and the loss must not jump from the end of one turn to the next."""
 TINY_DEPTH = 500
 TINY_WIDTH = 23
 
 Parts = tuple[nn.Module, Callable[[], Any], Callable[[nn.Module, Any], Tensor]]
-"""A model, what gives the next batch, and the loss of a model on a batch."""
+"""A model, a function that returns the next batch, and the loss of a model on a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One model under training."""
+    """A model with its optimizer, batches and loss."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -37,7 +37,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and its data, made anew for every turn, each time the same."""
+    """A model and its data, rebuilt identically for every turn."""
 
     name: str
     description: str
@@ -50,7 +50,7 @@ class Workload:
 
 
 class Stack(nn.Module):
-    """Very many very small layers: here each operation costs more to start than to run."""
+    """Many tiny layers: launching an operation costs more than running it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,11 +91,17 @@ WORKLOADS = {
 }
 
 
-def find_workload(name: str) -> Workload:
-    """One of ours by its name, or `module:function` of the user's own; the function is called for every turn.
+def find_workloads(names: str) -> list[Workload]:
+    """The workloads of a comma-separated list; `all` stands for every built-in one."""
+    requested = [name.strip() for name in names.split(",") if name.strip()]
+    return [find_workload(name) for request in requested for name in (WORKLOADS if request == "all" else [request])]
 
-    It returns `(model, make_batch, loss)`: `make_batch()` gives the next batch, `loss(model, batch)` the loss to call
-    `backward` on. The module is looked for in the current folder first.
+
+def find_workload(name: str) -> Workload:
+    """A built-in workload by name, or the user's own as `module:function`. The function is called for every turn.
+
+    It returns `(model, make_batch, loss)`: `make_batch()` returns the next batch, `loss(model, batch)` the loss to call
+    `backward` on. The module is looked up in the current folder first.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
@@ -109,15 +115,15 @@ def find_workload(name: str) -> Workload:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"the workload {name} cannot be imported: {error}") from error
-    return Workload(name, "your own", lambda: _made(name, function))
+    return Workload(name, "your own", lambda: _parts_from(name, function))
 
 
-def _made(name: str, function: Callable[[], Any]) -> Parts:
+def _parts_from(name: str, function: Callable[[], Any]) -> Parts:
     try:
-        made = function()
+        parts = function()
     except Exception as error:
         raise ValueError(f"the workload {name} cannot be made: {type(error).__name__}: {error}") from error
-    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):
-        kind = type(made).__name__
+    if not (isinstance(parts, tuple) and len(parts) == 3 and isinstance(parts[0], nn.Module)):
+        kind = type(parts).__name__
         raise ValueError(f"the workload {name} returned a {kind}; expected a tuple (model, make_batch, loss)")
-    return made
+    return parts

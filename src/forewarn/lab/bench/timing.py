@@ -1,28 +1,41 @@
-"""Timing by pairs: between any two steps of a contender the bare loop makes one, so that both see the same machine."""
+"""CPU time by pairs: the bare loop makes a step beside each step of a contender, so that both see the same machine.
+
+Beside that, the least that measuring gradients can cost, and the cost of one pass by forewarn's engine.
+"""
 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from forewarn.lab.bench.contender import WARM_UP_STEPS, Contender, Loop, Turn
 from forewarn.lab.bench.counting import weighted
+from forewarn.lab.bench.measurements import Visits
 from forewarn.lab.bench.workloads import Training, Workload
+from forewarn.measure.engine import ALL_BLOCKS, measure
+
+VISIT_REPEATS = 15
+EVICTING_ELEMENTS = 32_000_000
+"""128 MB: more than the caches of common processors hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """CPU seconds that a turn has found."""
+    """CPU seconds per step, from one turn."""
 
     added: float
-    """Per step, by all threads of the process, beyond the bare step beside it; rare steps at their share."""
+    """By all threads of the process, beyond the bare step beside it; rare steps count as often as they occur."""
     alone: float
     """The bare step."""
 
 
 def timed_turn(workload: Workload, contender: Contender, turn: Turn) -> Pair:
-    """One turn of a contender and of the bare loop; the bare loop beside itself is one loop, and adds nothing."""
+    """One turn of a contender beside the bare loop. The bare loop itself runs alone, and adds nothing by definition."""
     gc.collect()
     if type(contender) is Contender:
         return Pair(0.0, _mean(_by_itself(workload, contender, turn, workload.build())))
@@ -33,7 +46,7 @@ def timed_turn(workload: Workload, contender: Contender, turn: Turn) -> Pair:
 
 
 def _one_after_the_other(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
-    """Seconds of each timed step of the bare loop and then of the contender, with the same model."""
+    """Seconds of each timed step: the bare loop first, then the contender, with the same model."""
     training = workload.build()
     alone = _by_itself(workload, Contender(), turn, training)
     return alone, _by_itself(workload, contender, turn, training)
@@ -54,9 +67,9 @@ def _by_itself(workload: Workload, contender: Contender, turn: Turn, training: T
 
 
 def _crossed(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
-    """Seconds of each timed step of the bare loop and of the contender, which change models halfway.
+    """Seconds of each timed step of the bare loop and of the contender, which swap models halfway.
 
-    Where its memory happens to lie makes one model slower than another, by more than most contenders add.
+    Two equal models differ in speed by where their memory lies, and by more than most contenders add.
     """
     one, other = workload.build(), workload.build()
     first = _side_by_side(workload, contender, turn, one, other)
@@ -69,7 +82,7 @@ def _side_by_side(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each timed step of the bare loop and of the contender, which take turns at going first.
 
-    The bare loop has one thread. What any other thread does in the meantime is the contender's, whenever it is done.
+    The bare loop has one thread, so the work of any other thread counts as the contender's, whenever it is done.
     """
     alone: list[float] = []
     whole: list[float] = []
@@ -93,3 +106,30 @@ def _side_by_side(
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def visits(sizes: Sequence[int]) -> Visits:
+    """CPU time of one pass over float32 tensors of these sizes.
+
+    torch's fastest reduction reads them as one block of memory; the engine reads them tensor by tensor, with and
+    without full histograms. They take turns, and the caches are flushed before each, as by a backward pass.
+    """
+    generator = torch.Generator().manual_seed(0)
+    whole = 1e-3 * torch.randn(sum(sizes), generator=generator)
+    tensors, others = whole.split(list(sizes)), torch.ones(EVICTING_ELEMENTS)
+    passes: list[Callable[[], object]] = [
+        whole.sum,
+        lambda: torch.linalg.vector_norm(whole),
+        lambda: torch.dot(whole, whole),
+        lambda: measure(tensors),
+        lambda: measure(tensors, histogram_blocks=ALL_BLOCKS),
+    ]
+    spent: list[list[float]] = [[] for _ in passes]
+    for _ in range(VISIT_REPEATS):
+        for one_pass, times in zip(passes, spent, strict=True):
+            others.sum()
+            begin = time.process_time()
+            one_pass()
+            times.append(time.process_time() - begin)
+    *reads, rows, histograms = map(statistics.median, spent)
+    return Visits(min(reads), rows, histograms)

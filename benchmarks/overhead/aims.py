@@ -1,4 +1,4 @@
-"""What watching may cost at most, beside what it was found to cost."""
+"""The most that monitoring may cost, compared with what it was measured to cost."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from forewarn.lab.bench.measurements import Cost, WorkloadResult
 FULL, DEFAULT, BRIEF = "forewarn-full", "forewarn-default", "forewarn-every-step"
 
 MOST_FULL = {"gpt12": 0.08, "tiny": 0.05}
-"""Share of the bare step that detail on every step may take."""
+"""Limit on detail on every step, as a share of the bare step."""
 MOST_DEFAULT = 0.002
-"""Share that the default schedule may take where the loop clips through the monitor, as here."""
+"""Limit on the default schedule, as a share of the bare step, in a loop that clips through the monitor, as here."""
 MOST_READS, MOST_READS_WITH_HISTOGRAMS = 1.8, 3.5
-"""Streaming reads of the same numbers that one visit of the tensors may take."""
+"""Limits on one pass over the tensors, in streaming reads of the same numbers."""
 LEAST_PARAMETERS = 5_000_000
-"""A model of which these are asked: of smaller ones the tensors count, not the numbers."""
+"""Smallest model these limits apply to: in smaller ones the cost per tensor dominates."""
 TIMES_CHEAPER = {
     "optimizer-metrics": {"gpt12": 4, "tiny": 15},
     "wandb": {"gpt12": 40, "tiny": 40},
     "torch-module-monitor": {"gpt12": 5, "tiny": 5},
 }
-"""How many times as much the others take, each on every step."""
+"""How many times more the other tools should cost, each measuring on every step."""
 MOST_BYTES = 10_000
-"""Held per tensor, beyond what a step without detail keeps: a sample of its weights, and what rules look back on."""
-
+"""Limit on the memory per tensor beyond that of a step without detail: sampled weights, and history for the rules."""
 
 WORKLOADS = ("gpt6", "gpt12", "tiny")
-"""The aims are about these; what a model of the user's own may cost is for the user to say."""
+"""The workloads that have aims; a model of the user's own has none."""
 
 DETAIL, SCHEDULE, MEMORY = "detail on every step", "the default schedule", "memory per tensor, for detail"
 COUNTING = "one visit, full histograms"
@@ -47,28 +46,28 @@ WHY_NOT = {
     MEMORY: "the places of 1,024 sampled weights are 4.1 kB; the readings and levels that rules look back on come on "
     "top, and series of the model as a whole, however few tensors share them.",
 }
-"""By what was aimed at."""
+"""By aim, the reason why it can be missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """One figure that was aimed at."""
+    """A target for one figure of one workload."""
 
     workload: str
     what: str
     wanted: str
-    found: str
+    measured: str
     verdict: str
     """`yes`, `no`, or `in the noise` where the aim is within the quartiles or within the error of the benchmark."""
 
     @property
     def why_not(self) -> str:
-        """What stands in the way of this kind of aim where it is not reached."""
+        """Why aims of this kind can be missed."""
         return WHY_NOT.get(self.what, "")
 
 
 def aims(results: Sequence[WorkloadResult]) -> list[Aim]:
-    """Every aim that these results can say something about."""
+    """Every aim that these results can decide."""
     return [aim for result in results if result.name in WORKLOADS for aim in _aims(result)]
 
 
@@ -96,23 +95,23 @@ def _aims(result: WorkloadResult) -> Iterator[Aim]:
 
 
 def _share(result: WorkloadResult, what: str, cost: Cost, most: float, error: float) -> Aim:
-    """`error`: by how much the bare loop differs from itself."""
-    found = cost.added_share
-    unclear = found.low <= most < found.high or abs(found.median - most) <= error
-    verdict = "in the noise" if unclear else _word(found.high <= most)
-    return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(found.median), verdict)
+    """`error` is the difference between two measurements of the bare loop."""
+    added = cost.added_share
+    unclear = added.low <= most < added.high or abs(added.median - most) <= error
+    verdict = "in the noise" if unclear else _word(added.high <= most)
+    return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(added.median), verdict)
 
 
 def _reads(result: WorkloadResult, what: str, seconds: float, most: float) -> Aim:
-    found = seconds / result.visits.read
-    return Aim(result.name, what, f"at most {most} reads", f"{found:.2g} reads", _word(found <= most))
+    reads = seconds / result.visits.read
+    return Aim(result.name, what, f"at most {most} reads", f"{reads:.2g} reads", _word(reads <= most))
 
 
 def _factor(result: WorkloadResult, full: Cost, other: Cost, least: float) -> Aim:
     ours, theirs = full.added_seconds.median, other.added_seconds.median
-    found = f"{theirs / ours:.{1 if theirs < 10 * ours else 0}f} times" if ours > 0 else "no cost to compare with"
+    factor = f"{theirs / ours:.{1 if theirs < 10 * ours else 0}f} times" if ours > 0 else "no cost to compare with"
     reached = _word(ours <= 0 or theirs / ours >= least)
-    return Aim(result.name, f"cheaper than {other.name}", f"{least} times", found, reached)
+    return Aim(result.name, f"cheaper than {other.name}", f"{least} times", factor, reached)
 
 
 def _word(reached: bool) -> str:

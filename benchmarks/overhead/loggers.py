@@ -1,4 +1,4 @@
-"""What people write by hand: statistics of each tensor by `.item()`, histograms, the optimizer's own numbers."""
+"""Logging as people write it by hand: statistics of each tensor by `.item()`, histograms, optimizer state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forewarn.lab.bench.workloads import Training
 
 
 class TensorBoardScalars(Contender):
-    """Four scalars per tensor, each fetched by itself."""
+    """Four scalars per tensor, each fetched on its own."""
 
     name = "tensorboard-scalars"
     description = "norm, mean and std of each gradient and the norm of each weight, by .item() into add_scalar"
@@ -70,7 +70,7 @@ class TensorBoardHistograms(Contender):
 
 
 class OptimizerMetrics(Contender):
-    """The per-parameter metrics that Composer documents for its optimizer monitor, written anew after that text."""
+    """The per-parameter metrics of Composer's optimizer monitor, implemented from its documentation."""
 
     name = "optimizer-metrics"
     description = (
@@ -79,7 +79,7 @@ class OptimizerMetrics(Contender):
     )
 
     def after_step(self, loss: Tensor) -> None:
-        found: dict[str, float] = {"loss": loss.item()}
+        metrics: dict[str, float] = {"loss": loss.item()}
         names = {parameter: name for name, parameter in self.training.model.named_parameters()}
         total = torch.zeros(())
         for group in self.training.optimizer.param_groups:
@@ -90,13 +90,13 @@ class OptimizerMetrics(Contender):
                 gradient, name = parameter.grad, names[parameter]
                 total += gradient.norm() ** 2
                 for quantity, value in _quantities(parameter.detach(), gradient, group, state).items():
-                    found[f"{quantity}/{name}"] = value.item()
-        found["l2_norm/grad/global"] = total.sqrt().item()
-        self.latest = found
+                    metrics[f"{quantity}/{name}"] = value.item()
+        metrics["l2_norm/grad/global"] = total.sqrt().item()
+        self.latest = metrics
 
 
 def _quantities(weight: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Tensor]:
-    """Norms of what AdamW works with; the update is computed from its state, as it was made."""
+    """Norms of AdamW's state and update; the update is recomputed from the state."""
     moment, second, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
     first_decay, second_decay = group["betas"]
     root = second.sqrt()

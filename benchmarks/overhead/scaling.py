@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -14,8 +17,8 @@ from torch.optim import SGD
 
 from forewarn.attach import watch
 from forewarn.config import Config
+from forewarn.lab.bench.cells import duration
 from forewarn.lab.bench.contender import MAX_NORM
-from forewarn.lab.bench.measurements import Line, Scaling
 
 ELEMENTS = (1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000)
 LARGE_ELEMENTS = (100_000_000, 200_000_000)
@@ -25,12 +28,45 @@ FIXED_ELEMENTS = 5_000_000
 REPEATS = 5
 WARM_UP_REPEATS = 1
 BYTES_PER_ELEMENT = 16
-"""A float32 weight, its gradient, and as much again for what measuring takes on the way."""
+"""A float32 weight, its gradient, and as much again for temporary tensors."""
 LARGEST_MEMORY_SHARE = 0.6
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A least-squares line, and how well the points fit it."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+
+    @classmethod
+    def through(cls, x: Sequence[float], y: Sequence[float]) -> Self:
+        slope, intercept = np.polyfit(x, y, 1)
+        residual = np.asarray(y) - (slope * np.asarray(x) + intercept)
+        total = np.asarray(y) - np.mean(y)
+        scatter = float(total @ total)
+        return cls(float(slope), float(intercept), 1 - float(residual @ residual) / scatter if scatter else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the cost of a step grows along one axis while the other stays fixed."""
+
+    axis: str
+    """`elements` or `tensors`."""
+    fixed: str
+    sizes: tuple[int, ...]
+    measured_seconds: tuple[float, ...]
+    unmeasured_seconds: tuple[float, ...]
+    line: Line
+    """The fit of `measured_seconds`."""
+    left_out: tuple[int, ...]
+    """Sizes for which this machine has too little memory."""
+
+
 class Weights(nn.Module):
-    """Nothing but parameters, of equal size."""
+    """A model of nothing but parameters of equal size."""
 
     def __init__(self, num_tensors: int, num_elements: int) -> None:
         super().__init__()
@@ -42,7 +78,7 @@ class Weights(nn.Module):
 
 
 def num_cases(large: bool) -> int:
-    """How many models `scaling` measures where there is memory for all."""
+    """Number of models that `scaling` measures if there is memory for all."""
     return len(ELEMENTS) + len(TENSORS) + (len(LARGE_ELEMENTS) if large else 0)
 
 
@@ -91,9 +127,9 @@ def _along(
 
 
 def step_costs(num_tensors: int, num_elements: int, directory: Path) -> tuple[float, float]:
-    """CPU seconds that forewarn adds to a measured and to an unmeasured step, of clipping and optimizer step alone.
+    """CPU seconds that forewarn adds to a measured and to an unmeasured step of clipping and `optimizer.step()` alone.
 
-    Gradients are computed once and stay. Two optimizers share the weights, and only one of them is watched.
+    Gradients are computed once and kept. Two optimizers share the weights, and only one of them is monitored.
     """
     model = Weights(num_tensors, num_elements)
     model().backward()
@@ -114,3 +150,17 @@ def step_costs(num_tensors: int, num_elements: int, directory: Path) -> tuple[fl
             added[step % 2 == 0].append((end - between) - (between - begin))
     detailed, plain = (statistics.median(added[kind][WARM_UP_REPEATS:]) for kind in (True, False))
     return detailed, plain
+
+
+def scaling_sentence(scaling: Scaling) -> str:
+    """The fit along one axis, in words."""
+    unit = "element" if scaling.axis == "elements" else "tensor"
+    slope = scaling.line.slope
+    per = f"{slope * 1e9:.3g} ns" if abs(slope) < 1e-6 else duration(slope)
+    text = (
+        f"Against {scaling.axis}, at {scaling.fixed}: {per} per {unit} and {duration(scaling.line.intercept)} besides "
+        f"(R² {scaling.line.r_squared:.4f})."
+    )
+    if scaling.left_out:
+        text += f" Left out for want of memory: {', '.join(f'{count:,}' for count in scaling.left_out)} {scaling.axis}."
+    return text

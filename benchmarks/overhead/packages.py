@@ -1,4 +1,4 @@
-"""Packages that watch a training run, each used as it documents itself; they write into the turn's folder only."""
+"""Packages that monitor a training run, each used as its documentation says, writing only into the turn's folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Wandb(Contender):
     install = "wandb"
 
     def attach(self, training: Training, turn: Turn) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a benchmark reports nothing to anyone
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a benchmark must not send reports
         os.environ.setdefault("WANDB_CACHE_DIR", str(turn.directory))
         super().attach(training, turn)
         wandb: Any = import_module("wandb")
@@ -75,7 +75,7 @@ class Wandb(Contender):
 
 
 class Torchmortem(Contender):
-    """`Autopsy` with its default sampling: most on every step, the expensive part once in 50."""
+    """`Autopsy` with its default sampling: most metrics on every step, expensive ones on one step in 50."""
 
     name = "torchmortem"
     description = "Autopsy at its defaults: gradients, activations, weights on every step, ranks on one in 50"
@@ -95,14 +95,14 @@ class Torchmortem(Contender):
 
     def close(self) -> None:
         self.autopsy.detach()
-        atexit.unregister(self.autopsy._atexit_handler)  # it would hold every turn's model until the end
+        atexit.unregister(self.autopsy._atexit_handler)  # it would keep every turn's model alive until exit
         del self.autopsy
 
 
 class Trainscope(Contender):
-    """`TrainScope` with its defaults: histograms once in 50 steps, activations once in 5.
+    """`TrainScope` with its defaults: histograms on one step in 50, activations on one in 5.
 
-    With 10 timed steps its activations count one in 7, a little less than they cost.
+    With 10 timed steps its activations count as one in 7, slightly less than they cost.
     """
 
     name = "trainscope"
@@ -132,7 +132,7 @@ class Trainscope(Contender):
 
 
 class Pulsegrad(Contender):
-    """`watch` with its defaults; it hangs on hooks of all modules and optimizers, and needs no call."""
+    """`watch` with its defaults; it hooks all modules and optimizers of the process and needs no further call."""
 
     name = "pulsegrad"
     description = "pulsegrad.watch at its defaults: gradients, weights and activations on one step in 10"
@@ -142,12 +142,12 @@ class Pulsegrad(Contender):
     is_process_wide = True
 
     def attach(self, training: Training, turn: Turn) -> None:
-        os.environ.setdefault("PULSEGRAD_RUNS_DIR", str(turn.directory / "runs"))  # its catalogue goes beside it
+        os.environ.setdefault("PULSEGRAD_RUNS_DIR", str(turn.directory / "runs"))  # its list of runs
         os.environ.setdefault("PULSEGRAD_CONSOLE", "off")
         super().attach(training, turn)
         pulsegrad: Any = import_module("pulsegrad")
-        rarely = turn.cycle + 1  # it counts steps from one
-        self.session = pulsegrad.watch(training.model, training.optimizer, run_dir=Path(turn.directory), k=rarely)
+        every = turn.cycle + 1  # it counts steps from one
+        self.session = pulsegrad.watch(training.model, training.optimizer, run_dir=Path(turn.directory), k=every)
 
     def close(self) -> None:
         self.session.close()

@@ -1,13 +1,28 @@
-"""The results as a page of documentation."""
+"""The results as a Markdown page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks.overhead.aims import aims
+from benchmarks.overhead.scaling import Scaling, scaling_sentence
 from forewarn.lab.bench import cells as wording
-from forewarn.lab.bench.aims import aims
-from forewarn.lab.bench.machine import Machine
-from forewarn.lab.bench.measurements import Scaling, WorkloadResult
+from forewarn.lab.bench.measurements import Machine, WorkloadResult
+
+LEGEND = {
+    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; halfway "
+    "the two change models, for one is slower than another by where its memory lies. A contender that reaches into "
+    "other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a contender does "
+    "once in N steps counts one N-th. Other processes do not count, nor does what is left to the end of a run.",
+    "half of all rounds": "the quartiles; `bare-again` shows what the method is off by.",
+    "× read": "the added time in streaming reads of as many numbers as the gradients hold, from memory in one piece.",
+    "operations": "torch operations added per step by the training thread, counted in a pass of its own.",
+    "syncs": "those among them that would wait for an accelerator; transfers by `.cpu()` or `.numpy()` do not show on "
+    "a CPU, so this is the least.",
+    "memory": "bytes held in addition after one turn: tensors known to the garbage collector, and what Python and "
+    "numpy have kept since the contender was attached (tracemalloc).",
+}
+"""What each column means."""
 
 
 def page(
@@ -47,16 +62,16 @@ def _lines(
 
 
 def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
-    found = aims(results)
-    if not found:
+    decided = aims(results)
+    if not decided:
         return
     yield from ("", "## What was aimed at", "")
     yield "Medians over rounds. Where an aim lies between their quartiles, or no further from the median than the bare"
     yield "loop from itself, it is in the noise: neither reached nor missed."
     yield ""
-    rows = [(aim.workload, aim.what, aim.wanted, aim.found, aim.verdict) for aim in found]
+    rows = [(aim.workload, aim.what, aim.wanted, aim.measured, aim.verdict) for aim in decided]
     yield from _table(("workload", "what", "aim", "measured", "reached"), rows)
-    reasons = {aim.what: aim.why_not for aim in found if aim.verdict != "yes" and aim.why_not}
+    reasons = {aim.what: aim.why_not for aim in decided if aim.verdict != "yes" and aim.why_not}
     if reasons:
         yield from ("", "Why some are not reached:", "")
         yield from (f"- {what}: {why}" for what, why in reasons.items())
@@ -69,14 +84,14 @@ def _workload(result: WorkloadResult) -> Iterator[str]:
         yield from ("", wording.judging_sentence(result.judging))
     if result.absent:
         yield from ("", "Not in the table:", "")
-        yield from (f"- {each.name}: {_one_line(each.reason)}" for each in result.absent)
+        yield from (f"- {absent.name}: {_one_line(absent.reason)}" for absent in result.absent)
 
 
 def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
     yield from ("", "## How it scales", "")
     yield "CPU time that forewarn adds to clipping and optimizer step, on steps measured in detail and in brief."
     for scaling in scalings:
-        yield from ("", wording.scaling_sentence(scaling), "")
+        yield from ("", scaling_sentence(scaling), "")
         rows = zip(scaling.sizes, scaling.measured_seconds, scaling.unmeasured_seconds, strict=True)
         yield from _table(
             (scaling.axis, "in detail", "in brief"),
@@ -86,7 +101,7 @@ def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
 
 def _explained(results: Sequence[WorkloadResult]) -> Iterator[str]:
     yield from ("", "## What the columns mean", "")
-    yield from (f"- {column}: {meaning}" for column, meaning in wording.LEGEND.items())
+    yield from (f"- {column}: {meaning}" for column, meaning in LEGEND.items())
     yield from ("", "## What each contender does", "")
     described: dict[str, str] = {}
     for result in results:

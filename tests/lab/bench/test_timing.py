@@ -2,7 +2,7 @@ import pytest
 from torch import nn
 
 from forewarn.lab.bench.contender import Contender, Turn
-from forewarn.lab.bench.pairs import timed_turn
+from forewarn.lab.bench.timing import timed_turn, visits
 from forewarn.lab.bench.workloads import Workload
 from tests.lab.bench.conftest import Recording, parts
 
@@ -24,7 +24,7 @@ def noted():
         def noting(model, batch):
             if all(model is not other for other in models):
                 models.append(model)
-            seen.append(next(at for at, other in enumerate(models) if other is model))
+            seen.append(next(index for index, other in enumerate(models) if other is model))
             return loss(model, batch)
 
         return model, make_batch, noting
@@ -55,3 +55,10 @@ def test_the_bare_loop_runs_once_and_adds_nothing(noted, tmp_path):
     assert len(seen) == 6
     assert pair.added == 0.0
     assert pair.alone > 0
+
+
+def test_every_visit_takes_time():
+    times = visits([60_000, 0, 40_000])
+    assert 0 < times.read < 1
+    assert 0 < times.rows < 1
+    assert 0 < times.histograms < 1

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.overhead.loggers import OptimizerMetrics
 from forewarn.lab.bench.contender import Loop, Turn
-from forewarn.lab.bench.loggers import OptimizerMetrics
 
 
 class Remembering(OptimizerMetrics):
@@ -11,12 +11,12 @@ class Remembering(OptimizerMetrics):
 
     def clip(self) -> None:
         super().clip()
-        self.before = {name: each.detach().clone() for name, each in self.training.model.named_parameters()}
-        self.gradients = {name: each.grad.numpy().copy() for name, each in self.training.model.named_parameters()}
+        self.before = {name: weight.detach().clone() for name, weight in self.training.model.named_parameters()}
+        self.gradients = {name: weight.grad.numpy().copy() for name, weight in self.training.model.named_parameters()}
 
     def after_step(self, loss) -> None:
         super().after_step(loss)
-        self.after = {name: each.detach().clone() for name, each in self.training.model.named_parameters()}
+        self.after = {name: weight.detach().clone() for name, weight in self.training.model.named_parameters()}
 
 
 def test_optimizer_metrics_are_what_the_optimizer_did(small_workload, tmp_path):

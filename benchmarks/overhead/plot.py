@@ -1,4 +1,4 @@
-"""The results as a picture."""
+"""The results as a plot."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forewarn.lab.bench.measurements import Scaling, WorkloadResult
+from benchmarks.overhead.scaling import Scaling
+from forewarn.lab.bench.measurements import WorkloadResult
 
 LINEAR_BELOW = 1.0
 """Percent: below it the axis is linear, above it logarithmic."""
 
 
 def draw(path: Path, results: Sequence[WorkloadResult], scalings: Sequence[Scaling]) -> None:
-    """Write a PNG: a panel of bars with quartiles per workload, then a panel of points with their line per axis.
+    """Write a PNG: a panel of bars with quartiles per workload, and a panel of points with their fit per axis.
 
-    Raises ModuleNotFoundError where matplotlib is missing.
+    Raises ModuleNotFoundError if matplotlib is missing.
     """
     num_rows = max((len(result.costs) for result in results), default=8)
     num_panels = len(results) + len(scalings)
@@ -45,10 +46,10 @@ def _bars(panel: Any, result: WorkloadResult) -> None:
 
 def _points(panel: Any, scaling: Scaling) -> None:
     x = list(scaling.sizes)
-    panel.plot(x, [1e3 * each for each in scaling.measured_seconds], "o", color="tab:blue", label="in detail")
-    panel.plot(x, [1e3 * each for each in scaling.unmeasured_seconds], "o", color="tab:grey", label="in brief")
+    panel.plot(x, [1e3 * seconds for seconds in scaling.measured_seconds], "o", color="tab:blue", label="in detail")
+    panel.plot(x, [1e3 * seconds for seconds in scaling.unmeasured_seconds], "o", color="tab:grey", label="in brief")
     ends = [min(x), max(x)]
-    panel.plot(ends, [1e3 * (scaling.line.slope * at + scaling.line.intercept) for at in ends], color="tab:blue")
+    panel.plot(ends, [1e3 * (scaling.line.slope * size + scaling.line.intercept) for size in ends], color="tab:blue")
     panel.set_title(f"against {scaling.axis}, at {scaling.fixed} (R² {scaling.line.r_squared:.3f})")
     panel.set_xlabel(scaling.axis)
     panel.set_ylabel("ms added to a step")
