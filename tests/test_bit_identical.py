@@ -61,7 +61,7 @@ def test_loss_weights_and_random_state_are_bit_identical_over_200_steps(name, cl
 
 
 def train_two_tasks(watch, weights, steps=60):
-    """A language model with an auxiliary head; by hand, or through `monitor.tasks`."""
+    """A language model with an auxiliary head; by hand, or through `monitor.combine_losses`."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(context=16, depth=2, heads=2, width=32, dropout=0.1))
     auxiliary = torch.nn.Linear(256, 4)

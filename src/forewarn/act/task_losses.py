@@ -24,7 +24,7 @@ Weight = float | Tensor
 
 
 class TaskLosses:
-    """What `monitor.tasks` does: check, weigh, compare now and then, and let a balancer learn."""
+    """What `monitor.combine_losses` does: check, weigh, compare now and then, and let a balancer learn."""
 
     def __init__(self, probes: Mapping[str, Probe], loop: Loop, settings: Balancing) -> None:
         self._probes = probes
