@@ -19,7 +19,7 @@ from forewarn.config import Config
 from forewarn.judge.rules import enabled_rules
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
-from forewarn.measure.metric_kinds import Metric
+from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import unwrapped
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
@@ -44,6 +44,7 @@ from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
 from forewarn.measure.tensor_reader import TensorReader
+from forewarn.metrics import Cadence, find
 from forewarn.monitor import Monitor
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
@@ -66,7 +67,7 @@ def watch(
     policy: str | Policy = "observe",
     scaler: Any = None,
     resume: bool = False,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[ModuleMetric] = (),
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -168,7 +169,11 @@ def _check_plan(parameter_index: ParameterIndex, config: Config) -> None:
 
 
 def _probes(
-    parameter_index: ParameterIndex, config: Config, scaler: Any, stopwatch: Stopwatch, metrics: Sequence[Metric] = ()
+    parameter_index: ParameterIndex,
+    config: Config,
+    scaler: Any,
+    stopwatch: Stopwatch,
+    metrics: Sequence[ModuleMetric] = (),
 ) -> dict[str, Probe]:
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
@@ -214,7 +219,7 @@ def _run_info(
     parameter_index: ParameterIndex,
     config: Config,
     predicate: Callable[[int], bool],
-    metrics: Sequence[Metric],
+    metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     return RunInfo(
         model=type(unwrapped(model)).__name__,
@@ -225,7 +230,7 @@ def _run_info(
         groups=tuple(_numbers(group) for each in parameter_index.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
-        metrics={series_name(each): each.range for each in metrics if isinstance(each, Metric)},
+        metrics={series_name(each): each.range for each in metrics if isinstance(each, ModuleMetric)},
         device=str(parameter_index.parameters[0].device),
         versions={
             "forewarn": __version__,
@@ -276,8 +281,8 @@ def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
     """What the epochs before that step brought: few readings, which reach back to the first."""
     known: dict[int, list[Block]] = {}
     for name in earlier.names():
-        of_epochs = name == "eval/loss" or name.startswith("evaluation/")
-        if not of_epochs or "" not in earlier.scopes(name):
+        metric = find(name)
+        if metric is None or metric.cadence is not Cadence.EPOCH or "" not in earlier.scopes(name):
             continue
         found = earlier.series(name)
         for step, value in zip(found.steps.tolist(), found.values, strict=True):
