@@ -125,7 +125,7 @@ def _over_tensors(name: str, of: str, aggregates: str = "median p95 min max") ->
     """Aggregates over all tensors of the model."""
     words = {"median": "Median", "p95": "95th percentile", "min": "Smallest", "max": "Largest"}
     return tuple(
-        Metric(f"monitor/{name}_{aggregate}", MODEL, MEASURED, "", DERIVED, f"{words[aggregate]} {of}.")
+        Metric(f"monitor/{name}_{aggregate}", MODEL, MEASURED, "", DERIVED, f"{words[aggregate]} of the {of}.")
         for aggregate in aggregates.split()
     )
 
@@ -162,9 +162,9 @@ _CATALOGUE = (
     Metric("gradient/block_norm", BLOCK, MEASURED, "", L2, "L2 norm of the gradients of all parameters in a block."),
     Metric("gradient/missing", PARAMETER, MEASURED, "flag", MAX,
            "1 if a trainable parameter of an optimizer has no gradient.", healthy=ZERO),
-    *_of_tensors("gradient", "the gradient as the optimizer is about to use it"),
+    *_of_tensors("gradient", "the gradient"),
     Metric("weight/global_norm", MODEL, MEASURED, "", L2, "L2 norm of all weights together."),
-    *_of_tensors("weight", "the weights after the step"),
+    *_of_tensors("weight", "the tensor after the step"),
     Metric("update/ratio", PARAMETER, MEASURED, "", DERIVED,
            "Measured ‖Δw‖ / (‖w‖ + 1e-12), over 1024 sampled weights of a larger tensor."),
     Metric("update/norm", PARAMETER, MEASURED, "", L2, "‖Δw‖, scaled up from the sample."),
@@ -254,11 +254,11 @@ _CATALOGUE = (
            words="tok/s", loggable=True),
     Metric("system/process_memory_bytes", RUN, EVERY_STEP, "bytes", MAX,
            "Resident memory of the process, at most once a second."),
-    *_over_tensors("grad", "gradient norm of all tensors"),
+    *_over_tensors("grad", "gradient norms of all tensors"),
     Metric("monitor/update_ratio_median", MODEL, MEASURED, "", DERIVED,
-           "Median update ratio of the tensors that moved; it falls as a run goes on.",
+           "Median of the update ratios of the tensors that moved; it falls as a run goes on.",
            healthy=(1e-5, 1e-2), words="update ratio"),
-    *_over_tensors("update_ratio", "update ratio of the tensors that moved", "p95 min max"),
+    *_over_tensors("update_ratio", "update ratios of the tensors that moved", "p95 min max"),
     Metric("monitor/vanishing_count", MODEL, MEASURED, "count", DERIVED, "Tensors whose gradient norm is below 1e-7."),
     Metric("monitor/exploding_count", MODEL, MEASURED, "count", DERIVED, "Tensors whose gradient norm is above 100."),
     Metric("monitor/frozen_count", MODEL, MEASURED, "count", DERIVED, "Tensors that are frozen, but not on purpose."),
@@ -350,7 +350,7 @@ def _table(family: str) -> str:
 def _range(healthy: tuple[float | None, float | None] | None) -> str:
     if healthy is None:
         return ""
-    low, high = ("" if bound is None else f"{bound:g}" for bound in healthy)
+    low, high = ("" if bound is None else f"{bound:g}".replace("e-0", "e-") for bound in healthy)
     return low if low == high else f"{low} to {high}"
 
 
