@@ -136,7 +136,7 @@ def test_a_rule_that_reads_what_nobody_records_is_refused(reads, known, monkeypa
     if known:
         declare(lambda loss, other: None)
     else:
-        with pytest.raises(ValueError, match=r"L999 made-up reads gain/men, which the catalogue does not have"):
+        with pytest.raises(ValueError, match=r"L999 made-up reads gain/men, which nobody records: see docs/metrics.md"):
             declare(lambda loss, other: None)
 
 

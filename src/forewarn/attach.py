@@ -44,7 +44,6 @@ from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
 from forewarn.measure.tensor_reader import TensorReader
-from forewarn.metrics import Cadence, find
 from forewarn.monitor import Monitor
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
@@ -281,8 +280,8 @@ def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
     """What the epochs before that step brought: few readings, which reach back to the first."""
     known: dict[int, list[Block]] = {}
     for name in earlier.names():
-        metric = find(name)
-        if metric is None or metric.cadence is not Cadence.EPOCH or "" not in earlier.scopes(name):
+        of_epochs = name == "eval/loss" or name.startswith("evaluation/")
+        if not of_epochs or "" not in earlier.scopes(name):
             continue
         found = earlier.series(name)
         for step, value in zip(found.steps.tolist(), found.values, strict=True):

@@ -143,7 +143,9 @@ def rule(
         if code in _RULES or name in taken:
             raise ValueError(f"the rule {code} {name} is declared twice; a code and a name are never reused")
         if missing := unknown(reads):
-            raise ValueError(f"the rule {code} {name} reads {', '.join(missing)}, which the catalogue does not have")
+            raise ValueError(
+                f"the rule {code} {name} reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
+            )
         parameters = inspect.signature(check).parameters
         _RULES[code] = Rule(
             code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,
