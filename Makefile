@@ -55,6 +55,7 @@ format: $(INSTALLED)  ## fix lint and format the code
 
 docs: $(INSTALLED)  ## generate the documentation of the rules
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
+	$(BIN)/python -m forewarn.metrics docs/metrics.md
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)

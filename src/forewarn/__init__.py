@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.measure.schedule import Schedule
+    from forewarn.metrics import Metric
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
     from forewarn.standalone.gradient_monitor import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "watch": "attach",
+    "Metric": "metrics",
     "Monitor": "monitor",
     "WeightUpdateMonitor": "standalone.weight_update_monitor",
     **dict.fromkeys(
@@ -105,6 +107,7 @@ __all__ = [
     "GradientMetric",
     "GradientMonitor",
     "GradientSummary",
+    "Metric",
     "ModuleMonitor",
     "Monitor",
     "MonitorMixin",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from forewarn.measure.metric_evaluation import Evaluation, is_sharded
-from forewarn.measure.metric_kinds import NOTHING, Metric, Metrics
+from forewarn.measure.metric_kinds import NOTHING, Metrics, ModuleMetric
 from forewarn.measure.module_outputs import Modules, default_format_module_name_fn, tensors_in
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.references import References
@@ -33,7 +33,11 @@ class Comparison:
     """
 
     def __init__(
-        self, metrics: Sequence[Metric], separator: str, parameter_index: ParameterIndex, reference: nn.Module | None
+        self,
+        metrics: Sequence[ModuleMetric],
+        separator: str,
+        parameter_index: ParameterIndex,
+        reference: nn.Module | None,
     ) -> None:
         self._metrics = Metrics(separator)
         for each in metrics:

@@ -19,8 +19,8 @@ from forewarn.measure.metric_evaluation import Evaluation, is_sharded
 from forewarn.measure.metric_kinds import (
     NOTHING,
     ActivationDifferenceMetric,
-    Metric,
     Metrics,
+    ModuleMetric,
     ParameterDifferenceMetric,
 )
 from forewarn.measure.module_outputs import ROOT, tensors_in
@@ -43,7 +43,9 @@ class MetricsProbe(Probe):
 
     name = "metrics"
 
-    def __init__(self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
+    def __init__(
+        self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[ModuleMetric]
+    ) -> None:
         self._parameter_index = parameter_index
         self._stepping = stepping
         self._given = tuple(metrics)
@@ -161,7 +163,7 @@ class MetricsProbe(Probe):
 
 
 def _check(metric: Any) -> None:
-    if not isinstance(metric, Metric) or not metric.kind:
+    if not isinstance(metric, ModuleMetric) or not metric.kind:
         raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and their like, not {metric!r}")
     if isinstance(metric, ActivationDifferenceMetric) and metric.reference is None:
         raise ValueError(
@@ -172,18 +174,18 @@ def _check(metric: Any) -> None:
         raise ValueError(f"metrics: {metric.name!r} can not be the name of a series; use letters, digits and _")
 
 
-def series_name(metric: Metric) -> str:
+def series_name(metric: ModuleMetric) -> str:
     """The name under which a metric is recorded; a suffix of its aggregation comes after it."""
     return f"{metric.kind}_metric/{metric.name}"
 
 
-def _length(metric: Metric) -> int:
+def _length(metric: ModuleMetric) -> int:
     return len(metric.name)
 
 
-def _by_reference(metrics: Sequence[Metric]) -> list[tuple[nn.Module | None, list[Metric]]]:
+def _by_reference(metrics: Sequence[ModuleMetric]) -> list[tuple[nn.Module | None, list[ModuleMetric]]]:
     """The difference metrics, those of one reference together."""
-    found: dict[int, tuple[nn.Module | None, list[Metric]]] = {}
+    found: dict[int, tuple[nn.Module | None, list[ModuleMetric]]] = {}
     for each in metrics:
         if isinstance(each, ActivationDifferenceMetric | ParameterDifferenceMetric):
             found.setdefault(id(each.reference), (each.reference, []))[1].append(each)

@@ -4,7 +4,7 @@ from forewarn.measure.metric_kinds import (
     ActivationDifferenceMetric,
     ActivationMetric,
     GradientMetric,
-    Metric,
+    ModuleMetric,
     ParameterDifferenceMetric,
     ParameterMetric,
 )
@@ -15,7 +15,7 @@ from forewarn.standalone.module_monitor.refined_coordinate_check import RefinedC
 from forewarn.standalone.module_monitor.storage import StorageManager
 
 __all__ = [
-    "ActivationDifferenceMetric", "ActivationMetric", "GradientMetric", "Metric", "ModuleMonitor", "MonitorMixin",
+    "ActivationDifferenceMetric", "ActivationMetric", "GradientMetric", "ModuleMetric", "ModuleMonitor", "MonitorMixin",
     "ParameterDifferenceMetric", "ParameterMetric", "RefinedCoordinateCheck", "StorageManager",
     "monitor_scaled_dot_product_attention",
 ]  # fmt: skip

@@ -18,8 +18,8 @@ from forewarn.measure.metric_kinds import (
     ActivationMetric,
     Aggregate,
     GradientMetric,
-    Metric,
     Metrics,
+    ModuleMetric,
     ParameterDifferenceMetric,
     ParameterMetric,
     Reduce,
@@ -118,7 +118,7 @@ class ModuleMonitor:
         """`fn(gradient)`, as `gradient/{parameter}/{name}`."""
         self.add(GradientMetric(name, fn, metric_regex, reduce=reduce))
 
-    def add(self, metric: Metric) -> None:
+    def add(self, metric: ModuleMetric) -> None:
         """Add a metric of any kind; a name that its kind has already is an error."""
         if metric.healthy is not None:
             raise ValueError(f"metric {metric.name!r}: healthy= is judged in a watched run; use watch(metrics=[...])")
