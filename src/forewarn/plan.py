@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.settings import Settings, between
-
-PEAKS = ("initial_lr", "max_lr")
-"""Where a scheduler notes in an optimizer group how high the learning rate goes."""
+from forewarn.types import peak_lr
 
 _TOLERANCE = 2e-3
 """Share of the peak by which straight lines between knots may miss a scheduler's curve."""
@@ -104,7 +102,7 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
     begun = int(getattr(scheduler, "last_epoch", first.last_epoch))
     if begun >= total:
         raise ValueError(f"the scheduler has made {begun} steps already, which leaves nothing of {total}")
-    peaks = [_peak(group) for group in ahead.param_groups]
+    peaks = [peak_lr(group) or 1.0 for group in ahead.param_groups]  # 1 for a group that is off
     courses = np.empty((total - begun, len(peaks)))
     for step in range(total - begun):
         courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
@@ -114,12 +112,6 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
     if len(unknown):
         raise ValueError(f"the scheduler gives a learning rate that is not finite at step {begun + unknown[0]}")
     return list(courses.T)
-
-
-def _peak(group: dict[str, Any]) -> float:
-    """How high the lr of a group goes: what its scheduler has noted, else what it is now; 1 for a group that is off."""
-    named = [float(group[name]) for name in PEAKS if name in group]
-    return (max(named) if named else float(group["lr"])) or 1.0
 
 
 def _distinct(courses: Sequence[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
