@@ -78,6 +78,8 @@ class Plan(Settings):
         that follow different schedules, as shares of their peaks, have a plan each. For several watched optimizers,
         pass a list of their schedulers in the same order.
         """
+        if isinstance(total, bool) or not isinstance(total, int):
+            raise TypeError(f"total must be the number of steps of the whole run, a whole number, not {total!r}")
         if total < 1:
             raise ValueError(f"total must be at least 1, not {total}")
         schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
@@ -160,10 +162,17 @@ def _knots(text: str) -> tuple[tuple[list[int], list[float]], ...]:
 def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
     pairs = []
     for each in text.split():
-        step, colon, share = each.partition(":")
-        if not (colon and step.isdigit()) or not math.isfinite(float(share)):
-            raise ValueError(f"Plan.knots must be step:share pairs, not {each!r}")
+        step, _, share = each.partition(":")
+        if not step.isdigit() or not _is_finite(share):
+            raise ValueError(f"Plan.knots must be step:share pairs such as '0:0 100:1', not {each!r}")
         pairs.append((int(step), float(share)))
     if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):
         raise ValueError("the steps of Plan.knots must rise")
     return [step for step, _ in pairs], [share for _, share in pairs]
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

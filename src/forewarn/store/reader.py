@@ -232,6 +232,8 @@ class Run:
 
 def open_run(path: str | Path) -> Run:
     """The run in a directory. A path that holds none is refused with RunError."""
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path must name the directory of a run, a str or a Path, not {path!r}")
     path = Path(path)
     if not path.exists():
         raise RunError(f"there is no {path}; name the directory of a run")
