@@ -51,7 +51,10 @@ def set_lr(why: str) -> Prescription:
 
 
 def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
-    """Multiply the learning rate by `factor`; where it is 0, back to what the run began with."""
+    """Multiply the learning rate by `factor`; where it is 0, back to what the run began with.
+
+    That is the rate at the foot of a cycle, not `peak_lr`: a run that stands still is not restarted at full speed.
+    """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
