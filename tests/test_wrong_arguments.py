@@ -124,7 +124,7 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "every as text": (
         {"every": "often"}, TypeError, "every must be an int, a Schedule or a function of the step, not 'often'",
     ),
-    "every 0": ({"every": 0}, ValueError, "every must be a number of steps, 1 or more, not 0"),
+    "every 0": ({"every": 0}, ValueError, "every must be at least 1, not 0"),
     "config": (
         {"config": 3}, TypeError,
         "config must be a forewarn.Config, a dict of settings or the path of a TOML file, not 3",

@@ -25,7 +25,7 @@ def as_predicate(every: int | Schedule | Callable[[int], bool]) -> Callable[[int
     if isinstance(every, bool) or not (isinstance(every, int) or callable(every)):
         raise TypeError(f"every must be an int, a Schedule or a function of the step, not {every!r}")
     if isinstance(every, int) and every < 1:
-        raise ValueError(f"every must be a number of steps, 1 or more, not {every}")
+        raise ValueError(f"every must be at least 1, not {every}")
     return Schedule(every=every) if isinstance(every, int) else every
 
 
