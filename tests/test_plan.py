@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 import forewarn
 from forewarn.judge.diagnosis import replay
 from forewarn.plan import Plan
+from forewarn.types import peak_lr
 
 STEPS = 200
 SCHEDULERS = {
@@ -279,3 +280,17 @@ def test_a_state_of_other_groups_leaves_the_plan_to_the_present_ones(tmp_path):
     assert monitor._loop.failures == {}
     assert monitor.history.panel("train/lr_plan").last == pytest.approx([0.1, 0.1])
     monitor.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "peak"),
+    [
+        ({"lr": 0.1}, 0.1),
+        ({"lr": 0.3, "initial_lr": 0.1}, 0.1),
+        ({"lr": 0.01, "initial_lr": 0.01, "max_lr": 0.2, "min_lr": 1e-6}, 0.2),
+        ({"lr": torch.tensor(0.5)}, 0.5),
+        ({"weight_decay": 0.1}, math.nan),
+    ],
+)
+def test_the_peak_of_a_group_is_what_its_scheduler_has_noted_else_its_rate(group, peak):
+    assert peak_lr(group) == pytest.approx(peak, nan_ok=True)

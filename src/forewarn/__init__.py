@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from forewarn.act.policies import Policy
     from forewarn.attach import watch
     from forewarn.config import Config
+    from forewarn.judge.forecast import Forecast
     from forewarn.judge.gradient_tally import (
         GradientSummary,
         detect_exploding_gradients,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         detect_vanishing_gradients,
     )
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
+    from forewarn.lab.trainer import Trainer
     from forewarn.measure.schedule import Schedule
     from forewarn.metrics import Metric
     from forewarn.monitor import Monitor
@@ -42,8 +44,23 @@ if TYPE_CHECKING:
         monitor_scaled_dot_product_attention,
     )
     from forewarn.standalone.weight_update_monitor import WeightUpdateMonitor
+    from forewarn.store.errors import RunError
     from forewarn.store.reader import Run, open_run
-    from forewarn.types import Alert, AlertState, Block, Finding, FrozenCause, Outcome, Remedy, RunInfo, Severity
+    from forewarn.types import (
+        Action,
+        Alert,
+        AlertState,
+        Block,
+        Finding,
+        FrozenCause,
+        Outcome,
+        Remedy,
+        RunInfo,
+        Severity,
+    )
+    from forewarn.views import View
+    from forewarn.views.live import LiveView
+    from forewarn.views.tensorboard import TensorBoardView
 
 _HOMES = {
     "watch": "attach",
@@ -71,6 +88,12 @@ _HOMES = {
     "Schedule": "measure.schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
+    "RunError": "store.errors",
+    "View": "views",
+    "LiveView": "views.live",
+    "TensorBoardView": "views.tensorboard",
+    "Forecast": "judge.forecast",
+    "Trainer": "lab.trainer",
     "PostEpochEvaluationCallback": "lab.callbacks",
     **dict.fromkeys(
         (
@@ -91,11 +114,24 @@ _HOMES = {
         "judge.gradient_tally",
     ),
     **dict.fromkeys(
-        ("Alert", "Block", "RunInfo", "Finding", "FrozenCause", "Outcome", "Remedy", "Severity", "AlertState"), "types"
+        (
+            "Action",
+            "Alert",
+            "AlertState",
+            "Block",
+            "Finding",
+            "FrozenCause",
+            "Outcome",
+            "Remedy",
+            "RunInfo",
+            "Severity",
+        ),
+        "types",
     ),
 }
 
 __all__ = [
+    "Action",
     "ActivationDifferenceMetric",
     "ActivationMetric",
     "Alert",
@@ -103,10 +139,12 @@ __all__ = [
     "Block",
     "Config",
     "Finding",
+    "Forecast",
     "FrozenCause",
     "GradientMetric",
     "GradientMonitor",
     "GradientSummary",
+    "LiveView",
     "Metric",
     "ModuleMonitor",
     "Monitor",
@@ -120,10 +158,14 @@ __all__ = [
     "RefinedCoordinateCheck",
     "Remedy",
     "Run",
+    "RunError",
     "RunInfo",
     "Schedule",
     "Severity",
     "StorageManager",
+    "TensorBoardView",
+    "Trainer",
+    "View",
     "WeightUpdateMonitor",
     "__version__",
     "compute_gradient_statistics",

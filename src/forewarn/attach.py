@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def watch(
     run: str | Path | None = None,
     *,
     every: int | Schedule | Callable[[int], bool] = 100,
-    config: Config | str | Path | None = None,
+    config: Config | Mapping[str, Any] | str | Path | None = None,
     views: Sequence[View] | None = None,
     policy: str | Policy = "observe",
     scaler: Any = None,
@@ -73,7 +73,7 @@ def watch(
     - `run`: the directory to record in; by default a new one under `runs/`.
     - `every`: measure all tensors on the first 10 steps and then every so many; or a `Schedule`, or a function of the
       step. Loss, learning rate, global gradient norm and time are read on every step.
-    - `config`: a `Config`, or the path of a TOML file.
+    - `config`: a `Config`, a dict of its settings, or the path of a TOML file.
     - `views`: what shows the run; by default alerts are printed to standard error, `[]` shows nothing.
     - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
     - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
@@ -82,9 +82,10 @@ def watch(
       one with `healthy=(low, high)` is an alert when it stays outside.
     """
     optimizers = _checked(model, optimizer, scaler)
+    _check_arguments(run, views, resume, metrics)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
-    settings = config if isinstance(config, Config) else Config() if config is None else Config.load(config)
+    settings = Config.of(config)
     enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
     parameter_index = ParameterIndex(model, optimizers)
     _check_parameters(parameter_index, model)
@@ -138,6 +139,27 @@ def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scale
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
     return tuple(optimizers)
+
+
+def _check_arguments(run: Any, views: Any, resume: Any, metrics: Any) -> None:
+    if run is not None and not isinstance(run, str | Path):
+        raise TypeError(f"run must be the path of a directory, not {run!r}")
+    if not isinstance(resume, bool):
+        raise TypeError(f"resume must be True or False, not {resume!r}")
+    if isinstance(metrics, ModuleMetric | str) or not isinstance(metrics, Sequence):
+        raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; put it in brackets: metrics=[...]")
+    if views is None:
+        return
+    if isinstance(views, str) or not isinstance(views, Sequence):
+        raise TypeError(f"views must be a list of views, not {_said(views)}; put it in brackets: views=[...]")
+    for view in views:
+        if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
+            raise TypeError(f"views must hold views, such as forewarn.LiveView(), not {_said(view)}")
+
+
+def _said(value: Any) -> str:
+    """A wrong argument in an error: views print as addresses in memory, which tell nobody anything."""
+    return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
 
 
 def _unwrapped_optimizer(optimizer: Any) -> Any:

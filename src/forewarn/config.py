@@ -6,7 +6,7 @@ The bounds of the rules stand in `forewarn.thresholds` and nowhere else: those o
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -69,7 +69,7 @@ class Config(Settings):
     """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
     early_stopping_min_delta: float = between(0.0, 0.0)
     """By how much a validation loss must be lower to be better."""
-    disable: tuple[str, ...] = ()
+    disable: Sequence[str] = ()
     """Rules that are not judged, by code or by name."""
     plan: Plan = Plan()
     """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
@@ -78,6 +78,19 @@ class Config(Settings):
     balancing: Balancing = Balancing()
     """How automatic loss weights move; used only where `monitor.combine_losses(balance=…)` asks for them."""
     thresholds: Thresholds = Thresholds()
+
+    @classmethod
+    def of(cls, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
+        """What `watch(config=…)` accepts: a Config, a dict of settings, the path of a TOML file, or None."""
+        if config is None or isinstance(config, Config):
+            return config or cls()
+        if isinstance(config, Mapping):
+            return cls.from_dict(config)
+        if isinstance(config, str | Path):
+            return cls.load(config)
+        raise TypeError(
+            f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

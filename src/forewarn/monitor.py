@@ -158,6 +158,8 @@ class Monitor:
         one that sets the learning rate, if any: what it makes the next ones from is lowered as well.
         """
         self._check_open()
+        if scheduler is not None and not hasattr(scheduler, "step"):
+            raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
         step = max(0, self.at - 1)
@@ -172,6 +174,8 @@ class Monitor:
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
         self._check_open()
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")
         gradients = self._probes["gradients"]
         assert isinstance(gradients, GradientProbe)
         return gradients.clip(max_norm, error_if_nonfinite)
@@ -263,6 +267,9 @@ class Monitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
         self._check_open()
+        if not isinstance(state, Mapping) or not {"at", "history", "ledger", "probes"} <= state.keys():
+            told = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else repr(state)
+            raise ValueError(f"state must be what monitor.state_dict() returned, not {told}")
         state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
@@ -293,7 +300,7 @@ class Monitor:
         loss = self._probes["loss"]
         assert isinstance(loss, LossProbe)
         if self.at:
-            loss.recall(last_ema, self.history.series("evaluation/start_loss").last)
+            loss.course.recall(last_ema, self.history.series("evaluation/start_loss").last)
         epochs = self.history.series("evaluation/epoch")
         if len(epochs):
             validation = self.history.series("eval/loss").finite(self.config.thresholds.validation_plateau.window)

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.settings import Settings, between
-
-PEAKS = ("initial_lr", "max_lr")
-"""Where a scheduler notes in an optimizer group how high the learning rate goes."""
+from forewarn.types import peak_lr
 
 _TOLERANCE = 2e-3
 """Share of the peak by which straight lines between knots may miss a scheduler's curve."""
@@ -80,6 +78,8 @@ class Plan(Settings):
         that follow different schedules, as shares of their peaks, have a plan each. For several watched optimizers,
         pass a list of their schedulers in the same order.
         """
+        if isinstance(total, bool) or not isinstance(total, int):
+            raise TypeError(f"total must be the number of steps of the whole run, a whole number, not {total!r}")
         if total < 1:
             raise ValueError(f"total must be at least 1, not {total}")
         schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
@@ -104,7 +104,7 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
     begun = int(getattr(scheduler, "last_epoch", first.last_epoch))
     if begun >= total:
         raise ValueError(f"the scheduler has made {begun} steps already, which leaves nothing of {total}")
-    peaks = [_peak(group) for group in ahead.param_groups]
+    peaks = [peak_lr(group) or 1.0 for group in ahead.param_groups]  # 1 for a group that is off
     courses = np.empty((total - begun, len(peaks)))
     for step in range(total - begun):
         courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
@@ -114,12 +114,6 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
     if len(unknown):
         raise ValueError(f"the scheduler gives a learning rate that is not finite at step {begun + unknown[0]}")
     return list(courses.T)
-
-
-def _peak(group: dict[str, Any]) -> float:
-    """How high the lr of a group goes: what its scheduler has noted, else what it is now; 1 for a group that is off."""
-    named = [float(group[name]) for name in PEAKS if name in group]
-    return (max(named) if named else float(group["lr"])) or 1.0
 
 
 def _distinct(courses: Sequence[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
@@ -168,10 +162,17 @@ def _knots(text: str) -> tuple[tuple[list[int], list[float]], ...]:
 def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
     pairs = []
     for each in text.split():
-        step, colon, share = each.partition(":")
-        if not (colon and step.isdigit()) or not math.isfinite(float(share)):
-            raise ValueError(f"Plan.knots must be step:share pairs, not {each!r}")
+        step, _, share = each.partition(":")
+        if not step.isdigit() or not _is_finite(share):
+            raise ValueError(f"Plan.knots must be step:share pairs such as '0:0 100:1', not {each!r}")
         pairs.append((int(step), float(share)))
     if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):
         raise ValueError("the steps of Plan.knots must rise")
     return [step for step, _ in pairs], [share for _, share in pairs]
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

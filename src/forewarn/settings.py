@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -22,38 +23,74 @@ def pattern(default: str = "") -> Any:
     return field(default=default, metadata={"pattern": True})
 
 
+class _SignatureOfInit:
+    """What `help` and editors show of a class: its fields, which `Settings.__new__` would hide."""
+
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        whole = inspect.signature(owner.__init__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:], return_annotation=inspect.Signature.empty)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Base of every settings class: values are checked when they are made, and can be read from plain mappings."""
 
+    __signature__ = _SignatureOfInit()
+
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        fields = {field.name: field.kw_only for field in dataclasses.fields(cls)}
+        most = sum(not by_name for by_name in fields.values())
+        if len(values) > most:
+            only = f"at most {most} settings without a name, not {len(values)}"
+            by_name = f"its settings by name, such as {cls.__name__}({next(iter(fields))}=...)"
+            raise TypeError(f"{cls.__name__} takes {only if most else by_name}")
+        for name in settings:
+            if name not in fields:
+                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields)}")
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for each in dataclasses.fields(self):
-            _check(type(self), each, hints[each.name], getattr(self, each.name))
+            kind, value = hints[each.name], getattr(self, each.name)
+            if get_origin(kind) in _SEQUENCES and isinstance(value, Sequence) and not isinstance(value, str):
+                value = tuple(value)
+                object.__setattr__(self, each.name, value)  # so that nobody changes it later
+            _check(type(self), each, kind, value)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "") -> Self:
         """Settings from a plain mapping, as TOML gives it; what is not named keeps its default."""
+        if not isinstance(plain, Mapping):
+            raise TypeError(f"{cls.__name__}.from_dict takes a dict of settings, not {plain!r}")
         hints = get_type_hints(cls)
         made: dict[str, Any] = {}
         for name, value in plain.items():
-            spot = f"{where}.{name}" if where else name
+            spot = f"{where}.{name}" if where else str(name)
             if name not in hints:
-                close = difflib.get_close_matches(name, hints, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(hints))}"
-                raise ValueError(f"unknown setting {spot!r}{hint}")
+                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints)}")
             kind = hints[name]
             if isinstance(kind, type) and issubclass(kind, Settings):
                 if not isinstance(value, Mapping):
                     raise TypeError(f"setting {spot!r} is a table of settings, not {value!r}")
-                made[name] = kind.from_dict(value, spot)
-            else:
-                made[name] = tuple(value) if isinstance(value, list) else value
+                value = kind.from_dict(value, spot)
+            made[name] = value
         return cls(**made)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, fit for JSON."""
         return dataclasses.asdict(self)
+
+
+_SEQUENCES = (Sequence, tuple)
+"""Fields of this kind hold strings, given as any sequence and kept as a tuple."""
+
+
+def _hint(name: Any, names: Iterable[str]) -> str:
+    """What else it could have been."""
+    names = sorted(names)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
 
 
 def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> None:
@@ -70,9 +107,11 @@ def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> 
         fits = isinstance(value, bool) if kind is bool else numeric and (kind is float or isinstance(value, int))
         if not fits:
             raise TypeError(f"{name} must be {kind.__name__}, not {value!r}")
-    elif get_origin(kind) is tuple:
-        if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{name} must be a tuple of strings, not {value!r}")
+    elif get_origin(kind) in _SEQUENCES:
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+            raise TypeError(f"{name} must be a list of strings, not {value!r}")
+    elif isinstance(kind, type) and issubclass(kind, Settings) and isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a {kind.__name__}, not a dict; {owner.__name__}.from_dict reads nested dicts")
     elif not isinstance(value, get_origin(kind) or kind):
         raise TypeError(f"{name} must be a {(get_origin(kind) or kind).__name__}, not {value!r}")
     if each.metadata.get("pattern"):

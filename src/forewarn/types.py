@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from forewarn.codec import Noun
 
 Values = NDArray[np.float32]
 Counts = NDArray[np.int64]
@@ -191,7 +192,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterInfo:
+class ParameterInfo(Noun):
     """What is fixed about one parameter tensor."""
 
     shape: tuple[int, ...]
@@ -204,8 +205,17 @@ class ParameterInfo:
     """False if it was frozen on purpose at attach time."""
 
 
+def peak_lr(group: Mapping[str, Any]) -> float:
+    """How high the learning rate of an optimizer group goes: what its scheduler has noted there, else what it is now.
+
+    NaN if the group has no learning rate.
+    """
+    noted = [float(group[name]) for name in ("initial_lr", "max_lr") if name in group]
+    return max(noted) if noted else float(group.get("lr", math.nan))
+
+
 @dataclass(frozen=True, slots=True)
-class RunInfo:
+class RunInfo(Noun):
     """What is fixed and known about a run. Rules and remedies see this, never a model or an optimizer."""
 
     model: str = ""
@@ -217,7 +227,7 @@ class RunInfo:
     optimizers: tuple[str, ...] = ()
     groups: tuple[Mapping[str, float], ...] = ()
     """The numeric settings of every optimizer group at attach time, such as lr and weight_decay."""
-    hyperparameters: Mapping[str, float | str | bool] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What the user declared, such as dropout or the number of steps."""
     every: int = 1
     """Detail is measured every so many steps once the dense start is over."""
@@ -232,30 +242,9 @@ class RunInfo:
     def depth(self) -> int:
         return len(self.blocks)
 
-    def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["parameters"] = {
-            scope: {name: getattr(one, name) for name in one.__dataclass_fields__}
-            for scope, one in self.parameters.items()
-        }
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """The information as read back; fields that this version does not know are left out."""
-        known = {name: plain[name] for name in cls.__dataclass_fields__ if name in plain}
-        known["parameters"] = {
-            scope: ParameterInfo(**{**one, "shape": tuple(one["shape"])})
-            for scope, one in plain.get("parameters", {}).items()
-        }
-        for name in ("blocks", "optimizers", "groups"):
-            known[name] = tuple(plain.get(name, ()))
-        known["metrics"] = {name: (low, high) for name, (low, high) in plain.get("metrics", {}).items()}
-        return cls(**known)
-
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Noun):
     """What a rule saw at one step, in numbers."""
 
     code: str
@@ -269,7 +258,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Noun):
     """One thing to do, with its numbers filled in."""
 
     action: str
@@ -289,7 +278,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Noun):
     """A finding with a life. Its identity is (code, scope), never a value or a step."""
 
     code: str
@@ -316,7 +305,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class Action(Noun):
     """Something that was done to the run because a policy allowed it."""
 
     step: int
@@ -327,40 +316,11 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Noun):
     """What one call of `monitor.step` led to: alerts that changed their state or severity, and actions taken."""
 
     alerts: tuple[Alert, ...] = ()
     actions: tuple[Action, ...] = ()
-
-
-def alert_to_json(alert: Alert) -> dict[str, Any]:
-    """An alert as plain values; non-finite numbers stay floats, so `json` writes them as NaN and Infinity."""
-    plain = dataclasses.asdict(alert)
-    plain["severity"], plain["state"] = str(alert.severity), str(alert.state)
-    for finding in (plain["finding"], plain["announced"]):
-        if finding is not None:
-            finding["severity"] = str(finding["severity"])
-    return plain
-
-
-def alert_from_json(plain: Mapping[str, Any]) -> Alert:
-    """An alert from what `alert_to_json` made of it."""
-    announced = plain.get("announced")
-    return Alert(
-        **{
-            **plain,
-            "severity": Severity[plain["severity"].upper()],
-            "state": AlertState[plain["state"].upper()],
-            "finding": _finding_from_json(plain["finding"]),
-            "remedies": tuple(Remedy(**remedy) for remedy in plain["remedies"]),
-            "announced": None if announced is None else _finding_from_json(announced),
-        }
-    )
-
-
-def _finding_from_json(plain: Mapping[str, Any]) -> Finding:
-    return Finding(**{**plain, "severity": Severity[plain["severity"].upper()]})
 
 
 def in_words(value: float | str | None) -> str:

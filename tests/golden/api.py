@@ -43,7 +43,7 @@ def _members(cls: type) -> Iterator[str]:
         yield from (f"{member.name} = {member.value!r}" for member in cls)
     elif dataclasses.is_dataclass(cls):
         yield from (_field(field) for field in dataclasses.fields(cls))
-    else:
+    elif not issubclass(cls, Exception):
         yield f"__init__{_signature(cls)}"
     own = {name: value for base in reversed(cls.__mro__) if _is_ours(base) for name, value in vars(base).items()}
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()

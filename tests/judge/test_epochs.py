@@ -13,7 +13,7 @@ import forewarn
 from forewarn.cli import cli
 from forewarn.judge.diagnosis import replay
 from forewarn.judge.epochs import Epoch, gap_grade, improvement_grade, is_plateau
-from forewarn.measure.loss_levels import EpochLosses, Levels
+from forewarn.measure.loss_course import LossCourse
 from tests.conftest import last
 from tests.judge.rules.test_evaluation import TEXTBOOK
 
@@ -283,24 +283,24 @@ class TestAdjusting:
 
 
 def test_levels_are_the_first_loss_and_medians_of_thirty_two():
-    levels = Levels()
+    course = LossCourse()
     losses = np.random.default_rng(0).uniform(1, 3, 100)
-    found = [(at, level) for at, loss in enumerate(losses) if (level := levels.add(loss)) is not None]
+    found = [(at, level) for at, loss in enumerate(losses) for level in course.add(loss).values()]
     assert [at for at, _ in found] == [0, 31, 63, 95]
     wanted = [losses[0], *(np.median(losses[at : at + 32]) for at in (0, 32, 64))]
     assert [level for _, level in found] == pytest.approx(wanted)
-    assert levels.add(math.nan) is None
+    assert course.add(math.nan) == {}
 
 
 def test_the_peak_of_an_epoch_is_not_made_by_a_single_batch():
-    epoch = EpochLosses()
+    epoch = LossCourse()
     for loss in [2.0] * 20 + [500.0] + [2.0] * 27:
         epoch.add(loss)
     assert epoch.peak == 2.0
     for loss in [9.0] * 16:
         epoch.add(loss)
     assert epoch.peak == 9.0
-    epoch.begin()
+    epoch.begin_epoch()
     assert math.isnan(epoch.peak)
     assert math.isnan(epoch.mean)
     assert epoch.start == 2.0
@@ -311,7 +311,7 @@ def test_the_average_of_white_noise_keeps_less_than_a_tenth_of_its_variance(deca
     monitor = watch(*made(), every=10_000, config=forewarn.Config(ema_decay=decay))
     loss = monitor._probes["loss"]
     noise = 2 + np.random.default_rng(0).normal(size=20_000)
-    averages = np.array([next(iter(loss._course(each))).values for each in noise])[5000:]
+    averages = np.array([loss.course.add(value)["train/loss_ema"] for value in noise])[5000:]
     assert averages.var() < 0.1 * noise.var()
     assert averages.var() == pytest.approx((1 - decay) / (1 + decay), rel=0.5)
 

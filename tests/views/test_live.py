@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from forewarn.judge.forecast import LossCurve
 from forewarn.types import AlertState, Severity
 from forewarn.views import live
-from forewarn.views.live import LiveView, Trace
+from forewarn.views.bars import bar_chart
+from forewarn.views.live import CHART_BINS, LiveView
 from tests.views.made import alert, block
 
 
@@ -115,35 +119,32 @@ def test_closing_a_view_that_never_showed_anything_is_fine() -> None:
     LiveView().close()
 
 
-def test_a_trace_keeps_the_shape_of_a_series_of_any_length() -> None:
-    trace = Trace()
-    for step in range(100_000):
-        trace.append(math.exp(-step / 20_000))
-    assert len(trace._means) <= Trace.CAPACITY
-    bars = trace.chart(8)
-    assert bars == "█▇▆▅▄▃▂▁"
+def curve_of(values: Iterable[float]) -> np.ndarray:
+    """The means that the view keeps of these losses."""
+    curve = LossCurve(CHART_BINS, finite_only=False)
+    for step, value in enumerate(values):
+        curve.append(step, value)
+    return curve.points[1]
 
 
-def test_a_trace_of_several_rows_has_as_many_times_the_levels() -> None:
-    trace = Trace()
-    for exponent in range(16):
-        trace.append(math.exp(exponent))
-    assert trace.chart(16, rows=2).splitlines() == [" " * 8 + "▁▂▃▄▅▆▇█", "▁▂▃▄▅▆▇█" + "█" * 8]
+def test_a_chart_keeps_the_shape_of_a_series_of_any_length() -> None:
+    means = curve_of(math.exp(-step / 20_000) for step in range(100_000))
+    assert len(means) <= CHART_BINS
+    assert bar_chart(means, 8) == "█▇▆▅▄▃▂▁"
 
 
-def test_a_trace_draws_what_is_not_finite_as_a_cross() -> None:
-    trace = Trace()
-    for value in (1.0, math.nan, 2.0, math.inf, -math.inf):
-        trace.append(value)
-    assert trace.chart(10) == "▁×█××"
+def test_a_chart_of_several_rows_has_as_many_times_the_levels() -> None:
+    means = curve_of(math.exp(exponent) for exponent in range(16))
+    assert bar_chart(means, 16, rows=2).splitlines() == [" " * 8 + "▁▂▃▄▅▆▇█", "▁▂▃▄▅▆▇█" + "█" * 8]
+
+
+def test_a_chart_draws_what_is_not_finite_as_a_cross() -> None:
+    assert bar_chart(curve_of([1.0, math.nan, 2.0, math.inf, -math.inf]), 10) == "▁×█××"
 
 
 @pytest.mark.parametrize("values", [[], [2.0], [2.0, 2.0], [0.0, -1.0], [math.nan]])
-def test_a_trace_of_little_does_not_raise(values: list[float]) -> None:
-    trace = Trace()
-    for value in values:
-        trace.append(value)
-    assert len(trace.chart(10)) == len(values)
+def test_a_chart_of_little_does_not_raise(values: list[float]) -> None:
+    assert len(bar_chart(curve_of(values), 10)) == len(values)
 
 
 @pytest.mark.parametrize(("total_steps", "words"), [(10, "healthy late in a run 1e-5 to 1e-4"), (None, None)])

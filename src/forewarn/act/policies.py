@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ class Policy:
     allow: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if unknown := set(self.allow) - _KNOWN:
-            raise ValueError(
-                f"unknown action {sorted(unknown)[0]!r} in the policy; known are {', '.join(sorted(_KNOWN))}"
-            )
+        allow: Any = self.allow
+        if not isinstance(allow, Set):
+            raise TypeError(f"Policy.allow must be a set of actions such as {{'stop'}}, not {allow!r}")
+        if unknown := sorted(map(str, allow - _KNOWN)):
+            raise ValueError(f"unknown action {unknown[0]!r} in the policy; known are {', '.join(sorted(_KNOWN))}")
 
     @classmethod
     def of(cls, policy: str | Policy) -> Policy:
@@ -29,7 +30,7 @@ class Policy:
         if isinstance(policy, Policy):
             return policy
         named = {"observe": cls(), "stop": cls(frozenset({"stop"}))}
-        if policy not in named:
+        if not isinstance(policy, str) or policy not in named:
             raise ValueError(f"policy must be 'observe', 'stop' or a forewarn.Policy, not {policy!r}")
         return named[policy]
 

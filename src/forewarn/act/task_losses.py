@@ -127,7 +127,7 @@ def _sum(losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor:
 
 def _checked_losses(losses: Any) -> dict[str, Tensor]:
     if not isinstance(losses, Mapping) or not losses:
-        raise TypeError(f"tasks takes a loss by the name of each task, such as {{'type': loss}}, not {losses!r}")
+        raise TypeError(f"losses must be a loss by the name of each task, such as {{'type': loss}}, not {losses!r}")
     for name, loss in losses.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"a task is named by a string without a slash, not {name!r}")

@@ -38,15 +38,16 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
 
     from forewarn.cli.terminal import Failure, opened, print_json, reading, show
     from forewarn.judge.forecast import LossCurve, forecast
+    from forewarn.judge.remedies import declared
 
     with opened(run) as stored, reading():
         if "train/loss" not in stored.names():
             raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
         losses = stored.series("train/loss")
-        total = stored.info.hyperparameters.get("total_steps")
+        total = declared(stored.info, "total_steps")
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
     if at is None and len(losses.steps):
-        at = _declared(total, int(losses.steps[-1]))
+        at = _if_ahead(total, int(losses.steps[-1]))
     try:
         told = forecast(curve, at, target)
     except ValueError as error:
@@ -57,11 +58,9 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
         show(*_picture(curve, told))
 
 
-def _declared(total: object, now: int) -> int | None:
+def _if_ahead(total: float, now: int) -> int | None:
     """The declared number of steps, where it is still ahead."""
-    if isinstance(total, bool) or not isinstance(total, int | float) or total != total // 1:
-        return None
-    return int(total) if total > NEARLY_OVER * (now + 1) else None
+    return int(total) if total == total // 1 and total > NEARLY_OVER * (now + 1) else None
 
 
 def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:

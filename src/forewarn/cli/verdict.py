@@ -18,7 +18,7 @@ from forewarn.judge.checklist import NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.store import Run
-from forewarn.types import Alert, AlertState, Remedy, RunInfo, Severity, alert_to_json, counted, in_words
+from forewarn.types import Alert, AlertState, Remedy, RunInfo, Severity, counted, in_words
 from forewarn.views.epoch_lines import advice_lines
 from forewarn.views.wording import STYLES, AlertGroup, grouped, literal, news_of, numbers, short
 
@@ -38,7 +38,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "exit_code": diagnosis.exit_code,
         "last_step": diagnosis.last_step,
         "end": end,
-        "alerts": [{**alert_to_json(one), "cause": diagnosis.cause_of(one)} for one in diagnosis.ranked],
+        "alerts": [{**one.to_json(), "cause": diagnosis.cause_of(one)} for one in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
     }

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from forewarn.config import Config
+from forewarn.judge.remedies import declared
 from forewarn.judge.series import Floats, median
 from forewarn.store import Run
 from forewarn.types import Alert, RunInfo, Severity, counted, in_words
@@ -173,9 +174,8 @@ def _batch_size(run: Run) -> tuple[Check, ...]:
 def _examples_per_pass(info: RunInfo, passes: float) -> float | None:
     """From the declared size of a micro-batch, or from that of the batch of a whole step."""
     for name, parts in (("micro_batch_size", 1.0), ("batch_size", passes)):
-        declared = info.hyperparameters.get(name)
-        if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
-            return declared / parts
+        if (size := declared(info, name)) > 0:
+            return size / parts
     return None
 
 

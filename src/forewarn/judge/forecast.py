@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from forewarn.types import Block
 
 Floats = NDArray[np.float64]
 
-_MOST_BINS = 1024
-"""Means that a curve is kept in; when there are as many, each two become one."""
 _FITTED_BINS = 48
 """Medians, at even distances on a logarithmic scale, that the law is fitted to."""
 _LEAST_LOSSES = 200
@@ -43,24 +42,28 @@ _NINE_IN_TEN = 1.64
 
 
 class LossCurve:
-    """The whole curve of a run in at most 1024 means, however long it gets."""
+    """The whole curve of a run in so many means at most, however long it gets: when it is full, each two become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bins: int = 1024, *, finite_only: bool = True) -> None:
+        self._most_bins = most_bins
+        self._finite_only = finite_only
+        """Whether losses that are not finite are left out: a law cannot be fitted to them, a picture should show them.
+        """
         self._width = 1
         self._means: list[float] = []
         self._ends: list[int] = []
         self._waiting: list[float] = []
 
     def append(self, step: int, loss: float) -> None:
-        """Take in one more loss; what is not finite is left out."""
-        if not math.isfinite(loss):
+        """Take in one more loss."""
+        if self._finite_only and not math.isfinite(loss):
             return
         self._waiting.append(loss)
         if len(self._waiting) == self._width:
             self._means.append(sum(self._waiting) / self._width)
             self._ends.append(step)
             self._waiting = []
-        if len(self._means) == _MOST_BINS:
+        if len(self._means) == self._most_bins:
             self._means = [(one + two) / 2 for one, two in zip(self._means[::2], self._means[1::2], strict=True)]
             self._ends = self._ends[1::2]
             self._width *= 2
@@ -181,9 +184,11 @@ def forecast(curve: LossCurve, at: int | None = None, target: float | None = Non
     return told if target is None else _with_target(told, float(target), outlook)
 
 
-def _check(at: Any, target: float | None) -> None:
+def _check(at: Any, target: Any) -> None:
     if at is not None and (isinstance(at, bool) or not hasattr(at, "__index__")):
         raise TypeError(f"at must be the number of a step, a whole number, not {at!r}")
+    if target is not None and (isinstance(target, bool) or not isinstance(target, Real)):
+        raise TypeError(f"target must be a loss to wait for, a number, not {target!r}")
     if target is not None and math.isnan(target):
         raise ValueError("target must be a loss to wait for, not nan")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from forewarn.judge.history import History
 from forewarn.judge.registry import Judgement, Rule
-from forewarn.types import Alert, AlertState, Finding, Remedy, RunInfo, Severity, alert_from_json, alert_to_json
+from forewarn.types import Alert, AlertState, Finding, Remedy, RunInfo, Severity
 
 _log = logging.getLogger("forewarn")
 
@@ -152,16 +152,16 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "open": [alert_to_json(alert) for alert in self._open.values()],
-            "closed": [alert_to_json(alert) for alert in self._closed],
+            "open": [alert.to_json() for alert in self._open.values()],
+            "closed": [alert.to_json() for alert in self._closed],
             "checks": [[code, scope, checks] for (code, scope), checks in self._checks.items()],
             "passed": [list(identity) for identity in sorted(self._passed)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        opened = map(alert_from_json, state["open"])
+        opened = map(Alert.from_json, state["open"])
         self._open = {alert.identity: alert for alert in opened if alert.code in self._rules}
-        self._closed = [alert_from_json(plain) for plain in state["closed"]]
+        self._closed = [Alert.from_json(plain) for plain in state["closed"]]
         checks = {(code, scope): int(count) for code, scope, count in state["checks"]}
         self._checks = {identity: count for identity, count in checks.items() if identity in self._open}
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)

@@ -8,7 +8,7 @@ import numpy as np
 
 from forewarn.judge.series import Bools, Floats, Panel, Steps
 from forewarn.thresholds.updates import UpdateRatioJump
-from forewarn.types import RunInfo
+from forewarn.types import RunInfo, peak_lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,23 @@ def declared_peaks(lr: Panel, info: RunInfo) -> list[float]:
 
 
 def _named_peaks(info: RunInfo) -> list[float]:
-    return [max(group.get(name, 0.0) for name in ("lr", "initial_lr", "max_lr")) for group in info.groups]
+    return [max(group.get("lr", 0.0), peak_lr(group)) for group in info.groups]
+
+
+def peak_rate(lr: Panel, info: RunInfo) -> float:
+    """The highest learning rate that was seen or named; 0 if none was."""
+    return float(np.fmax.reduce(rates(lr), initial=declared_peak(info)))
+
+
+def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
+    """The same for each group."""
+    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
+    return [max(both) for both in zip(declared_peaks(lr, info), seen, strict=True)]
 
 
 def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
     """Whether the learning rate is now below this share of the highest that was seen or named; False if none was."""
-    if not len(lr):
-        return False
-    seen = rates(lr)
-    peak = np.fmax.reduce(seen, initial=declared_peak(info))
-    return bool(seen[-1] < share * peak)
+    return bool(len(lr)) and bool(rates(lr)[-1] < share * peak_rate(lr, info))
 
 
 def is_rising(lr: Panel, since: int) -> bool:

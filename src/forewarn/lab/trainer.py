@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -52,13 +52,13 @@ class Trainer:
         model: nn.Module,
         optimizer: Optimizer,
         criterion: Criterion,
-        config: TrainerConfig | None = None,
+        config: TrainerConfig | Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         *,
         scheduler: Any = None,
         views: Sequence[View] | None = None,
     ) -> None:
-        self.config = config or TrainerConfig()
+        self.config = TrainerConfig.from_dict(config or {}) if not isinstance(config, TrainerConfig) else config
         self.model = model.to(self.config.device)
         self.optimizer = optimizer
         self.criterion = criterion

@@ -1,4 +1,4 @@
-"""The moving average of the loss."""
+"""A moving average."""
 
 from __future__ import annotations
 

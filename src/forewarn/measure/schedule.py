@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forewarn.settings import Settings, between
+
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Settings):
     """Dense for the first steps, then every N."""
 
-    every: int = 100
-    dense: int = 10
+    every: int = between(100, 1)
+    dense: int = between(10, 0)
     """All of the first `dense` steps are measured: most faults of set-up show there."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("dense", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"Schedule.{name} must be an int, not {value!r}")
-            if value < least:
-                raise ValueError(f"Schedule.{name} must be at least {least}, not {value}")
 
     def __call__(self, step: int) -> bool:
         return step < self.dense or step % self.every == 0
@@ -30,6 +24,8 @@ def as_predicate(every: int | Schedule | Callable[[int], bool]) -> Callable[[int
     """What `watch(every=…)` accepts, as a function from a step to whether it is measured in detail."""
     if isinstance(every, bool) or not (isinstance(every, int) or callable(every)):
         raise TypeError(f"every must be an int, a Schedule or a function of the step, not {every!r}")
+    if isinstance(every, int) and every < 1:
+        raise ValueError(f"every must be at least 1, not {every}")
     return Schedule(every=every) if isinstance(every, int) else every
 
 

@@ -35,7 +35,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         {
             "format": FORMAT,
             "journal": manifest.journal,
-            "facts": manifest.info.to_json(),
+            "facts": manifest.info.to_json(enums=int),
             "config": manifest.config,
         }
     )

@@ -22,7 +22,7 @@ from forewarn.store.histogram_table import StoredHistograms, histograms_of, name
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
 from forewarn.store.manifest import Manifest, read_manifest
-from forewarn.store.records import Change, Event, action_from, alert_from, event_from, finding_from
+from forewarn.store.records import Change, Event, event_from, from_text
 from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
 from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
@@ -175,13 +175,13 @@ class Run:
 
     def alert_changes(self) -> list[Change]:
         """Every change of state or severity of every alert, in the order in which they were recorded."""
-        return self._records("alert", lambda time, step, body: Change(float(time), int(step), alert_from(body)))
+        return self._records("alert", lambda time, step, body: Change(float(time), int(step), from_text(Alert, body)))
 
     def findings(self) -> list[Finding]:
-        return self._records("finding", lambda _time, _step, body: finding_from(body))
+        return self._records("finding", lambda _time, _step, body: from_text(Finding, body))
 
     def actions(self) -> list[Action]:
-        return self._records("action", lambda _time, _step, body: action_from(body))
+        return self._records("action", lambda _time, _step, body: from_text(Action, body))
 
     def events(self) -> list[Event]:
         with self._reading() as connection:
@@ -232,6 +232,8 @@ class Run:
 
 def open_run(path: str | Path) -> Run:
     """The run in a directory. A path that holds none is refused with RunError."""
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path must name the directory of a run, a str or a Path, not {path!r}")
     path = Path(path)
     if not path.exists():
         raise RunError(f"there is no {path}; name the directory of a run")

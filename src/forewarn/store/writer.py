@@ -25,7 +25,7 @@ from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
 from forewarn.store.mounts import network_file_system
 from forewarn.store.plain import encoded, storable
-from forewarn.store.records import Record, to_json
+from forewarn.store.records import Record, to_text
 from forewarn.store.truncation import truncate
 from forewarn.types import Action, Alert, Block, Distribution, Finding, RunInfo, Values
 
@@ -161,7 +161,7 @@ class RunWriter:
     def _record(self, step: int, kind: str, record: Record) -> None:
         background = self._ready()
         if background is not None and not background.full:
-            text = to_json(record)
+            text = to_text(record)
             background.put([(_INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
     def _create(self, description: Manifest) -> None:

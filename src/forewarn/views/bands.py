@@ -48,6 +48,7 @@ class Rate:
     before: float = math.nan
     now: float = math.nan
     peak: float = math.nan
+    """The highest that was seen; what an optimizer group declares (`types.peak_lr`) is not shown to a view."""
 
     @classmethod
     def of(cls, values: ArrayLike) -> Self:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _NO_READING = "·"
 
@@ -26,6 +29,25 @@ def line(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
     span = max(span, 1.0) if logarithmic else span or 1.0
     return "".join(
         _NO_READING if each is None else BARS[round((each - low) / span * (len(BARS) - 1))] for each in heights
+    )
+
+
+def bar_chart(values: NDArray[np.float64], width: int, rows: int = 1, bars: str = BARS) -> str:
+    """A whole series in `width` columns, on a logarithmic scale if all is positive; × is not finite."""
+    if len(values) > width:
+        with np.errstate(invalid="ignore"):  # inf and -inf in one part
+            values = np.array([part.mean() for part in np.array_split(values, width)])
+    finite = np.isfinite(values)
+    usable = np.where(finite, values, values[finite].min() if finite.any() else 1.0)
+    scaled = np.log(usable) if (usable > 0).all() else usable
+    span = np.ptp(scaled) if len(scaled) else 0.0
+    levels = np.round((scaled - scaled.min(initial=np.inf)) / (span or 1.0) * (rows * len(bars) - 1)).astype(int)
+    return "\n".join(
+        "".join(
+            cell(level - row * len(bars), bars) if good else " ×"[row == 0]
+            for level, good in zip(levels, finite, strict=True)
+        )
+        for row in reversed(range(rows))
     )
 
 

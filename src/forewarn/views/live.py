@@ -7,23 +7,25 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.judge.forecast import LossCurve
 from forewarn.metrics import label
 from forewarn.types import Action, Alert, AlertState, Block, counted, in_words
 from forewarn.views.bands import Rate, phase, update_ratio_words
-from forewarn.views.bars import ASCII_BARS, BARS, cell
+from forewarn.views.bars import ASCII_BARS, BARS, bar_chart
 from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import STYLES
 
 REDRAW_SECONDS = 0.2
 """The least time between two drawings: a view must cost about nothing."""
 CHART_ROWS = 3
+CHART_BINS = 512
+"""Means that the loss so far is kept in: several for each column of the widest chart."""
 
 _SHOWN = {
     name: label(name)
@@ -44,7 +46,7 @@ class LiveView:
         self._news = News()
         self._latest: dict[str, float] = {}
         self._firing: dict[tuple[str, str], Alert] = {}
-        self._losses = Trace()
+        self._losses = LossCurve(CHART_BINS, finite_only=False)
         self._rate = Rate()
         self._pace = _Pace()
         self._step = 0
@@ -59,7 +61,7 @@ class LiveView:
             if block.name == "train/lr" and len(block.values):
                 self._rate = self._rate.then(self._latest["train/lr"])
             if block.name == "train/loss":
-                self._losses.append(float(block.values[0]))
+                self._losses.append(step, float(block.values[0]))
         for alert in changed:
             if alert.state is AlertState.FIRING:
                 self._firing[alert.identity] = alert
@@ -103,7 +105,7 @@ class LiveView:
         numbers.add_row(*(Text(value, style="bold") for _, value in shown))
         options = self._console.options
         width = max(10, min(options.max_width, 100) - 2)
-        chart = self._losses.chart(width, CHART_ROWS, ASCII_BARS if options.ascii_only else BARS)
+        chart = bar_chart(self._losses.points[1], width, CHART_ROWS, ASCII_BARS if options.ascii_only else BARS)
         worst = max((alert.severity for alert in self._firing.values()), default=None)
         alerts = Text(self._alerts(), style="green" if worst is None else STYLES[worst])
         return Group(self._progress(width), numbers, *self._band(), Text(chart, style="cyan"), alerts)
@@ -128,48 +130,6 @@ class LiveView:
 
     def _alerts(self) -> str:
         return f"alerts firing: {counted(list(self._firing.values())) or 'none'}"
-
-
-class Trace:
-    """A series of any length in bounded memory: when it is full, every two neighbours become their mean."""
-
-    CAPACITY = 512
-
-    def __init__(self) -> None:
-        self._means: list[float] = []
-        self._stride = 1
-        self._sum, self._count = 0.0, 0
-
-    def append(self, value: float) -> None:
-        self._sum += value
-        self._count += 1
-        if self._count < self._stride:
-            return
-        self._means.append(self._sum / self._count)
-        self._sum, self._count = 0.0, 0
-        if len(self._means) == self.CAPACITY:
-            pairs = zip(self._means[::2], self._means[1::2], strict=True)
-            self._means = [(first + second) / 2 for first, second in pairs]
-            self._stride *= 2
-
-    def chart(self, width: int, rows: int = 1, bars: str = BARS) -> str:
-        """The whole series in `width` columns, on a logarithmic scale if all is positive; × is not finite."""
-        values = np.array(self._means)
-        if len(values) > width:
-            with np.errstate(invalid="ignore"):  # inf and -inf in one part
-                values = np.array([part.mean() for part in np.array_split(values, width)])
-        finite = np.isfinite(values)
-        usable = np.where(finite, values, values[finite].min() if finite.any() else 1.0)
-        scaled = np.log(usable) if (usable > 0).all() else usable
-        span = np.ptp(scaled) if len(scaled) else 0.0
-        levels = np.round((scaled - scaled.min(initial=np.inf)) / (span or 1.0) * (rows * len(bars) - 1)).astype(int)
-        return "\n".join(
-            "".join(
-                cell(level - row * len(bars), bars) if good else " ×"[row == 0]
-                for level, good in zip(levels, finite, strict=True)
-            )
-            for row in reversed(range(rows))
-        )
 
 
 class _Pace:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forewarn.judge.rules.loss_levels import theil_sen
-from forewarn.measure.loss_levels import Levels
+from forewarn.measure.loss_course import LossCourse
 from forewarn.types import RunInfo, Severity
 from tests.judge.rules.runs import Run
 
@@ -20,12 +20,10 @@ def noise(scale, seed=0, size=1600):
 
 
 def judged(losses, lr=CONSTANT, codes=CODES, known=None):
-    run, levels = Run(*codes, info=known or RunInfo(groups=({"lr": lr[0]},))), Levels()
+    run, course = Run(*codes, info=known or RunInfo(groups=({"lr": lr[0]},))), LossCourse()
     for loss, rate in zip(losses, lr, strict=False):
         loss = float(np.float32(loss))
-        level = levels.add(loss)
-        readings = {"train/loss": loss, "train/lr": {"0": rate}}
-        run.feed(readings if level is None else {**readings, "train/loss_level": level})
+        run.feed({"train/loss": loss, "train/lr": {"0": rate}, **course.add(loss)})
     return run
 
 

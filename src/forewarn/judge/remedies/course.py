@@ -5,29 +5,20 @@ from __future__ import annotations
 import math
 
 from forewarn.judge.history import History
-from forewarn.judge.remedies.prescription import Prescription, declared
+from forewarn.judge.remedies.prescription import STEPS, Prescription, advise, declared
 from forewarn.types import Finding, Remedy, RunInfo
 
 _EPOCHS = ("epochs", "num_epochs")
-_STEPS = ("total_steps", "max_steps")
 
 
 def skip_batch(why: str = "one bad batch must not move the weights") -> Prescription:
     """Leave out the batch that the finding is about."""
-
-    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        return Remedy("skip_batch", {"step": finding.step}, why, safety="safe")
-
-    return prescribe
+    return advise("skip_batch", why, safety="safe")
 
 
 def snapshot(why: str = "the state at this step is what a search for the cause starts from") -> Prescription:
     """Save the model, the optimizer and the recent readings."""
-
-    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        return Remedy("snapshot", {"step": finding.step}, why, safety="safe")
-
-    return prescribe
+    return advise("snapshot", why, safety="safe")
 
 
 def roll_back(why: str = "the weights from before it are still good") -> Prescription:
@@ -43,11 +34,7 @@ def roll_back(why: str = "the weights from before it are still good") -> Prescri
 
 def stop(why: str = "every further step is spent on a run that is lost") -> Prescription:
     """End the run."""
-
-    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        return Remedy("stop", {"step": finding.step}, why, safety="opt_in")
-
-    return prescribe
+    return advise("stop", why, safety="opt_in")
 
 
 def stop_early(why: str = "the weights of the best evaluation are the best of this run") -> Prescription:
@@ -68,7 +55,7 @@ def train_longer(why: str = "the loss still falls a little in every epoch") -> P
     """Twice the epochs or steps that are declared, else twice the steps done so far."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        epochs, steps = declared(info, *_EPOCHS), declared(info, *_STEPS)
+        epochs, steps = declared(info, *_EPOCHS), declared(info, *STEPS)
         what, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
         now = finding.step + 1 if math.isnan(now) else now
         return Remedy("train_longer", {"from": now, "to": 2 * now, "in": what}, why)

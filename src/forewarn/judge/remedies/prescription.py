@@ -19,12 +19,18 @@ Prescription = Callable[[Finding, History, RunInfo], Remedy | None]
 Numbers = dict[str, float | str]
 
 
-def advise(action: str, why: str, *, scope_is: str = "", **numbers: float | str) -> Prescription:
-    """Something for a person to do, with the step of the finding and, under the name `scope_is`, its scope."""
+STEPS = ("total_steps", "max_steps")
+"""Under which names the steps of the whole run are declared."""
+
+
+def advise(
+    action: str, why: str, *, scope_is: str = "", safety: str = "notify", **numbers: float | str
+) -> Prescription:
+    """Something to do, with the step of the finding and, under the name `scope_is`, its scope."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         known: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
-        return Remedy(action, {**known, **numbers, "step": finding.step}, why)
+        return Remedy(action, {**known, **numbers, "step": finding.step}, why, safety)
 
     return prescribe
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 from forewarn.judge.history import History
-from forewarn.judge.remedies.prescription import Prescription, beta2, current_lr, declared, scaled
+from forewarn.judge.remedies.prescription import STEPS, Prescription, beta2, current_lr, declared, scaled
 from forewarn.types import Finding, Remedy, RunInfo
 
 _USUAL_BETA2 = 0.999
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: a longer warm-up is a run of its own
 _FLOOR_SHARE = 0.1  # of the peak, where a cosine usually ends
-_STEPS = ("total_steps", "max_steps")
 
 
 def lower_lr(factor: float, why: str = "smaller steps keep the weights where the loss is low") -> Prescription:
@@ -52,7 +51,10 @@ def set_lr(why: str) -> Prescription:
 
 
 def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
-    """Multiply the learning rate by `factor`; where it is 0, back to what the run began with."""
+    """Multiply the learning rate by `factor`; where it is 0, back to what the run began with.
+
+    That is the rate at the foot of a cycle, not `peak_lr`: a run that stands still is not restarted at full speed.
+    """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
@@ -72,11 +74,8 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         steps = round(2 / max(1 - beta2(info, _USUAL_BETA2), 1e-4))
-        total = info.hyperparameters.get("total_steps")
-        if isinstance(total, int | float) and not isinstance(total, bool) and total > 0:
-            most = round(_WARM_UP_SHARE * total)
-        else:
-            most = finding.step + 1
+        total = declared(info, "total_steps")
+        most = round(_WARM_UP_SHARE * total) if total > 0 else finding.step + 1
         before = finding.evidence.get("lr_before")
         to = before if isinstance(before, float) and before > 0 else current_lr(history)
         return Remedy("warm_up", {"steps": max(1, min(steps, most)), "to": to}, why)
@@ -94,7 +93,7 @@ def decay_lr(why: str = "small steps at the end find what large ones jump over")
         numbers: dict[str, float | str] = {"shape": "cosine"}
         if not math.isnan(now):
             numbers |= {"from": now, "to": _FLOOR_SHARE * now}
-        total = declared(info, *_STEPS)
+        total = declared(info, *STEPS)
         if total > finding.step + 1:
             numbers["steps"] = total - finding.step - 1
         return Remedy("decay_lr", numbers, why)
@@ -106,7 +105,7 @@ def plan_steps(why: str = "a schedule ends well only if it ends with the trainin
     """The number of steps that the schedule is made for, and the number that it must be made for."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        planned = finding.evidence.get("ended", declared(info, *_STEPS))
+        planned = finding.evidence.get("ended", declared(info, *STEPS))
         needed = finding.evidence.get("steps_needed", finding.step + 1)
         known = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
         return Remedy("plan_steps", {"from": planned, "to": needed} if known else {"to": needed}, why)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from forewarn.judge.epochs import gap, improvement, is_plateau
-from forewarn.judge.lr_course import declared_peak, has_decayed, is_rising, rates
+from forewarn.judge.lr_course import has_decayed, is_rising, peak_rate, rates
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import (
     add_data,
@@ -326,7 +326,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, config: ScheduleMismatch, info: R
     if not len(lr) or is_rising(lr, 0):
         return None
     seen = rates(lr)
-    now, peak = float(seen[-1]), float(np.fmax.reduce(seen, initial=declared_peak(info)))
+    now, peak = float(seen[-1]), peak_rate(lr, info)
     above = np.flatnonzero(seen > config.floor * peak)
     ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
     left = 1 - ended / expected

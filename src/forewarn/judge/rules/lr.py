@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forewarn.judge.lr_course import declared_peaks
+from forewarn.judge.lr_course import peak_rates
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
@@ -104,7 +104,7 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, info: RunInfo) -> Iterator
     quiet: train/lr{0} 1e-3x1000 0x60
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
-    peaks = _peaks(lr, info)
+    peaks = peak_rates(lr, info)
     spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
     if not any(spent):
         return
@@ -170,7 +170,7 @@ def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, info: RunInfo
     total = declared(info, "total_steps")
     if not lr.at + 1 >= config.share * total:
         return
-    peaks = np.array(_peaks(lr, info))
+    peaks = np.array(peak_rates(lr, info))
     bound = (1 - config.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
@@ -181,9 +181,3 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
     """What the plan of each group says for the newest step; NaN without one."""
     known = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
     return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
-
-
-def _peaks(lr: Panel, info: RunInfo) -> list[float]:
-    """The highest rate of each group that was seen or named."""
-    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
-    return [max(both) for both in zip(declared_peaks(lr, info), seen, strict=True)]

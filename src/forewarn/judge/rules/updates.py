@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.judge.lr_course import declared_peak, last_jump, newest_jump, planned_growth, rates
+from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
 from forewarn.judge.registry import NO_BOUND, found, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
@@ -199,7 +199,7 @@ def update_ratio_low(
     known = rates(lr)
     if len(known) > 1 and known[-1] > known[-2]:
         return
-    peak = np.fmax.reduce(known, initial=declared_peak(info))
+    peak = peak_rate(lr, info)
     at_peak = ratios.last * (peak / known[-1] if len(known) and known[-1] > 0 else 1.0)
     frozen = set(np.array(causes.scopes, object)[causes.last > 0]) if causes.at == ratios.at else set()
     severity = Severity.INFO if is_solved(loss, levels, config.negligible_share) else Severity.WARNING

@@ -52,7 +52,7 @@ class EvaluationProbe(Probe):
 
     def _readings(self, train: float, validation: float) -> dict[str, float]:
         """Everything that is known of the epoch that ended; it is over after this."""
-        seen = self._loss.epoch
+        seen = self._loss.course
         train = seen.mean if math.isnan(train) else train
         before = self._validation[-1] if self._validation else math.nan
         if math.isfinite(validation):
@@ -73,7 +73,7 @@ class EvaluationProbe(Probe):
             }
         if math.isfinite(validation):
             readings["evaluation/plateau_detected"] = is_plateau(self._validation, self._change, self._window)
-        seen.begin()
+        seen.begin_epoch()
         return readings
 
     def state_dict(self) -> dict[str, Any]:

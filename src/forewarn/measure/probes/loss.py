@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.measure.ema import Ema
 from forewarn.measure.engine import Numbers
-from forewarn.measure.loss_levels import EpochLosses, Levels
+from forewarn.measure.loss_course import LossCourse
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.metrics import is_reserved
 from forewarn.types import is_metric_name
@@ -23,9 +22,7 @@ class LossProbe(Probe):
     name = "loss"
 
     def __init__(self, decay: float | None) -> None:
-        self._ema = None if decay is None else Ema(decay)
-        self._levels = Levels()
-        self.epoch = EpochLosses()
+        self.course = LossCourse(decay)
         self._extra: dict[str, Numbers] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -44,34 +41,17 @@ class LossProbe(Probe):
             for name, value in zip(given, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
                 if name == "loss":
-                    yield from self._course(float(np.float32(value)))
+                    as_stored = float(np.float32(value))
+                    for metric, reading in self.course.add(as_stored).items():
+                        yield Reading(metric, ONE, reading)
 
         return Pending(list(given.values()), decode)
 
-    def _course(self, as_stored: float) -> Iterator[Reading]:
-        """What follows from the loss and those before it."""
-        if self._ema is not None:
-            yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
-        self.epoch.add(as_stored)
-        level = self._levels.add(as_stored)
-        if level is not None:
-            yield Reading("train/loss_level", ONE, level)
-
     def state_dict(self) -> dict[str, Any]:
-        ema = {} if self._ema is None else {"ema": self._ema.value}
-        return {**ema, "levels": self._levels.state_dict(), "epoch": self.epoch.state_dict()}
+        return self.course.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._ema is not None and "ema" in state:
-            self._ema.value = float(state["ema"])
-        for name, part in (("levels", self._levels), ("epoch", self.epoch)):
-            if name in state:
-                part.load_state_dict(state[name])
-
-    def recall(self, ema: float, start: float) -> None:
-        """Go on after stored readings where no state was saved: the average, and where the run started (or NaN)."""
-        self.load_state_dict({"ema": ema, "levels": {"started": True, "losses": []}})
-        self.epoch.recall(start)
+        self.course.load_state_dict(state)
 
 
 def check_name(name: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.measure.probe import Array, Pending, Probe, Reading
+from forewarn.types import peak_lr
 
 
 class LearningRateProbe(Probe):
@@ -26,7 +27,7 @@ class LearningRateProbe(Probe):
         self._used: dict[int, list[Tensor | float]] = {}
         self._steps = 0
         self._scopes: tuple[str, ...] = ()
-        self._peaks = [_peak(group) for each in self._optimizers for group in each.param_groups]
+        self._peaks = [peak_lr(group) for each in self._optimizers for group in each.param_groups]
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
         self._used[at] = _rates(optimizer)
@@ -61,12 +62,6 @@ class LearningRateProbe(Probe):
                 yield Reading("train/lr_plan", scopes, meant)
 
         return Pending([tensor.reshape(()) for tensor in on_device.values()], decode)
-
-
-def _peak(group: dict[str, Any]) -> float:
-    """How high the lr of a group goes: what its scheduler has noted, else what it is now."""
-    named = [float(group[name]) for name in ("initial_lr", "max_lr") if name in group]
-    return max(named) if named else float(group.get("lr", math.nan))
 
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:
