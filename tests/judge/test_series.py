@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
 from forewarn.judge.series import MAD_TO_STD, Baseline, Panel, Series, median, nanmedian
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.spike import Spike
 
 some_values = st.one_of(
     st.floats(-10, 10, width=32), st.sampled_from([0.0, float("nan"), float("inf"), float("-inf"), 1e-30, 1e30])

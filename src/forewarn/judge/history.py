@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.judge.series import Baseline, Panel, Series
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.spike import Spike
 from forewarn.types import Block
 
 _OF_THE_RUN = "train/"

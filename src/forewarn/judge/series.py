@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.spike import Spike
 from forewarn.types import Values
 
 Floats = NDArray[np.float64]
@@ -175,6 +175,11 @@ def _middle(ordered: Sequence[Any]) -> float:
     """The median of values in rising order."""
     half = len(ordered) // 2
     return (float(ordered[-half - 1]) + float(ordered[half])) / 2
+
+
+def trailing(flags: Bools) -> int:
+    """How many at the end are True in a row."""
+    return int(np.argmin(np.append(flags[::-1], False)))
 
 
 def nanmedian(rows: NDArray[Any]) -> Floats:

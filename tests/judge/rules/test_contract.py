@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forewarn.thresholds import Thresholds
 
 import forewarn
 from forewarn.config import Config
@@ -17,7 +18,6 @@ from forewarn.judge.history import History
 from forewarn.judge.ledger import _chains, _Episode
 from forewarn.judge.rules import all_rules, find_rule
 from forewarn.settings import Settings
-from forewarn.thresholds import Thresholds
 from forewarn.types import Block, Finding, RunInfo, Severity, is_metric_name, spelled_out
 from tests.judge.rules.runs import fired, info
 
