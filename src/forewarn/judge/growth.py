@@ -21,7 +21,7 @@ class LogitGrowth(Settings):
     """Magnitude at which to warn of what is still growing."""
     growth: float = between(1.5, 1.0)
     """Times the oldest check of the window from which it counts as growing."""
-    window: int = between(16, 2)
+    window: int = between(16, 2, counts="readings")
     """Checks over which growth is judged."""
     critical: float = between(1e4, 0.0)
     """Magnitude that is critical: attention logits beyond it were met in runs that then diverged (Wortsman 2023)."""

@@ -17,7 +17,7 @@ class _Figure(float):
         if math.isnan(self):
             return "unknown"
         if math.isinf(self):
-            return "infinite" if self > 0 else "-infinite"
+            return "∞" if self > 0 else "-∞"
         if spec:
             return float.__format__(self, spec)
         if self.is_integer() and abs(self) < 1e6:
@@ -41,7 +41,8 @@ def headline(rule: Rule, finding: Finding) -> str:
     """One plain sentence about a finding: the first of the rule's messages whose keys the finding all has."""
     known = _known(finding)
     message = next((each for each in rule.messages if keys(each) <= known.keys()), rule.messages[-1])
-    return message.format_map({"scope": _Name("the model"), **dict.fromkeys(keys(message), _Figure("nan")), **known})
+    missing: dict[str, _Figure | _Name] = dict.fromkeys(keys(message), _Figure("nan"))
+    return message.format_map({**missing, "scope": _Name("the model"), **known})
 
 
 def keys(message: str) -> set[str]:

@@ -222,8 +222,8 @@ def _defects_of_settings(declared: Rule) -> Iterable[str]:
             yield "its function takes settings, but the declaration has no settings=..."
     elif parameter is None:
         yield f"it declares settings={declared.settings.__name__}, but its function takes no settings"
-    elif parameter.annotation not in (declared.settings.__name__, declared.settings):
-        yield f"its function takes settings: {parameter.annotation}, not {declared.settings.__name__}"
+    elif (kind := getattr(parameter.annotation, "__name__", parameter.annotation)) != declared.settings.__name__:
+        yield f"its function takes settings: {kind}, not {declared.settings.__name__}"
     elif other := next((one for one in _RULES.values() if one.settings is declared.settings), None):
         yield f"its settings {declared.settings.__name__} are those of {other.name}; derive a class of its own"
 

@@ -14,6 +14,9 @@ from forewarn.judge.series import Bools, Floats, Panel, Series
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, RunInfo, Severity
 
+_PARTS = 10
+"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadUnits(Settings):
@@ -23,7 +26,7 @@ class DeadUnits(Settings):
     """Share of the units of a layer that are dead at which to warn."""
     critical: float = between(0.99, 0.0, 1.0)
     """The share that is critical: nothing passes through the layer any more."""
-    window: int = between(10, 1)
+    window: int = between(10, 1, counts="readings")
     """Measured steps in a row on which a unit must have been zero everywhere to count as dead."""
     positions: int = between(256, 1)
     """Positions (tokens, pixels, samples) that it must have been read at in that time."""
@@ -33,8 +36,7 @@ class DeadUnits(Settings):
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
     explains=("G103", "U101", "U103"),
     settings=DeadUnits,
-    message="{value:.0%} of the units of {scope} were zero on every input of the last {lasting_steps} steps (limit "
-    "{bound:.0%}).",
+    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, steps {lasting_steps}).",
     remedies=(
         advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
                to=0.0),
@@ -123,11 +125,11 @@ class ExplodingActivation(Settings):
     """Largest magnitude at which to warn, whatever came before: half of what float16 can hold."""
     factor: float = between(10.0, 1.0)
     """Times the median of the earlier checks."""
-    lasting_checks: int = between(2, 1)
+    lasting_checks: int = between(2, 1, counts="readings")
     """Checks in a row that the growth must last for: a single batch may be absurd."""
     least: float = between(100.0, 0.0)
     """Magnitude below which no growth matters: logits of 10 after a start at 0.1 are what learning looks like."""
-    minimum: int = between(8, 2)
+    minimum: int = between(8, 2, counts="readings")
     """Earlier checks that must have been seen before growth is judged."""
     growth: float = between(3.0, 1.0)
     """Times its oldest kept value up to which that median is a level; above, the layer is still growing into place."""
@@ -238,7 +240,7 @@ class RepresentationCollapse(Settings):
     """Outputs that the last layer must have for that line to be too few: two classes need no more."""
     earlier_rank: float = between(2.0, 1.0)
     """Effective rank that there must have been before: what never had more did not collapse."""
-    minimum: int = between(10, 1)
+    minimum: int = between(10, 1, counts="readings")
     """Checks that must have been seen before anything is judged."""
     learning: float = between(0.1, 0.0, 1.0)
     """Share by which the loss must have fallen within memory for rows on one line to be information."""
@@ -297,10 +299,9 @@ def representation_collapse(
 
 
 def _falls(loss: Series, share: float) -> bool:
-    """Whether the loss is lower by this share than the oldest tenth in memory."""
-    seen = loss.finite()
-    part = max(1, len(seen) // 10)
-    return bool(len(seen) and np.median(seen[-part:]) < np.median(seen[:part]) - share * abs(np.median(seen[:part])))
+    """Whether the loss is lower by this share than the oldest part in memory."""
+    before, now = loss.ends(_PARTS)
+    return now < before - share * abs(before)
 
 
 def _num_outputs(scope: str, info: RunInfo) -> float:

@@ -28,7 +28,7 @@ class AttentionEntropyCollapse(Settings):
 
     entropy: float = between(0.05, 0.0, 1.0)
     """Share of the largest possible entropy at or below which a head looks at one key only."""
-    checks: int = between(3, 1)
+    checks: int = between(3, 1, counts="readings")
     """Checks in a row at or below it."""
 
 
@@ -36,8 +36,8 @@ class AttentionEntropyCollapse(Settings):
     "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
     keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
     settings=AttentionEntropyCollapse,
-    message="The attention entropy of {scope} is {value:.1%} of its maximum (limit {bound:.1%}; heads that look at a "
-    "single key: {sharp_heads}).",
+    message="The attention entropy of {scope} is {value:.1%} of its maximum (at least {bound:.1%} is expected; heads "
+    "that look at a single key: {sharp_heads}).",
     remedies=(
         _NORMALISE,
         advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "

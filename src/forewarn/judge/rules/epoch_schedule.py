@@ -57,6 +57,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     fires: _x49 5 | train/lr{0} 1e-3x20 1e-6x30 | facts/epochs 10
     fires: _x49 5 | train/lr{0} 1e-3x50 | facts/epochs 10 | facts/total_steps 1000
     fires: _x49 5 | train/lr{0} 1e-3x50 | facts/total_steps 30
+    fires: _x49 5 | train/lr{0} 1e-3x25 6e-4x25 | facts/epochs 5
     quiet: _x49 5 | train/lr{0} 1e-3x50 | facts/epochs 10 | facts/total_steps 100
     quiet: _x49 5 | train/lr{0} 1e-3x20 1e-6x30
     """

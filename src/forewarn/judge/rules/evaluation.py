@@ -26,7 +26,7 @@ from forewarn.judge.remedies import (
     train_longer,
     widen,
 )
-from forewarn.judge.series import Floats, Panel, Series, trailing
+from forewarn.judge.series import Floats, Panel, Series, aligned, trailing
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -93,7 +93,7 @@ class SlowImprovement(Settings):
     """Improvement of the training loss over the epoch below which it stalls as well."""
     earlier_gain: float = between(0.15, 0.0, 1.0)
     """Improvement of the validation loss in one of the epochs before above which it had been fast."""
-    epochs: int = between(5, 1)
+    epochs: int = between(5, 1, counts="epochs")
     """Epochs before this one among which that must have been."""
     decayed_share: float = between(0.5, 0.0, 1.0)
     """Share of its peak below which the lr counts as decayed: to lower it further helps no more."""
@@ -151,9 +151,9 @@ class ValidationPlateau(Settings):
 
     change: float = between(0.01, 0.0, 1.0)
     """Change of the validation loss from one epoch to the next below which it stands still."""
-    window: int = between(3, 2)
+    window: int = between(3, 2, counts="epochs")
     """Epochs in a row that must stand still."""
-    steps: int = between(10_000, 1)
+    steps: int = between(10_000, 1, counts="steps")
     """Steps without a new best after which it counts as a plateau, whatever the epochs."""
     decayed_share: float = between(0.5, 0.0, 1.0)
     """Share of its peak below which the lr counts as decayed: a plateau is information then."""
@@ -185,6 +185,7 @@ def validation_plateau(
 
     ## Example
     fires: 3.0 2.0 2.0 2.01 | evaluation/epoch 1+1x4
+    fires: 3.0 2.0 _x9999 2.1
     quiet: 3.0 2.0 1.9 1.85 | evaluation/epoch 1+1x4
     quiet: 3.0 2.0 2.0 2.01
     """
@@ -195,9 +196,9 @@ def validation_plateau(
     if _is_negligible(readings, Series(level), settings.negligible_share):
         return None
     severity = Severity.INFO if has_decayed(lr, settings.decayed_share, info) else Severity.WARNING
-    _, at, _ = np.intersect1d(losses.steps, Series(epoch).steps, return_indices=True)
-    by_epoch = [float(each) for each in losses.values[at] if math.isfinite(each)]
-    if len(at) and losses.steps[at[-1]] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
+    ends, (at_ends, _) = aligned(losses, Series(epoch))
+    by_epoch = [loss for loss in at_ends.tolist() if math.isfinite(loss)]
+    if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))
         return found(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
     best = int(losses.steps[np.nanargmin(np.where(np.isfinite(losses.values), losses.values, np.nan))])
@@ -212,7 +213,7 @@ class ValidationRising(Settings):
 
     rise: float = between(0.1, 0.0)
     """Share of its best by which the validation loss must lie above it."""
-    lasting: int = between(2, 1)
+    lasting: int = between(2, 1, counts="readings")
     """Evaluations in a row after which it is a warning; a single one is information."""
     negligible_share: float = between(0.05, 0.0, 1.0)
     """Share of the highest loss below which a validation loss is near zero: it rises by large factors there."""
@@ -264,7 +265,7 @@ class Underfitting(Settings):
     """Share of the training loss that the validation loss may lie above it."""
     training_gain: float = between(0.1, 0.0, 1.0)
     """Improvement of the training loss that no epoch so far has reached."""
-    epochs: int = between(3, 2)
+    epochs: int = between(3, 2, counts="epochs")
     """Epochs that must have been seen before anything is judged."""
 
 
@@ -314,10 +315,9 @@ class _Epochs:
     @classmethod
     def of(cls, train: Series, validation: Series) -> _Epochs:
         """Empty unless the newest epoch has both: nothing is said about old readings."""
-        steps, ours, theirs = np.intersect1d(train.steps, validation.steps, return_indices=True)
+        steps, pairs = aligned(train, validation)
         if not len(steps) or steps[-1] != train.at or train.at != validation.at:
             return cls([], [], False)
-        pairs = np.stack([train.values[ours], validation.values[theirs]]).astype(np.float64)
         if not np.isfinite(pairs[:, -1]).all():
             return cls([], [], False)
         ours, theirs = pairs[:, np.isfinite(pairs).all(axis=0)]

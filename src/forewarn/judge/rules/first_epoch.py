@@ -27,7 +27,7 @@ class FirstEpochFlat(Settings):
     """Share of its level at the start of the run that the loss must have lost by the end of an epoch."""
     rise: float = between(0.05, 0.0)
     """Share of that level that it may have risen by: more is no standstill."""
-    steps: int = between(200, 1)
+    steps: int = between(200, 1, counts="steps")
     """Steps of the run before anything is judged: some models take a hundred to find their first direction."""
 
 

@@ -31,7 +31,7 @@ class FrozenWeight(Settings):
 
     ratio: float = between(1e-12, 0.0)
     """Update ratio at or below which a weight does not move."""
-    patience: int = between(3, 1)
+    patience: int = between(3, 1, counts="readings")
     """Checks in a row at or below that ratio after which it counts as frozen."""
     negligible_share: float = between(1e-6, 0.0, 1.0)
     """Share of the highest loss below which a gradient that has vanished is information: the task is solved."""
@@ -101,9 +101,9 @@ def frozen_weight(
 class OptimizerNotStepping(Settings):
     """When `optimizer-not-stepping` fires."""
 
-    steps: int = between(3, 1)
+    steps: int = between(3, 1, counts="readings")
     """Calls of `monitor.step` in a row without an optimizer step."""
-    skipped_steps: int = between(20, 1)
+    skipped_steps: int = between(20, 1, counts="readings")
     """Steps skipped by the gradient scaler in a row; a few are how it finds its scale."""
 
 

@@ -13,6 +13,9 @@ from forewarn.judge.tensor_kinds import hold_matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
+_PARTS = 10
+"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientFadesWithDepth(Settings):
@@ -61,7 +64,7 @@ class GradientImbalance(Settings):
 
     factor: float = between(100.0, 1.0)
     """Largest over smallest gradient norm among the blocks."""
-    minimum: int = between(8, 1)
+    minimum: int = between(8, 1, counts="readings")
     """Checks that must have been seen before anything is judged."""
 
 
@@ -140,9 +143,7 @@ def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Find
     """
     if not share.last < settings.share:
         return None
-    seen = loss.finite()
-    part = max(1, len(seen) // 10)
-    before, now = (float(np.median(each)) if len(each) else np.nan for each in (seen[:part], seen[-part:]))
+    before, now = loss.ends(_PARTS)
     learns = now < before - settings.learning * abs(before) or abs(now) < (1 - settings.learning) * abs(before)
     severe = share.last < settings.warning_share and not learns
     return found(
@@ -248,7 +249,8 @@ def gain_too_high(
     fires: gain/mean 1.3x3 | gain/amplification 540x3
     quiet: gain/mean 1.3x3 | gain/amplification 4.8x3
     """
-    now, product = Series(mean).last, Series(amplification).last
+    now = Series(mean).last
+    product = Series(amplification).last if amplification.at == mean.at else np.nan
     depth = max(1, info.depth)
     if settings.mean_gain_absolute_threshold is not None:
         value, bound = now, settings.mean_gain_absolute_threshold
@@ -272,12 +274,8 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:
     """A warning where the gradient norm has grown too, or is large; amplification that it does not show is harmless."""
-    norms = Series(norm).finite()
-    if not len(norms):
-        return Severity.WARNING
-    part = max(1, len(norms) // 4)
-    before, now = np.median(norms[:part]), np.median(norms[-part:])
-    return Severity.WARNING if now > large or now > growth * before else Severity.INFO
+    before, now = Series(norm).ends(4)
+    return Severity.INFO if now <= large and now <= growth * before else Severity.WARNING
 
 
 def _in_force(lr: Panel, clip: Panel) -> dict[str, float]:

@@ -62,6 +62,7 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
 
     ## Example
     fires: 1.0x5 nan
+    fires: 1.0x5 nan | gradient/nonfinite{layer.weight} 0x5 12
     fires: gradient/nonfinite{layer.weight} 0x5 12
     quiet: 1.0x5 1e30 | gradient/nonfinite{layer.weight} 0x6
     """
@@ -119,6 +120,7 @@ def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient)
 
     ## Example
     fires: 1.0x20 150.0
+    fires: 1.0x20 150.0 | gradient/norm{layer.weight} 0.5x20 140.0
     quiet: 1.0x20 90.0
     """
     whole = Series(norm)
@@ -196,7 +198,7 @@ class GradientSpike(Spike):
     """When `gradient-spike` fires."""
 
     floor: float = between(math.log(2.0), 0.0)
-    lasting_steps: int = between(3, 1)
+    lasting_steps: int = between(3, 1, counts="steps")
     """Steps in a row after which a spike is a warning; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Times the recent level, after clipping, at which a single step is a warning; before it, the square of this."""
@@ -232,12 +234,13 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
 
     ## Example
     fires: 1.0+0.001x100 30.0
+    fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
     seen = norm.deviation(settings)
     if not seen.outlier:
         return None
-    ratio, lasting = seen.ratio, seen.lasting
+    ratio, lasting = seen.ratio, norm.steps_of(seen.lasting)
     left = min(ratio, clip.last / seen.level) if clip.at == norm.at else ratio
     tall = left > settings.warning_factor or ratio > settings.warning_factor**2
     severe = tall or lasting >= settings.lasting_steps

@@ -29,6 +29,10 @@ _MEDIAN_ERROR = 1.2533
 """The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
 
+_QUARTILES = 0.25, 0.75
+"""Most of a stretch lies above the first, and below the second."""
+
+
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
     explains=("G101", "W101", "M101"),
@@ -67,9 +71,9 @@ class LossSpike(Spike):
     """Times the recent level at which a single step is a warning."""
     critical_factor: float = between(100.0, 1.0)
     """Times the recent level at which a single step is critical."""
-    lasting_steps: int = between(3, 1)
+    lasting_steps: int = between(3, 1, counts="steps")
     """Steps in a row after which a spike of any height is a warning."""
-    lost_steps: int = between(20, 1)
+    lost_steps: int = between(20, 1, counts="steps")
     """Steps in a row after which the loss counts as not coming back: critical."""
     negligible_share: float = between(0.2, 0.0, 1.0)
     """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
@@ -111,7 +115,7 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
     seen = loss.deviation(settings)
     if not seen.outlier:
         return None
-    ratio, lasting = seen.ratio, seen.lasting
+    ratio, lasting = seen.ratio, loss.steps_of(seen.lasting)
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
     if seen.value < settings.negligible_share * highest:
         severity = Severity.INFO
@@ -142,7 +146,7 @@ def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Findi
     if not excess > reach or not gained > 0:
         return None
     below = np.flatnonzero(recent <= level + reach)
-    lasting = len(recent) - 1 - int(below[-1])
+    lasting = loss.steps_of(len(recent) - 1 - int(below[-1]))
     if excess < settings.negligible_share * gained:
         severity = Severity.INFO
     elif excess > settings.critical_factor * gained or lasting > settings.lost_steps:
@@ -158,9 +162,9 @@ def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Findi
 class LossDivergence(Settings):
     """When `loss-divergence` fires."""
 
-    window: int = between(32, 8)
-    """Steps whose median is the present level; it must have risen from window to window, twice, and within the last."""
-    slow_window: int = between(128, 8)
+    window: int = between(32, 8, counts="readings")
+    """Losses whose median is the present level; it must rise from window to window, twice, and within the last."""
+    slow_window: int = between(128, 8, counts="readings")
     """The same for a rise that is too slow to be told from noise within the shorter windows."""
     significance: float = between(3.0, 0.0)
     """Standard errors of the median by which each of these rises must exceed the noise; within a window, half of it."""
@@ -237,7 +241,8 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
         return None
     at = int(np.nanargmin(levels))
     best = float(levels[at])
-    if not (best > 0 and now > settings.factor * best and _quantile(newest, 0.25) > _quantile(blocks[at], 0.75)):
+    lower, upper = _QUARTILES
+    if not (best > 0 and now > settings.factor * best and _quantile(newest, lower) > _quantile(blocks[at], upper)):
         return None
     severity = Severity.CRITICAL if now > settings.critical_factor * best else Severity.WARNING
     return found(

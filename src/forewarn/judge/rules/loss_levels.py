@@ -28,7 +28,7 @@ class LossPlateau(Settings):
     """Share of its level that the loss must have lost over the second half of the run; less for a part of that half."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope by which even the steepest likely fall must stay below that."""
-    levels: int = between(12, 4)
+    levels: int = between(12, 4, counts="readings")
     """Levels of the loss that the second half must hold before anything is judged; one is the median of 32 steps."""
     decayed_share: float = between(0.3, 0.0, 1.0)
     """Share of its peak below which the lr counts as decayed: the loss may flatten then."""
@@ -93,9 +93,9 @@ class LossNotStarting(Settings):
     """Share of its first value that the loss must have lost."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope by which even the steepest likely fall must stay below that."""
-    levels: int = between(12, 4)
+    levels: int = between(12, 4, counts="readings")
     """Levels of the loss before anything is judged; one is the median of 32 steps."""
-    settled_steps: int = between(256, 1)
+    settled_steps: int = between(256, 1, counts="steps")
     """Steps for which the lr must not have risen: a warm-up is waited for."""
 
 
@@ -147,7 +147,7 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: 
 class LossBouncing(Settings):
     """When `loss-bouncing` fires."""
 
-    steps: int = between(256, 32)
+    steps: int = between(256, 32, counts="steps")
     """Steps that are looked at."""
     correlation: float = between(0.3, 0.0, 1.0)
     """Correlation of the loss with that of the step before, of either sign, from which it is no noise of batches."""
@@ -189,12 +189,12 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
     quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
     readings = Series(loss)
-    recent = readings.values[-settings.steps :]
-    if len(recent) < settings.steps or not np.isfinite(recent[-1]):
+    wanted = readings.readings_in(settings.steps)
+    recent = readings.values[-wanted:]
+    if len(recent) < wanted or not np.isfinite(recent[-1]):
         return None
-    halves = recent[: settings.steps // 2], recent[settings.steps // 2 :]
-    earlier, later = map(median, halves)
-    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-settings.steps])):
+    earlier, later = median(recent[: wanted // 2]), median(recent[wanted // 2 :])
+    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-wanted])):
         return None
     highest = max(earlier, later, *_finite(Series(level))[1])
     correlation, spread = _correlation(recent), _spread(recent)

@@ -109,7 +109,7 @@ class LrSpent(Settings):
 
     share: float = between(1e-3, 0.0, 1.0)
     """Share of its peak below which a learning rate is spent."""
-    steps: int = between(50, 1)
+    steps: int = between(50, 1, counts="steps")
     """Steps that a run must go on for after that."""
     going_on: float = between(0.2, 0.0)
     """Share of the steps until then that it must go on for as well: the end of a long run is no mistake."""
@@ -164,7 +164,7 @@ class WarmUpWithoutEnd(Settings):
 
     share: float = between(0.3, 0.0, 1.0)
     """Share of the declared total of steps after which a rate that still rises has risen too long."""
-    steps: int = between(20000, 1)
+    steps: int = between(20000, 1, counts="steps")
     """The same in steps, where no total is declared; this is information."""
 
 

@@ -89,13 +89,13 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
 class MetricJump(Settings):
     """When `metric-jump` fires."""
 
-    minimum: int = between(30, 4)
+    minimum: int = between(30, 4, counts="readings")
     """Readings of a metric at one place before anything is judged; `Config.detail_window` is how many are kept."""
     spans: float = between(5.0, 0.0)
     """How far outside all earlier readings, in units of the whole range that they cover."""
     share: float = between(0.5, 0.0)
     """The same at least, as a share of their largest magnitude: one that hardly varies may vary a little more."""
-    lasting: int = between(2, 1)
+    lasting: int = between(2, 1, counts="readings")
     """Readings in a row that must lie there, on the same side."""
 
 

@@ -20,7 +20,7 @@ class DeadExpert(Settings):
 
     share: float = between(0.02, 0.0, 1.0)
     """Share of an even load at or below which an expert is dead."""
-    window: int = between(8, 1)
+    window: int = between(8, 1, counts="readings")
     """Checks over which the load is added up."""
     tokens: int = between(64, 1)
     """Tokens that an even load would have given each expert in that time, below which nothing is judged."""

@@ -26,7 +26,7 @@ _BALANCE = advise(
 class _TaskRatio(Settings):
     """When a ratio of two tasks' gradients is judged, and when the weaker one is left in peace."""
 
-    window: int = between(10, 2)
+    window: int = between(10, 2, counts="readings")
     """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
     solved: float = between(0.2, 0.0, 1.0)
     """Share of its first loss below which a weak task has learned its part, and is not neglected."""
@@ -129,7 +129,7 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: Tas
 class GradientConflict(Settings):
     """When `gradient-conflict` fires."""
 
-    window: int = between(20, 2)
+    window: int = between(20, 2, counts="readings")
     """Measured steps that are judged together; so many there must be."""
     cosine: float = between(-0.4, -1.0, 0.0)
     """Mean cosine below which two tasks undo each other's steps in part: information."""

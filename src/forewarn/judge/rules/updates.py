@@ -34,7 +34,7 @@ class UpdateRatioHigh(Settings):
     """Update ratio of one tensor above which it is rewritten rather than trained."""
     median: float = between(3e-2, 0.0)
     """Median update ratio over tensors at or above which the learning rate is too high."""
-    start_steps: int = between(100, 0)
+    start_steps: int = between(100, 0, counts="steps")
     """For so many steps the bounds are wider: weights start small, and Adam's first steps are its largest."""
     start_ratio: float = between(0.2, 0.0)
     """Both bounds in that time."""
@@ -181,13 +181,13 @@ class UpdateRatioJump(Settings):
 
     factor: float = between(3.0, 1.0)
     """Times the median of the window."""
-    window: int = between(20, 3)
+    window: int = between(20, 3, counts="readings")
     """Checks whose median is the level."""
-    minimum: int = between(8, 2)
+    minimum: int = between(8, 2, counts="readings")
     """Checks that must have been seen before anything is judged."""
     warning_factor: float = between(10.0, 1.0)
     """Times the level at which a single check is a warning, whatever the cause; a jump of the lr always is."""
-    lasting_checks: int = between(3, 1)
+    lasting_checks: int = between(3, 1, counts="readings")
     """Checks in a row after which a jump of any height is a warning."""
     restart_tolerance: float = between(0.01, 0.0)
     """An lr that jumps to within this share of its earlier peak is a restart by plan."""
@@ -234,6 +234,7 @@ def update_ratio_jump(
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
+    fires: 0.001x12 0.03
     fires: 0.001x12 _ _ | train/lr{0} 1e-3x13 3e-2
     quiet: 0.001+0.001x30 | train/lr{0} 1e-4+1e-4x30
     quiet: 0.001x12 0.002

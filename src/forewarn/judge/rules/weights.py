@@ -58,7 +58,7 @@ class WeightNormSpike(Settings):
 
     factor: float = between(10.0, 1.0)
     """Times the median of the earlier checks."""
-    minimum: int = between(8, 2)
+    minimum: int = between(8, 2, counts="readings")
     """Earlier checks that must have been seen before anything is judged."""
     growth: float = between(2.0, 1.0)
     """Times its oldest kept norm up to which that median is a level; above, the tensor is growing into place."""
@@ -118,7 +118,7 @@ class WeightNormsApart(Settings):
     """Largest over smallest root-mean-square weight among layers of the same kind."""
     tensors: int = between(3, 2)
     """Tensors of one kind that there must be to compare."""
-    minimum: int = between(8, 2)
+    minimum: int = between(8, 2, counts="readings")
     """Checks that must have been seen before anything is judged."""
     growth: float = between(1.5, 1.0)
     """Times its oldest kept norm from which a small tensor counts as still growing into place."""
@@ -178,7 +178,7 @@ class WeightShrinking(Settings):
 
     share: float = between(0.1, 0.0, 1.0)
     """Share of the norm it had in the oldest kept check below which a tensor counts as shrinking away."""
-    minimum: int = between(8, 2)
+    minimum: int = between(8, 2, counts="readings")
     """Checks that must have been seen before anything is judged."""
 
 
