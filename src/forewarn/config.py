@@ -41,7 +41,7 @@ class Thresholds(
     TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, WeightThresholds,
     LrThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossLevelThresholds,
     LossThresholds,
-):  # fmt: skip
+):  # fmt: skip  # the fields of the last base come first
     """Every bound that a rule compares with, by the rule's name; each file of rules has its own part."""
 
 
