@@ -17,9 +17,9 @@ from itertools import pairwise
 import numpy as np
 
 from forewarn.config import Config
-from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules import Judge, all_rules
+from forewarn.judge.rules import all_rules
 from forewarn.types import Block, ParameterInfo, RunInfo
 
 WARM_UP_CHECKS = 80
@@ -88,22 +88,22 @@ class HealthyRun:
 
 def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[float]]:
     """Microseconds at each timed step, measured or not: of every rule by itself, or of all together and the ledger."""
-    run, config, rules = HealthyRun(num_tensors), Config(), all_rules()
-    history = History(config.history_window, config.detail_window)
-    judge, ledger = Judge(rules, config, run.info), Ledger(rules)
+    run, rule_set = HealthyRun(num_tensors), Config().rule_set()
+    history, judge, ledger = rule_set.history(), Judge(rule_set, run.info), Ledger(rule_set.rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
         blocks = run.blocks(step, measured)
         history.append(blocks)
         names = {block.name for block in blocks}
         due = {
-            rule: [name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.when)] for rule in rules
+            rule: [name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.when)]
+            for rule in rule_set.rules
         }
         marks = [("", time.process_time_ns())]
         if one_by_one:
             for rule, new in due.items():
                 if new:
-                    rule.judge(step, history, config, run.info, new)
+                    rule.judge(step, history, rule_set.settings.get(rule.code), run.info, new)
                     marks.append((rule.code, time.process_time_ns()))
         else:
             judgement = judge(step, history, blocks)

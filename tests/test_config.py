@@ -6,14 +6,12 @@ import math
 
 import pytest
 
-from forewarn.config import Config
+from forewarn.config import Config, Thresholds
 from forewarn.judge.documentation import field_docs
-from forewarn.judge.rules import enabled_rules
+from forewarn.judge.rules.gradients import GradientSpike
+from forewarn.judge.rules.loss import LossSpike
+from forewarn.judge.spike import Spike
 from forewarn.settings import Settings
-from forewarn.thresholds import Thresholds
-from forewarn.thresholds.gradients import GradientSpike
-from forewarn.thresholds.loss import LossSpike
-from forewarn.thresholds.spike import Spike
 
 TABLES = [Config, Thresholds, *(type(getattr(Thresholds(), each.name)) for each in dataclasses.fields(Thresholds))]
 
@@ -92,7 +90,7 @@ def test_settings_are_read_from_toml(tmp_path):
     assert config.hyperparameters == {"steps": 1000}
     assert config.thresholds.exploding_gradient.warning == 10
     assert config.thresholds.exploding_gradient.critical == 1000, "what is not named keeps its default"
-    assert {"L102", "G104"}.isdisjoint(rule.code for rule in enabled_rules(config))
+    assert {"L102", "G104"}.isdisjoint(rule.code for rule in config.rule_set().rules)
 
 
 def test_toml_that_is_none_says_where(tmp_path):

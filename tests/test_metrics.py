@@ -15,6 +15,7 @@ from torch.nn import functional
 import forewarn
 from forewarn.cli import cli
 from forewarn.judge.registry import _RULES, all_rules, rule
+from forewarn.judge.remedies import advise
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.metrics import (
     FAMILIES,
@@ -132,12 +133,26 @@ def test_every_rule_reads_what_is_in_the_catalogue():
 @pytest.mark.parametrize(("reads", "known"), [("gain/men", False), ("my/score", True), ("train/accuracy", True)])
 def test_a_rule_that_reads_what_nobody_records_is_refused(reads, known, monkeypatch):
     monkeypatch.setattr("forewarn.judge.registry._RULES", dict(_RULES))
-    declare = rule("L999", "made-up", reads=("train/loss", reads), remedies=())
+
+    def made_up(loss, other):
+        """Made up.
+
+        ## Why is this bad?
+        It is not.
+
+        ## Example
+        fires: 1.0
+        quiet: 2.0
+        """
+
+    declare = rule(
+        "L999", "made-up", reads=("train/loss", reads), message="Made up.", remedies=(advise("nothing", ""),)
+    )
     if known:
-        declare(lambda loss, other: None)
+        declare(made_up)
     else:
-        with pytest.raises(ValueError, match=r"L999 made-up reads gain/men, which nobody records: see docs/metrics.md"):
-            declare(lambda loss, other: None)
+        with pytest.raises(ValueError, match=r"it reads gain/men, which nobody records: see docs/metrics.md"):
+            declare(made_up)
 
 
 # What is written

@@ -8,6 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import forewarn
+from forewarn.config import Config
 from forewarn.judge.diagnosis import replay
 from forewarn.plan import Plan
 from forewarn.types import peak_lr
@@ -134,7 +135,7 @@ def train_two_groups(tmp_path, scheduled, told, steps=STEPS, resume_at=0, **hype
         monitor.step(loss)
     monitor.close()
     with forewarn.open_run(tmp_path / "run") as run:
-        replayed = replay(run).alerts
+        replayed = replay(run, Config.from_stored(run.config).rule_set()).alerts
     found = [(alert.code, alert.scope) for alert in monitor.alerts if alert.code in ABOUT_RATES]
     assert found == [(alert.code, alert.scope) for alert in replayed if alert.code in ABOUT_RATES]
     return found

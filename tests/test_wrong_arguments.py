@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import forewarn
-from forewarn.thresholds.loss import LossSpike
+from forewarn.judge.rules.loss import LossSpike
 
 METRIC = forewarn.ParameterMetric("mean")
 

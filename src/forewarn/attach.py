@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from forewarn import __version__
 from forewarn.act.policies import Policy
 from forewarn.config import Config
-from forewarn.judge.rules import enabled_rules
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
@@ -86,7 +85,7 @@ def watch(
     policy = Policy.of(policy)
     predicate = as_predicate(every)
     settings = Config.of(config)
-    enabled_rules(settings)  # an unknown rule in the config is an error before anything is made
+    settings.rule_set()  # an unknown rule in the config is an error before anything is made
     parameter_index = ParameterIndex(model, optimizers)
     _check_parameters(parameter_index, model)
     _check_plan(parameter_index, settings)

@@ -1,19 +1,69 @@
 """All settings in one tree, each field with its own docstring; loads from TOML.
 
-The bounds of the rules stand in `forewarn.thresholds` and nowhere else: those of `loss-spike` are `loss_spike` there.
+The bounds of a rule stand above it in its own file; those of `loss-spike` are `thresholds.loss_spike` here.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_type_hints
 
+from forewarn.judge import rules
+from forewarn.judge.judgement import RuleSet
+from forewarn.judge.registry import Rule, all_rules, enabled_rules
+from forewarn.judge.rules.activations import ActivationThresholds
+from forewarn.judge.rules.attention import AttentionThresholds
+from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
+from forewarn.judge.rules.evaluation import EvaluationThresholds
+from forewarn.judge.rules.first_epoch import FirstEpochThresholds
+from forewarn.judge.rules.frozen import FrozenThresholds
+from forewarn.judge.rules.gain import GainThresholds
+from forewarn.judge.rules.gradients import GradientThresholds
+from forewarn.judge.rules.logits import LogitThresholds
+from forewarn.judge.rules.loss import LossThresholds
+from forewarn.judge.rules.loss_levels import LossLevelThresholds
+from forewarn.judge.rules.lr import LrThresholds
+from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
+from forewarn.judge.rules.router import RouterThresholds
+from forewarn.judge.rules.tasks import TaskThresholds
+from forewarn.judge.rules.updates import UpdateThresholds
+from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.plan import Plan
 from forewarn.settings import Settings, between, pattern
-from forewarn.thresholds import Thresholds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds(
+    ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
+    TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, WeightThresholds,
+    LrThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossLevelThresholds,
+    LossThresholds,
+):  # fmt: skip  # the fields of the last base come first
+    """Every bound that a rule compares with, by the rule's name; each file of rules has its own part."""
+
+
+def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
+    """A ValueError unless the settings of each of these rules are a table of `thresholds`, under the rule's name."""
+    tables = get_type_hints(thresholds)
+    wanted = {rule.table: rule for rule in rules if rule.settings is not None}
+    for table, rule in wanted.items():
+        assert rule.settings is not None
+        kind = rule.settings.__name__
+        if table not in tables:
+            raise ValueError(
+                f"the settings of {rule.code} {rule.name} are in no table of thresholds: add `{table}: {kind} = "
+                f"{kind}()` to the class at the end of its file, and that class to the bases of {thresholds.__name__}"
+            )
+        if tables[table] is not rule.settings:
+            raise ValueError(f"thresholds.{table} is {tables[table].__name__}, but {rule.code} {rule.name} has {kind}")
+    if left := tables.keys() - wanted.keys():
+        raise ValueError(f"thresholds.{min(left)} belongs to no rule; a table is named like its rule")
+
+
+check_tables((rule for rule in all_rules() if rule.check.__module__.startswith(f"{rules.__name__}.")), Thresholds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +150,29 @@ class Config(Settings):
                 return cls.from_dict(tomllib.load(file))
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> Self:
+        """The config of a stored run; what this version no longer has is left out, so that it can still be judged."""
+        return cls.from_dict(_common(stored, cls().to_dict()))
+
+    def rule_set(self) -> RuleSet:
+        """What a run with this config is judged by; an unknown rule in `disable` is a ValueError.
+
+        A rule of the user's own has no table here, and is judged by the defaults of its settings.
+        """
+        settings = {
+            rule.code: getattr(self.thresholds, rule.table, None) or rule.settings()
+            for rule in all_rules()
+            if rule.settings is not None
+        }
+        return RuleSet(enabled_rules(self.disable), settings, self.history_window, self.detail_window)
+
+
+def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored settings that are present in this version too."""
+    return {
+        name: _common(value, present[name]) if isinstance(value, Mapping) and present[name] else value
+        for name, value in stored.items()
+        if name in present
+    }

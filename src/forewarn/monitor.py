@@ -17,10 +17,11 @@ from forewarn.act.policies import Identity, Policy, act, adjust
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
+from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
-from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules import Judge, enabled_rules, judged_metrics
+from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
 from forewarn.measure.probe import ONE, Array, Probe, Reading
@@ -62,10 +63,10 @@ class Monitor:
         self.info = info
         self.at = 0
         """The step under way: the next call of `step` completes it."""
-        rules = enabled_rules(config)
-        self.history = History(config.history_window, config.detail_window, judged_metrics(rules))
-        self._judge = Judge(rules, config, info)
-        self._ledger = Ledger(rules)
+        rule_set = config.rule_set()
+        self.history = rule_set.history()
+        self._judge = Judge(rule_set, info)
+        self._ledger = Ledger(rule_set.rules)
         self._curve = LossCurve()
         self._loop = loop
         self._probes = probes
@@ -163,7 +164,7 @@ class Monitor:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
         step = max(0, self.at - 1)
-        about_epochs = [alert for alert in self.firing if alert.code.startswith("E")]
+        about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
         taken = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
         if taken:
             if self._writer is not None:

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
+Counted = Literal["steps", "readings", "epochs"]
+"""What a number counts: a metric that is read every tenth step has one reading where others have ten."""
 
-def between(default: Any, low: float, high: float = math.inf) -> Any:
-    """A numeric field that must lie in [low, high]."""
-    return field(default=default, metadata={"low": low, "high": high})
+
+def between(default: Any, low: float, high: float = math.inf, *, counts: Counted | None = None) -> Any:
+    """A numeric field that must lie in [low, high]; one that is a length of time says in what it `counts`."""
+    return field(default=default, metadata={"low": low, "high": high, "counts": counts})
 
 
 def pattern(default: str = "") -> Any:

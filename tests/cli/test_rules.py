@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from forewarn.config import Config
 from forewarn.judge.rules import Rule, all_rules
 from forewarn.types import in_words
 from tests.cli.conftest import Said
@@ -36,8 +35,8 @@ def test_a_rule_is_explained_by_code_and_by_name_with_its_thresholds(forewarn: C
     assert said == forewarn("explain", rule.name)
     assert f"{rule.code} {rule.name}" in said.out
     assert "Why is this bad?" in said.out
-    if rule.wants_config:
-        for name, value in rule.settings(Config()).to_dict().items():
+    if rule.settings is not None:
+        for name, value in rule.settings().to_dict().items():
             assert any(line.split()[:2] == [name, in_words(value)] for line in said.out.splitlines())
 
 

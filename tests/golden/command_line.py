@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from forewarn.cli import main
+from forewarn.judge.rules import find_rule
 
 HERE = Path(__file__).parent
 RUNS = tuple(sorted(path.name.removesuffix(".tar.xz") for path in (HERE / "stored").glob("*.tar.xz")))
@@ -55,7 +56,7 @@ def rules() -> dict[str, str]:
     """The list of rules, and the explanation of each, one file per family."""
     listed = printed("rules", "--json").partition("\n")[2]
     codes = [rule["code"] for rule in json.loads(listed)]
-    families = groupby(sorted(codes), key=lambda code: code[0])
+    families = groupby(sorted(codes), key=lambda code: find_rule(code).family.letter)
     explained = {
         f"rules/explain-{family}.txt": "\n".join(printed("explain", code) for code in its) for family, its in families
     }

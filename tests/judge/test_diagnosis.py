@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forewarn.config import Config
-from forewarn.judge import diagnosis
+from forewarn.config import Config, Thresholds
+from forewarn.judge import judgement
 from forewarn.judge.diagnosis import Diagnosis, replay
 from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules import Judge, enabled_rules
+from forewarn.judge.rules.loss import LossSpike
 from forewarn.store import RunWriter, open_run
-from forewarn.thresholds import Thresholds
-from forewarn.thresholds.loss import LossSpike
 from forewarn.types import Alert, AlertState, Block, Finding, RunInfo, Severity
 
 FACTS = RunInfo(model="Net", blocks=("blocks.0", "blocks.1"))
@@ -51,7 +50,7 @@ def diagnosed(tmp_path: Path) -> Callable[..., Diagnosis]:
 
     def diagnose(readings: Readings, info: RunInfo = FACTS, config: Config | None = None) -> Diagnosis:
         with open_run(write(tmp_path / "run", readings, info)) as run:
-            return replay(run, config)
+            return replay(run, (config or Config.from_stored(run.config)).rule_set())
 
     return diagnose
 
@@ -96,15 +95,14 @@ def test_the_exit_code_counts_what_fires_and_a_resolved_alert_one_level_lower(
 
 def test_a_replay_gives_the_alerts_of_the_live_run_field_by_field(tmp_path: Path) -> None:
     losses = [*falling(), *[500.0] * 30, *falling()[100:], 9000.0]
-    config = Config()
-    rules = enabled_rules(config)
-    history, judge, ledger = History(), Judge(rules, config, FACTS), Ledger(rules)
+    rule_set = Config().rule_set()
+    history, judge, ledger = History(), Judge(rule_set, FACTS), Ledger(rule_set.rules)
     for step, loss in enumerate(losses):
         blocks = [Block(step, 1e9 + step, "train/loss", ("",), np.array([loss], np.float32))]
         history.append(blocks)
         ledger.update(judge(step, history, blocks), history, FACTS)
     with open_run(write(tmp_path / "run", {"train/loss": losses})) as run:
-        diagnosis = replay(run)
+        diagnosis = replay(run, Config.from_stored(run.config).rule_set())
     assert diagnosis.alerts == ledger.alerts
     assert len(diagnosis.alerts) >= 2
     assert sorted(map(id, diagnosis.ranked)) == sorted(map(id, diagnosis.alerts))
@@ -117,9 +115,9 @@ def test_a_replay_gives_the_alerts_of_the_live_run_field_by_field(tmp_path: Path
 
 def test_a_replay_looks_back_as_far_as_the_monitor_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[History] = []
-    monkeypatch.setattr(diagnosis, "History", lambda *given: made.append(History(*given)) or made[-1])
+    monkeypatch.setattr(judgement, "History", lambda *given: made.append(History(*given)) or made[-1])
     with open_run(write(tmp_path / "run", {"monitor/grad_median": [1.0] * 200, "train/loss": [1.0] * 200})) as run:
-        replay(run)
+        replay(run, Config.from_stored(run.config).rule_set())
     [history] = made
     assert len(history.series("train/loss")) == 200
     assert len(history.series("monitor/grad_median")) == Config().detail_window, "no rule looks at it"
@@ -129,10 +127,10 @@ def test_a_run_is_judged_by_its_own_config_unless_another_is_given(tmp_path: Pat
     off = Config(disable=("loss-spike",))
     path = write(tmp_path / "run", {"train/loss": [*falling(), 400.0]}, config=off)
     with open_run(path) as run:
-        assert "L102" not in {one.code for one in replay(run).alerts}
-        assert "L102" in {one.code for one in replay(run, Config()).alerts}
+        assert "L102" not in {one.code for one in replay(run, Config.from_stored(run.config).rule_set()).alerts}
+        assert "L102" in {one.code for one in replay(run, Config().rule_set()).alerts}
         lax = Config(thresholds=Thresholds(loss_spike=LossSpike(floor=math.log(1e6), ceiling=math.log(1e6))))
-        assert "L102" not in {one.code for one in replay(run, lax).alerts}
+        assert "L102" not in {one.code for one in replay(run, lax.rule_set()).alerts}
 
 
 def test_settings_of_another_version_are_left_out(tmp_path: Path) -> None:
@@ -143,12 +141,12 @@ def test_settings_of_another_version_are_left_out(tmp_path: Path) -> None:
         writer.append(step, [Block(step, 1e9, "train/loss", ("",), np.array([loss], np.float32))])
     writer.close()
     with open_run(tmp_path / "run") as run:
-        assert "L102" not in {one.code for one in replay(run).alerts}
+        assert "L102" not in {one.code for one in replay(run, Config.from_stored(run.config).rule_set()).alerts}
 
 
 def test_symptoms_name_their_cause(diagnosed: Callable[..., Diagnosis]) -> None:
     diagnosis = diagnosed({"train/loss": [*falling(), *[400.0] * 40]})
-    ledger = Ledger(enabled_rules(Config()))
+    ledger = Ledger(Config().rule_set().rules)
     for one in diagnosis.alerts:
         assert diagnosis.cause_of(one) == ledger.cause_of(one, diagnosis.alerts)
 
@@ -217,7 +215,7 @@ def test_lately_is_the_second_half_of_the_run_and_not_its_dense_start(tmp_path: 
         writer.append(step, blocks)
     writer.close("completed")
     with open_run(tmp_path / "run") as run:
-        diagnosis = replay(run)
+        diagnosis = replay(run, Config.from_stored(run.config).rule_set())
     assert state_of(diagnosis, "update ratios in range") == "pass"
     assert detail_of(diagnosis, "update ratios in range").startswith("lately 0.001,")
 

@@ -8,8 +8,8 @@ import pytest
 
 from forewarn.judge.documentation import field_docs, render_index, render_rule, write_docs
 from forewarn.judge.rules import all_rules, find_rule
-from forewarn.thresholds.gradients import GradientSpike
-from forewarn.thresholds.loss import LossSpike
+from forewarn.judge.rules.gradients import GradientSpike
+from forewarn.judge.rules.loss import LossSpike
 
 FOLDER = Path(__file__).parents[2] / "docs" / "rules"
 AGAIN = "run `python -m forewarn.judge.documentation docs/rules`"

@@ -11,6 +11,7 @@ from torch import nn
 
 import forewarn
 from forewarn.cli import cli
+from forewarn.config import Config
 from forewarn.judge.diagnosis import replay
 from forewarn.judge.epochs import Epoch, gap_grade, improvement_grade, is_plateau
 from forewarn.measure.loss_course import LossCourse
@@ -110,7 +111,7 @@ def test_the_textbook_runs_live_replayed_and_by_forewarn_check(name, steps, watc
     assert alert.code == CODES[name]
     monitor.close()
     with forewarn.open_run(tmp_path / "run") as run:
-        assert repr(replay(run).alerts) == repr(monitor.alerts)
+        assert repr(replay(run, Config.from_stored(run.config).rule_set()).alerts) == repr(monitor.alerts)
     shown = CliRunner().invoke(cli, ["check", str(tmp_path / "run")]).output
     assert f"({alert.code})" in shown
     assert str(alert.remedies[0]) in shown

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from forewarn.judge.history import History
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.spike import Spike
 from forewarn.types import Block
 
 

@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from forewarn.judge.families import BY_LETTER
 from forewarn.judge.history import History
+from forewarn.judge.judgement import Judgement
 from forewarn.judge.ledger import Ledger, prescribe
-from forewarn.judge.registry import Judgement, Rule
+from forewarn.judge.registry import Rule
 from forewarn.types import AlertState, Block, Finding, Remedy, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
 
@@ -17,8 +19,9 @@ METRIC = "train/loss"
 def rule(code, hold=1, keep=10, explains=(), remedies=()):
     name = f"rule-{code.lower()}"
     return Rule(
-        code, name, (METRIC,), (METRIC,), lambda loss: None, False, hold, keep, remedies, explains, False, False
-    )
+        code=code, name=name, family=BY_LETTER[code[0]], reads=(METRIC,), when=(METRIC,), check=lambda loss: None,
+        hold=hold, keep=keep, remedies=remedies, explains=explains,
+    )  # fmt: skip
 
 
 def finding(code, step, severity=Severity.WARNING, scope="", value=1.0, **evidence):

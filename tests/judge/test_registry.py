@@ -3,23 +3,27 @@
 import numpy as np
 import pytest
 
-from forewarn.config import Config
+from forewarn.judge.families import Family
 from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.registry import Rule, found, rule
-from forewarn.judge.rules import Judge, all_rules, enabled_rules, find_rule
+from forewarn.judge.rules import all_rules, enabled_rules, find_rule
 from forewarn.types import Block, Finding, RunInfo, Severity
 from tests.judge.rules.runs import block
 
 
 def made(check, reads=("train/loss",), when=(), per_scope=False, code="L900"):
-    return Rule(code, "made-up", reads, when or reads[:1], check, per_scope, 1, 10, (), (), False, False)
+    return Rule(
+        code=code, name="made-up", family=Family.LOSS, reads=reads, when=when or reads[:1], check=check,
+        per_scope=per_scope, keep=10,
+    )  # fmt: skip
 
 
 def judge(rules, *blocks, step=0):
     history = History()
     history.append(blocks)
-    return Judge(rules, Config(), RunInfo())(step, history, blocks)
+    return Judge(RuleSet.of(rules), RunInfo())(step, history, blocks)
 
 
 def test_a_rule_is_found_by_code_and_by_name_in_any_case():
@@ -34,16 +38,16 @@ def test_a_wrong_name_comes_with_a_suggestion():
 
 
 def test_rules_are_switched_off_by_code_or_name():
-    left = enabled_rules(Config(disable=("L102", "gradient-spike")))
+    left = enabled_rules(["L102", "gradient-spike"])
     assert {each.code for each in all_rules()} - {each.code for each in left} == {"L102", "G104"}
     with pytest.raises(ValueError, match="there is no rule"):
-        enabled_rules(Config(disable=("nonsense",)))
+        enabled_rules(["nonsense"])
 
 
 def test_a_code_and_a_name_are_never_used_twice():
     for code, name in (("L102", "something-new"), ("L999", "loss-spike")):
         with pytest.raises(ValueError, match="declared twice"):
-            rule(code, name, reads=("train/loss",), remedies=())(lambda loss: None)
+            rule(code, name, reads=("train/loss",), message="", remedies=())(lambda loss: None)
 
 
 def test_a_rule_is_judged_only_when_there_is_something_new():
@@ -84,7 +88,7 @@ def test_a_rule_that_raises_is_switched_off_and_becomes_an_alert(caplog):
         raise ZeroDivisionError("no luck")
 
     rules = [made(broken), find_rule("X102")]
-    judge, ledger, history = Judge(rules, Config(), RunInfo()), Ledger(rules), History()
+    judge, ledger, history = Judge(RuleSet.of(rules), RunInfo()), Ledger(rules), History()
     for step in range(200):
         blocks = [block(step, "train/loss", 1.0)]
         history.append(blocks)
@@ -106,7 +110,7 @@ def test_a_rule_that_raises_does_not_take_its_own_alerts_back():
         return answer
 
     rules = [made(moody)]
-    judge, ledger, history = Judge(rules, Config(), RunInfo()), Ledger(rules), History()
+    judge, ledger, history = Judge(RuleSet.of(rules), RunInfo()), Ledger(rules), History()
     for step in (0, 100):
         blocks = [block(step, "train/loss", 1.0)]
         history.append(blocks)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from forewarn.judge.series import MAD_TO_STD, Baseline, Panel, Series, median, nanmedian
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.series import MAD_TO_STD, Baseline, Panel, Series, aligned, median, nanmedian, trailing
+from forewarn.judge.spike import Spike
 
 some_values = st.one_of(
     st.floats(-10, 10, width=32), st.sampled_from([0.0, float("nan"), float("inf"), float("-inf"), 1e-30, 1e30])
@@ -183,3 +183,44 @@ def test_a_panel_without_a_history_makes_its_own_baseline():
     panel = Panel(("a", "b"), np.arange(41), np.array([[1.0, 1.0]] * 40 + [[9.0, 1.0]], np.float32))
     assert [Series(panel, scope).deviation(Spike()).outlier for scope in "ab"] == [True, False]
     assert Series(panel, "a").deviation(Spike()).ratio == pytest.approx(9.0)
+
+
+def spaced(values, every):
+    """A series that is read every so many steps."""
+    column = np.asarray(values, np.float32).reshape(-1, 1)
+    return Series(Panel(("",), every * np.arange(len(column)), column))
+
+
+def test_the_cadence_is_the_usual_distance_of_two_readings():
+    assert Series.of([1.0, 2.0, 3.0]).cadence == 1
+    assert spaced([1.0] * 9, every=10).cadence == 10
+    assert Series.of([]).cadence == Series.of([1.0]).cadence == 1
+    gaps = Panel(("",), np.array([0, 1, 2, 50, 51, 52]), np.ones((6, 1), np.float32))
+    assert gaps.cadence == 1, "a gap is not how it is usually read"
+
+
+def test_steps_and_readings_are_told_apart_by_the_cadence():
+    assert spaced([1.0] * 9, every=10).readings_in(256) == 26
+    assert spaced([1.0] * 9, every=10).steps_of(3) == 30
+    assert Series.of([1.0] * 9).readings_in(256) == 256
+    assert spaced([1.0] * 9, every=1000).readings_in(256) == 1
+
+
+def test_series_are_aligned_by_their_common_steps():
+    steps, values = aligned(spaced([0.0, 1.0, 2.0, 3.0], every=2), spaced([0.0, 10.0, 20.0], every=3))
+    assert steps.tolist() == [0, 6]
+    assert values.tolist() == [[0.0, 3.0], [0.0, 20.0]]
+    nothing, empty = aligned(Series.of([1.0]), Series.of([]))
+    assert len(nothing) == 0
+    assert empty.shape == (2, 0)
+
+
+def test_the_ends_of_a_series_are_medians_of_its_first_and_last_part():
+    assert Series.of([*range(20), np.nan]).ends(10) == (0.5, 18.5)
+    assert np.isnan(Series.of([np.nan]).ends(4)).all()
+
+
+def test_what_comes_last_in_a_row_is_counted():
+    assert trailing(np.array([True, False, True, True])) == 2
+    assert trailing(np.array([True, True])) == 2
+    assert trailing(np.array([], np.bool_)) == 0

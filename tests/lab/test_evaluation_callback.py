@@ -48,7 +48,9 @@ def test_overfitting_is_found_with_the_numbers_of_the_run_live_and_again(tmp_pat
     assert [str(each) for each in alert.remedies[:2]] == ["raise_dropout 0 → 0.1", "raise_weight_decay 0.01 → 0.1"]
     assert "raise_dropout 0 → 0.1" in capsys.readouterr().err
     with forewarn.open_run(trainer.config.directory / "run") as run:
-        assert repr(replay(run).alerts) == repr(trainer.monitor.alerts)
+        assert repr(replay(run, forewarn.Config.from_stored(run.config).rule_set()).alerts) == repr(
+            trainer.monitor.alerts
+        )
 
 
 def test_its_thresholds_are_those_of_the_run(tmp_path):

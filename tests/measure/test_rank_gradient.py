@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import forewarn
+from forewarn.config import Config
 from forewarn.judge.diagnosis import replay
 from forewarn.measure.noise_scale import NoiseScale
 from forewarn.types import Reason
@@ -157,7 +158,8 @@ def test_on_a_quadratic_with_gaussian_noise_it_is_the_closed_form_over_all_ranks
     in_two_processes(in_turn, str(tmp_path), train_quadratic, cases)
     for passes, size in cases:
         with forewarn.open_run(tmp_path / f"{(passes, size)}" / "run") as run:
-            (check,) = [each for each in replay(run).checklist if each.name == "batch size"]
+            checklist = replay(run, Config.from_stored(run.config).rule_set()).checklist
+            (check,) = [each for each in checklist if each.name == "batch size"]
         found = re.fullmatch(r"gradient noise scale (\S+) examples: .*; yours is (\d+)", check.detail)
         assert float(found[1]) == pytest.approx(IN_EXAMPLES, rel=0.25)
         assert int(found[2]) == NUM_RANKS * passes * size

@@ -40,6 +40,7 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
     """
     from forewarn.cli.terminal import Failure, busy, opened, print_json, show
     from forewarn.cli.verdict import as_json, as_text
+    from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
     from forewarn.store import RunError
 
@@ -47,7 +48,8 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
     with opened(run) as stored:
         try:
             with busy(f"Judging {stored.num_steps} steps"):
-                diagnosis = replay(stored, config)
+                settings = Config.from_stored(stored.config) if config is None else config
+                diagnosis = replay(stored, settings.rule_set())
         except (RunError, TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
         if wants_json:

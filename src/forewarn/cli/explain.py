@@ -52,7 +52,6 @@ def _mechanics(rule: Rule) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from forewarn.config import Config
     from forewarn.judge.documentation import field_docs, patience, sample_remedies
     from forewarn.judge.rules import find_rule
     from forewarn.types import in_words
@@ -66,11 +65,10 @@ def _mechanics(rule: Rule) -> list[RenderableType]:
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
     parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]
-    if rule.wants_config:
-        settings = rule.settings(Config())
-        documented = field_docs(type(settings))
-        for name, value in settings.to_dict().items():
+    if rule.settings is not None:
+        documented = field_docs(rule.settings)
+        for name, value in rule.settings().to_dict().items():
             thresholds.add_row(Text(name, style="bold"), in_words(value), documented.get(name, ""))
-        table = f"[thresholds.{rule.name.replace('-', '_')}]"
+        table = f"[thresholds.{rule.table}]"
         parts += [Text.assemble("\nThresholds, to set in a config under ", (table, "bold")), thresholds]
     return parts

@@ -9,8 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from forewarn.config import Config
+from forewarn.judge.judgement import RuleSet
 from forewarn.judge.remedies import declared
+from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
+from forewarn.judge.rules.tasks import TaskCollapse
+from forewarn.judge.rules.updates import UpdateRatioHigh, UpdateRatioLow
 from forewarn.judge.series import Floats, median
 from forewarn.store import Run
 from forewarn.types import Alert, RunInfo, Severity, counted, in_words
@@ -45,16 +48,16 @@ class Check:
     """The number behind the state, or what is missing."""
 
 
-def checklist(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[Check, ...]:
     """Every point, whether or not the run recorded what it needs."""
     return (
         _loss_falling(_values(run, "train/loss")),
-        _gradients_in_range(_lately(run, "gradient/global_norm"), config),
-        _updates_in_range(_lately(run, "monitor/update_ratio_median"), config),
+        _gradients_in_range(_lately(run, "gradient/global_norm"), rule_set),
+        _updates_in_range(_lately(run, "monitor/update_ratio_median"), rule_set),
         _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
-        *_tasks_even(run, config, alerts),
+        *_tasks_even(run, rule_set, alerts),
         _no_warnings(alerts),
         *_batch_size(run),
     )
@@ -74,13 +77,13 @@ def _loss_falling(loss: Floats) -> Check:
     return _verdict(name, kept, detail if last == lowest else f"{detail}, lowest {in_words(lowest)}")
 
 
-def _gradients_in_range(norm: Floats, config: Config) -> Check:
-    low, high = config.thresholds.vanishing_gradient.global_norm, config.thresholds.exploding_gradient.warning
+def _gradients_in_range(norm: Floats, rule_set: RuleSet) -> Check:
+    low, high = rule_set.settings_of(VanishingGradient).global_norm, rule_set.settings_of(ExplodingGradient).warning
     return _in_range("gradient norms in range", norm, low, high)
 
 
-def _updates_in_range(ratio: Floats, config: Config) -> Check:
-    low, high = config.thresholds.update_ratio_low.tensor, config.thresholds.update_ratio_high.median
+def _updates_in_range(ratio: Floats, rule_set: RuleSet) -> Check:
+    low, high = rule_set.settings_of(UpdateRatioLow).tensor, rule_set.settings_of(UpdateRatioHigh).median
     return _in_range("update ratios in range", ratio, low, high)
 
 
@@ -135,9 +138,9 @@ def _memory_stable(size: Floats) -> Check:
     return _verdict(name, after <= GROWTH * before, f"{before / 1e6:.0f} → {after / 1e6:.0f} MB")
 
 
-def _tasks_even(run: Run, config: Config, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+def _tasks_even(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[Check, ...]:
     """Whether any task starves another, as the rules see it, which wait for a window; nothing of a run of one task."""
-    name, needed = "tasks even", config.thresholds.task_collapse.window
+    name, needed = "tasks even", rule_set.settings_of(TaskCollapse).window
     ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
     known = {pair: found for pair, each in ratios.items() if len(found := each[np.isfinite(each) & (each > 0)])}
     if not known:

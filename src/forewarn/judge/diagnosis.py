@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from forewarn.config import Config
 from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
-from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules import Judge, enabled_rules, judged_metrics
+from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement
 from forewarn.judge.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
@@ -59,16 +57,13 @@ class Diagnosis:
         return ("healthy", "warnings", "critical")[self.exit_code]
 
 
-def replay(run: Run, config: Config | None = None) -> Diagnosis:
-    """Judge every stored step as the monitor did live; by the run's own config unless another is given.
+def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
+    """Judge every stored step as the monitor did live; `Config.from_stored(run.config).rule_set()` is the run's own.
 
-    History, judge and ledger are those of the monitor and get the same float32 values, so the same config gives the
+    History, judge and ledger are those of the monitor and get the same float32 values, so the same rule set gives the
     same alerts, field by field.
     """
-    config = Config.from_dict(_known(run.config, Config().to_dict())) if config is None else config
-    rules = enabled_rules(config)
-    history = History(config.history_window, config.detail_window, judged_metrics(rules))
-    judge, ledger = Judge(rules, config, run.info), Ledger(rules)
+    history, judge, ledger = rule_set.history(), Judge(rule_set, run.info), Ledger(rule_set.rules)
     for step, blocks in run.steps():
         history.append(blocks)
         ledger.update(judge(step, history, blocks), history, run.info)
@@ -79,10 +74,14 @@ def replay(run: Run, config: Config | None = None) -> Diagnosis:
         alerts=alerts,
         ranked=ledger.ranked(alerts),
         causes=causes,
-        checklist=checklist(run, config, alerts),
+        checklist=checklist(run, rule_set, alerts),
         last_step=run.last_step,
         end=run.end,
-        epochs=epochs(partial(_stored, run), config.thresholds),
+        epochs=epochs(
+            partial(_stored, run),
+            poor=rule_set.settings_of(SlowImprovement).improvement,
+            severe=rule_set.settings_of(Overfitting).gap,
+        ),
     )
 
 
@@ -90,15 +89,6 @@ def _stored(run: Run, name: str) -> StoredSeries | Series:
     """The readings of a metric of the run as a whole; none if it was never read."""
     known = name in run.names() and "" in run.scopes(name)
     return run.series(name) if known else Series.of([])
-
-
-def _known(stored: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored settings that this version has too: a run of another version can still be judged."""
-    return {
-        name: _known(value, known[name]) if isinstance(value, Mapping) and known[name] else value
-        for name, value in stored.items()
-        if name in known
-    }
 
 
 def _level(alert: Alert) -> int:

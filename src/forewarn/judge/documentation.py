@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forewarn.config import Config
 from forewarn.judge import examples
+from forewarn.judge.families import Family
 from forewarn.judge.history import History
 from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule
@@ -39,9 +39,8 @@ def render_index(rules: Sequence[Rule]) -> str:
             "# Rules",
             _MADE,
             "What is judged about a training run. A rule is named by its code or its name, here, on the command line "
-            "(`forewarn explain NAME`) and in `Config(disable=...)`. The first letter of a code is its family: L loss, "
-            "G gradients, U updates, W weights, A activations and attention, E evaluation, T tasks, M metrics of your "
-            "own, X the monitor itself.",
+            "(`forewarn explain NAME`) and in `Config(disable=...)`. The first letter of a code is its family: "
+            f"{', '.join(f'{family.letter} {family.title}' for family in Family)}.",
             _table(("code", "name", "what is wrong"), rows),
             "## How to read the examples",
             _indented_as_code(shorthand),
@@ -75,13 +74,11 @@ def _mechanics(rule: Rule) -> Iterator[str]:
         names = (find_rule(code).name for code in rule.explains)
         rows.append(("explains", ", ".join(f"[{name}]({name}.md)" for name in names)))
     yield _table(("", ""), rows)
-    if rule.wants_config:
-        settings = rule.settings(Config())
-        table = f"thresholds.{rule.name.replace('-', '_')}"
+    if rule.settings is not None:
         yield "## Thresholds"
-        yield f"In the config under `{table}`."
-        documented = field_docs(type(settings))
-        values = settings.to_dict().items()
+        yield f"In the config under `thresholds.{rule.table}`."
+        documented = field_docs(rule.settings)
+        values = rule.settings().to_dict().items()
         yield _table(
             ("name", "default", ""),
             [(f"`{name}`", in_words(each), documented[name]) for name, each in values],
@@ -98,7 +95,7 @@ def patience(rule: Rule) -> str:
     """How long a rule waits before it fires; one without a hold may wait for a window of its own thresholds."""
     if rule.hold > 1:
         return f"after {rule.hold} checks in a row"
-    return "as soon as its thresholds are met" if rule.wants_config else "at once"
+    return "as soon as its thresholds are met" if rule.settings else "at once"
 
 
 def field_docs(settings: type) -> dict[str, str]:

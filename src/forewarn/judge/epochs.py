@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from forewarn.thresholds import Thresholds
 from forewarn.types import in_words
 
 GOOD_IMPROVEMENT = 0.05
@@ -106,14 +105,16 @@ NO_VALIDATION_LOSS = (
 )
 
 
-def epochs(series: Callable[[str], Any], thresholds: Thresholds) -> tuple[Epoch, ...]:
-    """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values."""
+def epochs(series: Callable[[str], Any], *, poor: float, severe: float) -> tuple[Epoch, ...]:
+    """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values.
+
+    An improvement below `poor` and a gap above `severe` are called so.
+    """
 
     def readings(name: str) -> dict[int, float]:
         found = series(name)
         return dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
 
-    poor, severe = thresholds.slow_improvement.improvement, thresholds.overfitting.gap
     train, validation = readings("evaluation/train_loss"), readings("eval/loss")
     rates, gaps = readings("evaluation/improvement_rate"), readings("evaluation/train_val_gap")
     plateaus = readings("evaluation/plateau_detected")

@@ -18,11 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forewarn.judge.registry import Rule
 from forewarn.types import Block, ParameterInfo, RunInfo, is_metric_name
+
+if TYPE_CHECKING:
+    from forewarn.judge.registry import Rule
 
 SHORTHAND = (
     "`2.0x5` is 2.0 five times, `2.0+0.5x3` is 2.0 2.5 3.0, `_` is a step without a reading, `|` parts two series; "
@@ -79,8 +82,13 @@ class Example:
 
 def examples(rule: Rule) -> tuple[Example, ...]:
     """The examples in the documentation of a rule."""
-    lines = (line.strip() for line in rule.documentation.splitlines())
-    return tuple(parse(line, rule.reads[0]) for line in lines if line.startswith(("fires:", "quiet:")))
+    return tuple(parse(line, rule.reads[0]) for line in example_lines(rule.documentation))
+
+
+def example_lines(documentation: str) -> list[str]:
+    """The lines of a docstring that are examples."""
+    lines = map(str.strip, documentation.splitlines())
+    return [line for line in lines if line.startswith(("fires:", "quiet:"))]
 
 
 def parse(line: str, default_metric: str) -> Example:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from forewarn.judge.series import Bools
-from forewarn.thresholds.activations import LogitGrowth
+from forewarn.settings import Settings, between
 from forewarn.types import Severity, Values
 
 
-def too_large(magnitudes: Values, config: LogitGrowth) -> Bools:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitGrowth(Settings):
+    """When a magnitude is too large, or growing fast towards it."""
+
+    limit: float = between(100.0, 0.0)
+    """Magnitude at which to warn: bfloat16 tells logits of this size apart in steps of 0.5, a factor of 1.6."""
+    growing_limit: float = between(50.0, 0.0)
+    """Magnitude at which to warn of what is still growing."""
+    growth: float = between(1.5, 1.0)
+    """Times the oldest check of the window from which it counts as growing."""
+    window: int = between(16, 2, counts="readings")
+    """Checks over which growth is judged."""
+    critical: float = between(1e4, 0.0)
+    """Magnitude that is critical: attention logits beyond it were met in runs that then diverged (Wortsman 2023)."""
+
+
+def too_large(magnitudes: Values, settings: LogitGrowth) -> Bools:
     """Which scopes of [checks × scopes] are beyond the limit now, or beyond the lower one and still growing."""
-    now, before = magnitudes[-1], magnitudes[-config.window :][0]
-    growing = (now > config.growing_limit) & (now / np.float32(config.growth) >= before)
-    large: Bools = (now > config.limit) | growing
+    now, before = magnitudes[-1], magnitudes[-settings.window :][0]
+    growing = (now > settings.growing_limit) & (now / np.float32(settings.growth) >= before)
+    large: Bools = (now > settings.limit) | growing
     return large
 
 
-def severity_of(magnitude: float, config: LogitGrowth) -> Severity:
-    return Severity.CRITICAL if magnitude >= config.critical else Severity.WARNING
+def severity_of(magnitude: float, settings: LogitGrowth) -> Severity:
+    return Severity.CRITICAL if magnitude >= settings.critical else Severity.WARNING

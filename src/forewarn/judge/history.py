@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.judge.series import Baseline, Panel, Series
+from forewarn.judge.spike import Spike
 from forewarn.metrics import Cadence, Scope, find
-from forewarn.thresholds.spike import Spike
 from forewarn.types import Block
 
 _SLACK = 4

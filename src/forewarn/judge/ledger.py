@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forewarn.judge.families import Phase
 from forewarn.judge.history import History
-from forewarn.judge.registry import Judgement, Rule
+from forewarn.judge.judgement import Judgement
+from forewarn.judge.registry import Rule, phase_of
 from forewarn.types import Alert, AlertState, Finding, Remedy, RunInfo, Severity
 
 _log = logging.getLogger("forewarn")
 
 Identity = tuple[str, str]
-
-_STEP_ORDER = "ALTGRUW"
-"""Families of rules in the order in which a training step meets what they are about."""
 
 
 class Ledger:
@@ -115,7 +114,7 @@ class Ledger:
             root, depth = chains[episodes[at]]
             return (
                 alert.state is AlertState.RESOLVED, -worst[root], root.since, root.code, depth, -alert.severity,
-                alert.since, episodes[at].place, alert.code, alert.scope,
+                alert.since, episodes[at].phase, alert.code, alert.scope,
             )  # fmt: skip
 
         return tuple(alerts[at] for at in sorted(range(len(alerts)), key=importance))
@@ -132,15 +131,17 @@ class Ledger:
         number = [0] * len(alerts)
         for at in sorted(range(len(alerts)), key=lambda at: (alerts[at].code, alerts[at].since)):
             alert = alerts[at]
-            until = alert.last + (self._rules[alert.code].keep if alert.code in self._rules else 0)
+            rule = self._rules.get(alert.code)
+            until = alert.last + (0 if rule is None else rule.keep)
             lasting = alert.finding.evidence.get("lasting_steps", 0)
             began = min(alert.since, alert.finding.step + 1 - int(lasting)) if lasting else alert.since
-            new = _Episode(alert.code, alert.since, began, until, alert.severity)
+            phase = phase_of(alert.code) if rule is None else rule.family.phase
+            new = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
             if made and made[-1].code == new.code and new.since <= made[-1].until:
-                known = made.pop()
+                earlier = made.pop()
                 new = _Episode(
-                    known.code, known.since, min(known.began, new.began), max(known.until, new.until),
-                    max(known.severity, new.severity),
+                    new.code, phase, earlier.since, min(earlier.began, new.began), max(earlier.until, new.until),
+                    max(earlier.severity, new.severity),
                 )  # fmt: skip
             made.append(new)
             number[at] = len(made) - 1
@@ -172,18 +173,13 @@ class _Episode:
     """A stretch of steps in which a rule had something to say."""
 
     code: str
+    phase: Phase
     since: int
     began: int
     """Since when it has been so by its own evidence: a slow rise is seen long after it began."""
     until: int
     """The last step at which it can still have been the reason for something."""
     severity: Severity
-
-    @property
-    def place(self) -> int:
-        """Where in a training step it belongs: forward, loss, backward, update, weights, then the rest."""
-        at = _STEP_ORDER.find(self.code[0])
-        return at if at >= 0 else len(_STEP_ORDER)
 
 
 def _chains(
@@ -197,7 +193,7 @@ def _chains(
     cause of what comes before it within a step: weights that were changed from outside. Information is no reason for a
     warning.
     """
-    in_order = sorted(episodes, key=lambda episode: (episode.began, episode.place, episode.code))
+    in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 
     def explains(cause: _Episode, symptom: _Episode) -> bool:
         return symptom.code in explained(cause.code) and not cause.severity is Severity.INFO < symptom.severity
@@ -205,7 +201,7 @@ def _chains(
     causes: dict[_Episode, _Episode | None] = {}
     for symptom in in_order:
         able = [cause for cause in in_order if explains(cause, symptom) and cause.began <= symptom.since <= cause.until]
-        earlier = (each for each in able if each.began < symptom.since or each.place <= symptom.place)
+        earlier = (each for each in able if each.began < symptom.since or each.phase <= symptom.phase)
         causes[symptom] = next(earlier, None)
     roots = {episode for episode, cause in causes.items() if cause is None}
     for symptom in roots:

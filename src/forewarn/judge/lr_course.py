@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from forewarn.judge.series import Bools, Floats, Panel, Steps
-from forewarn.thresholds.updates import UpdateRatioJump
 from forewarn.types import RunInfo, peak_lr
 
 
@@ -18,6 +18,16 @@ class Jump:
     step: int
     before: float
     after: float
+
+
+class JumpBounds(Protocol):
+    """What a rule says about when a learning rate has jumped."""
+
+    @property
+    def factor(self) -> float: ...
+
+    @property
+    def restart_tolerance(self) -> float: ...
 
 
 def rates(lr: Panel, steps: Steps | None = None) -> Floats:
@@ -71,30 +81,30 @@ def is_rising(lr: Panel, since: int) -> bool:
     return bool(now > then)
 
 
-def newest_jump(lr: Panel, plan: Panel, config: UpdateRatioJump, info: RunInfo) -> Jump | None:
+def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Jump | None:
     """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
     if len(lr) < 2:
         return None
     before, after = lr.values[-2:].astype(np.float64)
-    if not (after >= config.factor * before).any():
+    if not (after >= settings.factor * before).any():
         return None
-    return _last(lr, _jumps(lr, plan, config, info)[-1:])
+    return _last(lr, _jumps(lr, plan, settings, info)[-1:])
 
 
-def last_jump(lr: Panel, plan: Panel, since: int, config: UpdateRatioJump, info: RunInfo) -> Jump | None:
+def last_jump(lr: Panel, plan: Panel, since: int, settings: JumpBounds, info: RunInfo) -> Jump | None:
     """The newest jump after step `since`, if any."""
-    jumps = _jumps(lr, plan, config, info)
+    jumps = _jumps(lr, plan, settings, info)
     return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :])
 
 
-def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump, info: RunInfo) -> Floats:
+def planned_growth(lr: Panel, plan: Panel, steps: Steps, settings: JumpBounds, info: RunInfo) -> Floats:
     """By how much the lr has risen since each of these steps by plan, jumps left out: 1 where it has fallen.
 
     A step before the first kept one has no answer: NaN.
     """
     before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
     usable = np.isfinite(lr.values) & (lr.values > 0)
-    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, config, info)
+    smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, settings, info)
     growth = np.log(np.where(smooth, after, 1.0)) - np.log(np.where(smooth, before, 1.0))
     so_far = np.concatenate([np.zeros((1, growth.shape[1])), growth.cumsum(axis=0)])
     at = np.searchsorted(lr.steps, steps, side="right") - 1
@@ -102,20 +112,20 @@ def planned_growth(lr: Panel, plan: Panel, steps: Steps, config: UpdateRatioJump
     return np.where(at >= 0, grown, np.nan)
 
 
-def _jumps(lr: Panel, plan: Panel, config: UpdateRatioJump, info: RunInfo) -> Bools:
+def _jumps(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Bools:
     """For each kept step but the first, and each group: whether the lr jumped there, by none of these plans.
 
     A return to its peak is a restart. A step to a rate that was there before, no longer than the schedule's own gradual
     steps were, is the next cycle: near the foot of one such a step is many times the rate. The rest is declared.
     """
     before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
-    rises: Bools = (before > 0) & (after >= config.factor * before)
+    rises: Bools = (before > 0) & (after >= settings.factor * before)
     if not rises.any():
         return rises
-    highest, tolerance = np.fmax.accumulate(before, axis=0), config.restart_tolerance
+    highest, tolerance = np.fmax.accumulate(before, axis=0), settings.restart_tolerance
     peak = np.maximum(highest, declared_peaks(lr, info))
     restarts = (after >= (1 - tolerance) * peak) & (after <= (1 + tolerance) * peak)
-    gradual = (after < config.factor * before) & (before < config.factor * after)
+    gradual = (after < settings.factor * before) & (before < settings.factor * after)
     with np.errstate(invalid="ignore"):
         change = after - before
     strides = np.fmax.accumulate(np.where(gradual, np.abs(change), 0.0), axis=0)

@@ -1,70 +1,74 @@
-"""What a rule is, how it is declared, and how all of them are judged."""
+"""What a rule is, and how it is declared."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
+from string import Formatter
 from typing import Any
 
-import numpy as np
-
-from forewarn.config import Config
+from forewarn.judge.examples import example_lines, parse
+from forewarn.judge.families import BY_LETTER, Family, Phase
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
 from forewarn.metrics import unknown
 from forewarn.settings import Settings
-from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
-
-_log = logging.getLogger("forewarn")
-
-RULE_FAILED = "X102"
+from forewarn.types import Finding, RunInfo, Severity, is_metric_name, spelled_out
 
 NO_BOUND = math.nan
 """The bound of a finding that compares nothing: its value is a flag or a code, and no view shows the two."""
 
-_PATTERNS = 64
-"""Combinations of metrics whose rules are remembered: the steps of a run differ in few ways."""
+_SECTIONS = ["## Why is this bad?", "## Example"]
+_GIVEN_BY_NAME = ("settings", "info", "metric")
+"""Parameters that a check takes beside what it reads."""
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
 Judging = Callable[[int, History, Iterable[str]], list[Finding]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One thing that can be wrong, and how it is seen."""
 
     code: str
     name: str
+    family: Family
     reads: tuple[str, ...]
     """Metric names; any of them may be empty. One with a `*` in it, alone, is a family: each metric of it is judged by
     itself, and the scope of a finding is spelled out as `family/scope/quantity`."""
     when: tuple[str, ...]
     """Those whose new readings the rule judges. A finding has a scope of theirs, and only theirs can take it back."""
     check: Check
-    per_scope: bool
+    settings: type[Settings] | None = None
+    """Its thresholds; None if it compares with nothing that could be set."""
+    per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
-    hold: int
+    hold: int = 1
     """Checks in a row that a finding must persist for before it fires."""
-    keep: int
+    keep: int = 50
     """Steps that the alert stays open for after it was last seen."""
-    remedies: tuple[Prescription, ...]
+    messages: tuple[str, ...] = ()
+    """A sentence to be filled in with `value`, `bound`, `scope` and the evidence; where findings differ in what they
+    hold, several, and the first that can be filled in counts."""
+    remedies: tuple[Prescription, ...] = ()
     """Best first."""
-    explains: tuple[str, ...]
+    explains: tuple[str, ...] = ()
     """Codes of rules whose alerts are symptoms of this one."""
-    wants_config: bool
-    wants_info: bool
-    wants_metric: bool = False
-    """Whether the check of a family takes the name of the metric."""
 
     @property
-    def is_family(self) -> bool:
+    def is_about_a_pattern(self) -> bool:
+        """Whether it judges every metric of a pattern such as `*_metric/*`."""
         return "*" in self.reads[0]
+
+    @property
+    def table(self) -> str:
+        """What its settings are called in a config, under `thresholds`."""
+        return self.name.replace("-", "_")
 
     @property
     def documentation(self) -> str:
@@ -77,43 +81,42 @@ class Rule:
         return self.documentation.partition("\n")[0]
 
     def judge(
-        self, step: int, history: History, config: Config, info: RunInfo, new: Iterable[str] = ()
+        self, step: int, history: History, settings: Settings | None, info: RunInfo, new: Iterable[str] = ()
     ) -> list[Finding]:
-        """What this rule finds in the newest readings; if it is about a family, in those of the `new` ones of it."""
-        return self.judging(config, info)(step, history, new)
+        """What this rule finds in the newest readings; if it is about a pattern, in those of the `new` ones of it."""
+        return self.judging(settings, info)(step, history, new)
 
-    def judging(self, config: Config, info: RunInfo) -> Judging:
+    def judging(self, settings: Settings | None, info: RunInfo) -> Judging:
         """The same as a function of the step, the history and the `new` metrics, all else looked up beforehand."""
         check, reads, per_scope = self.check, self.reads, self.per_scope
-        named: dict[str, Any] = {}
-        if self.wants_config:
-            named["config"] = self.settings(config)
-        if self.wants_info:
-            named["info"] = info
+        wanted = _parameters(check)
+        given: dict[str, Any] = {"settings": settings, "info": info}
+        named = {name: value for name, value in given.items() if name in wanted}
+        wants_metric = "metric" in wanted
 
         def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
-            found = check(*map(look, reads), **named)
-            return [] if found is None else [replace(one, code=self.code, step=step) for one in _several(found)]
+            result = check(*map(look, reads), **named)
+            return [] if result is None else [replace(one, code=self.code, step=step) for one in _several(result)]
 
-        def judge_family(step: int, history: History, new: Iterable[str]) -> list[Finding]:
+        def judge_pattern(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
             return [
                 replace(one, code=self.code, step=step, scope=spelled_out(metric, one.scope))
                 for metric in new
-                for one in _several(check(look(metric), **named, **({"metric": metric} if self.wants_metric else {})))
+                for one in _several(check(look(metric), **named, **({"metric": metric} if wants_metric else {})))
             ]
 
-        return judge_family if self.is_family else judge
-
-    def settings(self, config: Config) -> Settings:
-        """The thresholds of this rule."""
-        settings: Settings = getattr(config.thresholds, self.name.replace("-", "_"))
-        return settings
+        return judge_pattern if self.is_about_a_pattern else judge
 
 
-def _several(found: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
-    return () if found is None else [found] if isinstance(found, Finding) else found
+def _several(result: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
+    return () if result is None else [result] if isinstance(result, Finding) else result
+
+
+@lru_cache(maxsize=256)
+def _parameters(check: Check) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(check).parameters
 
 
 _RULES: dict[str, Rule] = {}
@@ -124,36 +127,108 @@ def rule(
     name: str,
     *,
     reads: tuple[str, ...],
+    message: str | tuple[str, ...],
     remedies: tuple[Prescription, ...],
+    settings: type[Settings] | None = None,
     when: tuple[str, ...] = (),
     per_scope: bool = False,
     hold: int = 1,
     keep: int = 50,
     explains: tuple[str, ...] = (),
 ) -> Callable[[Check], Check]:
-    """Declare a rule.
+    """Declare a rule; one that is incomplete is a ValueError that says what is missing.
 
-    The check takes one series (or panel) per name it reads, then `config` and `info` if it names them. It is called
-    when a metric in `when` has a new reading; by default that is the first that it reads. Of a family such as
+    The check takes one series (or panel) per name it reads, then `settings` and `info` if it names them. It is called
+    when a metric in `when` has a new reading; by default that is the first that it reads. Of a pattern such as
     `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`.
     """
 
     def declare(check: Check) -> Check:
-        taken = {known.name for known in _RULES.values()}
-        if code in _RULES or name in taken:
+        if code in _RULES or name in {other.name for other in _RULES.values()}:
             raise ValueError(f"the rule {code} {name} is declared twice; a code and a name are never reused")
-        if missing := unknown(reads):
+        if not re.fullmatch(r"[A-Z]\d{3}", code) or code[0] not in BY_LETTER:
+            families = ", ".join(f"{family.letter} {family.title}" for family in Family)
             raise ValueError(
-                f"the rule {code} {name} reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
+                f"the code {code!r} of {name} must be the letter of a family ({families}) and three digits"
             )
-        parameters = inspect.signature(check).parameters
-        _RULES[code] = Rule(
-            code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,
-            wants_config="config" in parameters, wants_info="info" in parameters, wants_metric="metric" in parameters,
+        declared = Rule(
+            code=code, name=name, family=BY_LETTER[code[0]], reads=reads, when=when or reads[:1], check=check,
+            settings=settings, per_scope=per_scope, hold=hold, keep=keep,
+            messages=(message,) if isinstance(message, str) else message, remedies=remedies, explains=explains,
         )  # fmt: skip
+        for defect in _defects(declared):
+            raise ValueError(f"the rule {code} {name} is incomplete: {defect}")
+        _RULES[code] = declared
         return check
 
     return declare
+
+
+def _defects(declared: Rule) -> Iterable[str]:
+    """What is missing or wrong about a rule, each as the end of a sentence."""
+    check, name = declared.check, declared.name
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name):
+        yield f"its name {name!r} must be lower-case words joined by hyphens"
+    if check.__name__ != declared.table:
+        yield f"its function must be called {declared.table}, not {check.__name__}"
+    yield from _defects_of_metrics(declared)
+    yield from _defects_of_documentation(declared)
+    if not declared.remedies:
+        yield "it has no remedies; `advise(...)` makes one"
+    if not declared.messages or not all(declared.messages):
+        yield "it has no message, a sentence over its evidence"
+    for message in declared.messages:
+        try:
+            if not all(key.isidentifier() for _, key, _, _ in Formatter().parse(message) if key is not None):
+                yield f"a key of its message {message!r} has no name"
+        except ValueError as error:
+            yield f"its message {message!r} cannot be filled in: {error}"
+    yield from _defects_of_settings(declared)
+
+
+def _defects_of_metrics(declared: Rule) -> Iterable[str]:
+    if not declared.reads or not all(is_metric_name(metric.replace("*", "any")) for metric in declared.reads):
+        yield f"reads={declared.reads!r} must be names of metrics, such as train/loss"
+    elif missing := unknown(declared.reads):
+        yield f"it reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
+    elif not set(declared.when) <= set(declared.reads):
+        yield f"when={declared.when!r} must be among what it reads"
+    elif declared.is_about_a_pattern and not (declared.per_scope and declared.reads == declared.when[:1]):
+        yield "a rule about a pattern of metrics reads that pattern alone, with per_scope=True"
+    taken = [name for name in _parameters(declared.check) if name not in _GIVEN_BY_NAME]
+    if len(taken) != len(declared.reads):
+        yield f"it reads {len(declared.reads)} metrics, but its function takes {len(taken)}: {', '.join(taken)}"
+    if declared.hold < 1 or declared.keep < 1:
+        yield "hold and keep must be 1 or more"
+
+
+def _defects_of_documentation(declared: Rule) -> Iterable[str]:
+    lines = declared.documentation.splitlines()
+    if not lines or not re.fullmatch(r"[A-Z][^.]*\.", lines[0]) or (len(lines) > 1 and lines[1]):
+        yield "its docstring must begin with one sentence that says what is wrong, and an empty line"
+    elif [line for line in lines if line.startswith("#")] != _SECTIONS:
+        yield f"its docstring must have the sections {' and '.join(_SECTIONS)}"
+    else:
+        try:
+            shown = {parse(line, declared.reads[0]).fires for line in example_lines(declared.documentation)}
+        except ValueError as error:
+            yield f"an example cannot be read: {error}"
+            return
+        if missing := {True, False} - shown:
+            yield f"its docstring has no example that {'fires' if True in missing else 'stays quiet'}"
+
+
+def _defects_of_settings(declared: Rule) -> Iterable[str]:
+    parameter = _parameters(declared.check).get("settings")
+    if declared.settings is None:
+        if parameter is not None:
+            yield "its function takes settings, but the declaration has no settings=..."
+    elif parameter is None:
+        yield f"it declares settings={declared.settings.__name__}, but its function takes no settings"
+    elif (kind := getattr(parameter.annotation, "__name__", parameter.annotation)) != declared.settings.__name__:
+        yield f"its function takes settings: {kind}, not {declared.settings.__name__}"
+    elif other := next((one for one in _RULES.values() if one.settings is declared.settings), None):
+        yield f"its settings {declared.settings.__name__} are those of {other.name}; derive a class of its own"
 
 
 def found(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
@@ -170,103 +245,29 @@ def all_rules() -> tuple[Rule, ...]:
 def find_rule(code_or_name: str) -> Rule:
     """The rule with this code or name."""
     wanted = code_or_name.strip()
-    for each in _RULES.values():
-        if wanted.upper() == each.code or wanted.lower() == each.name:
-            return each
-    names = [each.name for each in _RULES.values()] + list(_RULES)
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    if wanted.upper() in _RULES:
+        return _RULES[wanted.upper()]
+    by_name = {declared.name: declared for declared in _RULES.values()}
+    if wanted.lower() in by_name:
+        return by_name[wanted.lower()]
+    close = difflib.get_close_matches(wanted, [*by_name, *_RULES], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn rules` lists them all"
     raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
 
 
-def judged_metrics(rules: Iterable[Rule]) -> set[str]:
-    """What these rules look at, families by their patterns."""
-    return {name for each in rules for name in each.reads}
+def family_of(code: str) -> Family | None:
+    """What the rule with this code is about; None if there is no such rule, as in a run of another version."""
+    declared = _RULES.get(code)
+    return None if declared is None else declared.family
 
 
-def enabled_rules(config: Config) -> tuple[Rule, ...]:
-    """The rules that this config leaves on; an unknown one in `disable` is a ValueError."""
-    off = {find_rule(name).code for name in config.disable}
-    return tuple(each for each in all_rules() if each.code not in off)
+def phase_of(code: str) -> Phase:
+    """Where in a training step the rule with this code belongs."""
+    family = family_of(code)
+    return Phase.REST if family is None else family.phase
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What the rules said about one step."""
-
-    step: int
-    blocks: Sequence[Block]
-    """The new readings."""
-    judged: Mapping[str, Collection[str]]
-    """For the code of each rule that had something new to look at: the metrics that it was."""
-    findings: tuple[Finding, ...]
-    families: Collection[str] = ()
-    """The codes of rules about families of metrics, in whose findings the scopes are spelled out."""
-
-    def covered(self, code: str) -> set[str]:
-        """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
-        names = self.judged.get(code, ())
-        return {
-            spelled_out(block.name, block.scopes[at]) if code in self.families else block.scopes[at]
-            for block in self.blocks
-            if block.name in names
-            for at in np.flatnonzero(np.isfinite(block.values))
-        }
-
-
-class Judge:
-    """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
-
-    def __init__(self, rules: Sequence[Rule], config: Config, info: RunInfo) -> None:
-        self.rules = tuple(rules)
-        self.config = config
-        self.info = info
-        self.failed: set[str] = set()
-        """Codes of rules that raised."""
-        self._families = frozenset(each.code for each in self.rules if each.is_family)
-        self._names = {each.code: each.name for each in self.rules}
-        self._judging = {each.code: each.judging(config, info) for each in self.rules}
-        self._due = lru_cache(_PATTERNS)(self._due_for)
-        self._concerned: dict[str, list[str]] = {}
-        """By metric: the codes of the rules that new readings of it are for."""
-
-    def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
-        """Judge the step whose blocks have just joined the history."""
-        blocks = tuple(blocks)
-        due = self._due(tuple([block.name for block in blocks]))
-        findings: list[Finding] = []
-        for code, names in due.items():
-            if code in self.failed:
-                continue
-            try:
-                found = self._judging[code](step, history, names)
-                if found:
-                    findings += _read_now(found, blocks, names) if code in self._families else found
-            except Exception:
-                name = self._names[code]
-                _log.exception("the rule %s %s failed and is switched off", code, name)
-                self.failed.add(code)
-                findings.append(Finding(RULE_FAILED, name, step, Severity.WARNING, 1.0, NO_BOUND))
-        judged = {code: names for code, names in due.items() if code not in self.failed} if self.failed else due
-        return Judgement(step, blocks, judged, tuple(findings), self._families)
-
-    def _due_for(self, metrics: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """The codes of the rules that new readings of these metrics are for, and which of them each is to judge."""
-        due: dict[str, tuple[str, ...]] = {}
-        for metric in dict.fromkeys(metrics):
-            for code in self._rules_of(metric):
-                due[code] = (*due.get(code, ()), metric)
-        return due
-
-    def _rules_of(self, metric: str) -> list[str]:
-        known = self._concerned.get(metric)
-        if known is None:
-            known = [each.code for each in self.rules if any(fnmatchcase(metric, name) for name in each.when)]
-            self._concerned[metric] = known
-        return known
-
-
-def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:
-    """Those about scopes that were read: to the check of a family what is missing looks like what is not finite."""
-    read = {spelled_out(block.name, scope) for block in blocks if block.name in names for scope in block.scopes}
-    return [one for one in findings if one.scope in read]
+def enabled_rules(disable: Iterable[str]) -> tuple[Rule, ...]:
+    """All rules but these, which are codes or names; an unknown one is a ValueError."""
+    off = {find_rule(name).code for name in disable}
+    return tuple(declared for declared in all_rules() if declared.code not in off)

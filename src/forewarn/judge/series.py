@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.thresholds.spike import Spike
+from forewarn.judge.spike import Spike
 from forewarn.types import Values
 
 Floats = NDArray[np.float64]
@@ -86,6 +87,11 @@ class Panel:
         return len(self.steps)
 
     @property
+    def cadence(self) -> float:
+        """Steps from one reading to the next: the median, and 1 below two readings."""
+        return max(1.0, float(np.median(np.diff(self.steps)))) if len(self) > 1 else 1.0
+
+    @property
     def last(self) -> Values:
         """The newest reading of every scope; all NaN if there is none."""
         return self.values[-1] if len(self) else np.full(len(self.scopes), np.nan, np.float32)
@@ -136,6 +142,19 @@ class Series:
         return len(self.values)
 
     @property
+    def cadence(self) -> float:
+        """Steps from one reading to the next, usually: 1 for what is read on every step."""
+        return self._panel.cadence if len(self) else 1.0
+
+    def readings_in(self, steps: int) -> int:
+        """How many readings so many steps hold, one at least."""
+        return max(1, round(steps / self.cadence))
+
+    def steps_of(self, readings: int) -> int:
+        """How many steps so many readings stand for."""
+        return round(readings * self.cadence)
+
+    @property
     def last(self) -> float:
         """The newest reading; NaN if there is none."""
         return float(self.values[-1]) if len(self) else float("nan")
@@ -149,6 +168,12 @@ class Series:
         """The median of the finite values of the last `window` readings, the newest `skip` left out."""
         end = max(0, len(self) - skip)
         return median(self.values[max(0, end - window) : end])
+
+    def ends(self, parts: int) -> tuple[float, float]:
+        """The medians of the oldest and the newest of so many parts of the finite values; NaN if there are none."""
+        finite = self.finite()
+        size = max(1, len(finite) // parts)
+        return median(finite[:size]), median(finite[-size:])
 
     def slope(self, window: int) -> float:
         """Least-squares change per step over the last `window` readings; NaN below three finite ones."""
@@ -164,6 +189,12 @@ class Series:
         return self._panel.deviation(self.scope, spike) if self.scope in self._panel.scopes else Deviation()
 
 
+def aligned(*series: Series) -> tuple[Steps, Floats]:
+    """The steps at which all of these have a reading, and the readings there: [series × steps], oldest first."""
+    steps = reduce(np.intersect1d, [one.steps for one in series])
+    return steps, np.stack([one.values[np.searchsorted(one.steps, steps)] for one in series]).astype(np.float64)
+
+
 def median(values: NDArray[Any]) -> float:
     """The median of the finite values; NaN if there is none."""
     finite = values[np.isfinite(values)]
@@ -175,6 +206,11 @@ def _middle(ordered: Sequence[Any]) -> float:
     """The median of values in rising order."""
     half = len(ordered) // 2
     return (float(ordered[-half - 1]) + float(ordered[half])) / 2
+
+
+def trailing(flags: Bools) -> int:
+    """How many at the end are True in a row."""
+    return int(np.argmin(np.append(flags[::-1], False)))
 
 
 def nanmedian(rows: NDArray[Any]) -> Floats:

@@ -158,7 +158,8 @@ class PostEpochEvaluationCallback(Callback):
     def on_epoch_end(self, trainer: Trainer) -> None:
         monitor = trainer.monitor
         assert monitor is not None
-        known = epochs(monitor.history.series, monitor.config.thresholds)
+        bounds = monitor.config.thresholds
+        known = epochs(monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap)
         is_new = known and known[-1].number == trainer.epoch and known[-1].step == trainer.step - 1
         if not is_new or (self._wanted is not None and trainer.epoch not in self._wanted):
             return

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from forewarn.config import Config
+from forewarn.config import Config, Thresholds
+from forewarn.judge.rules.frozen import FrozenWeight
+from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
 from forewarn.settings import Settings, between
-from forewarn.thresholds import Thresholds
-from forewarn.thresholds.gradients import ExplodingGradient, VanishingGradient
-from forewarn.thresholds.updates import FrozenWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forewarn.judge.families import Family
+from forewarn.judge.rules import family_of
 from forewarn.types import Alert, AlertState, Block, in_words
 from forewarn.views.bars import line
 from forewarn.views.wording import short
@@ -14,7 +16,8 @@ _WIDEST = 64
 
 def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | None:
     """Gradient norms from the first block to the last, by order of magnitude, beside an alert about gradients."""
-    about_gradients = any(alert.code.startswith("G") and alert.state is AlertState.FIRING for alert in changed)
+    firing = [alert for alert in changed if alert.state is AlertState.FIRING]
+    about_gradients = any(family_of(alert.code) is Family.GRADIENTS for alert in firing)
     norms = next((block for block in blocks if block.name == "gradient/block_norm"), None)
     if not about_gradients or norms is None:
         return None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from forewarn.judge.families import Family
+from forewarn.judge.rules import family_of
 from forewarn.types import Alert
 from forewarn.views.wording import STYLES, advice, numbers
 
@@ -17,7 +19,7 @@ def advice_lines(alerts: Sequence[Alert]) -> list[Text]:
     """Each alert about epochs with its first remedies; also for information, where no other view says what to do."""
     lines: list[Text] = []
     for alert in alerts:
-        if not alert.code.startswith("E"):
+        if family_of(alert.code) is not Family.EVALUATION:
             continue
         words = f" {alert.name} ({alert.code}): {numbers(alert.finding, MOST_NUMBERS)}"
         lines.append(Text.assemble("  ", (str(alert.severity), STYLES[alert.severity]), words))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from forewarn.config import Config
 from forewarn.judge.examples import Example
 from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules import Judge, all_rules, find_rule
+from forewarn.judge.rules import all_rules, find_rule
 from forewarn.measure.schedule import Escalation, Schedule
 from forewarn.types import Alert, AlertState, Block, ParameterInfo, RunInfo, Severity
 
@@ -38,7 +40,7 @@ class Run:
         self.info = info or RunInfo()
         rules = tuple(map(find_rule, codes)) or all_rules()
         self.history = History(self.config.history_window, self.config.detail_window)
-        self.judge = Judge(rules, self.config, self.info)
+        self.judge = Judge(replace(self.config.rule_set(), rules=rules), self.info)
         self.ledger = Ledger(rules)
         self.schedule = Escalation(Schedule(), self.config.escalation_steps)
         self.at = 0

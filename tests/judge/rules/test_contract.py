@@ -1,80 +1,61 @@
-"""What holds for every rule."""
+"""What holds for every rule, and that each clause of it can fail."""
 
 import dataclasses
-import inspect
 import math
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-import forewarn
-from forewarn.config import Config
+from forewarn.config import Thresholds, check_tables
 from forewarn.judge.documentation import sample_remedies
 from forewarn.judge.examples import examples
+from forewarn.judge.families import Family, Phase
 from forewarn.judge.history import History
 from forewarn.judge.ledger import _chains, _Episode
+from forewarn.judge.registry import Rule, found, rule
+from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules, find_rule
-from forewarn.settings import Settings
-from forewarn.thresholds import Thresholds
-from forewarn.types import Block, Finding, RunInfo, Severity, is_metric_name, spelled_out
-from tests.judge.rules.runs import fired, info
+from forewarn.judge.series import Panel, Series
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, RunInfo, Severity
+from tests.judge.rules import contract
+from tests.judge.rules.runs import fired
 
-SOURCE = Path(forewarn.__file__).parent
-FILES = {
-    "L": {"loss", "loss_levels"}, "G": {"gradients", "gain"}, "U": {"updates", "lr"}, "W": {"weights"},
-    "A": {"activations", "attention", "logits", "router"},
-    "E": {"evaluation"}, "T": {"tasks"}, "M": {"module_metrics"}, "P": {"speed", "system"}, "R": {"ranks"},
-    "X": {"monitoring"},
-}  # fmt: skip
 EXAMPLES = [
     pytest.param(rule.code, example, id=f"{rule.code}-{number}")
     for rule in all_rules()
     for number, example in enumerate(examples(rule))
 ]
-SCOPES = ("a.weight", "b.weight", "c.weight", "a.bias")
-FACTS = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"], groups=[{"lr": 1e-3, "weight_decay": 0.1}])
+FILES = sorted({contract.source_of(rule) for rule in all_rules()})
+WITH_SETTINGS = [rule for rule in all_rules() if rule.settings is not None]
+BAKED_INTO_READINGS = {"dead-units": {"positions"}, "frozen-weight": {"patience"}}
+"""Thresholds that a probe is given, and no rule ever sees: they belong to what is measured."""
 
 every_rule = pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+every_rule_with_settings = pytest.mark.parametrize("rule", WITH_SETTINGS, ids=lambda rule: rule.code)
 
 
-def metrics_of(rule):
-    """What it reads; a family stands for one of its metrics."""
-    return tuple(name.replace("*", "any") for name in rule.reads)
+def test_all_rules_of_a_file_are_of_one_family():
+    for path in FILES:
+        assert len({rule.family for rule in all_rules() if contract.source_of(rule) == path}) == 1, path
 
 
-@every_rule
-def test_it_is_documented(rule):
-    lines = rule.documentation.splitlines()
-    assert re.fullmatch(r"[A-Z][^.]*\.", lines[0]), "the first line is one sentence"
-    assert lines[1] == ""
-    assert [line for line in lines if line.startswith("#")] == ["## Why is this bad?", "## Example"]
-    assert {example.fires for example in examples(rule)} == {True, False}
-
-
-@every_rule
-def test_it_is_well_named(rule):
-    assert re.fullmatch(r"[A-Z]\d{3}", rule.code)
-    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
-    assert Path(inspect.getfile(rule.check)).stem in FILES[rule.code[0]]
-    assert rule.check.__name__ == rule.name.replace("-", "_")
-
-
-def test_codes_and_names_are_unique():
-    rules = all_rules()
-    assert len({rule.code for rule in rules}) == len({rule.name for rule in rules}) == len(rules)
+def test_no_family_is_without_rules_and_every_letter_is_its_own():
+    assert {rule.family for rule in all_rules()} == set(Family)
+    assert len({family.letter for family in Family}) == len(Family)
+    assert all(rule.code.startswith(rule.family.letter) for rule in all_rules())
 
 
 @every_rule
-def test_it_reads_metrics_and_is_judged_on_some_of_them(rule):
-    assert all(is_metric_name(name) for name in metrics_of(rule))
-    assert not rule.is_family or (rule.per_scope and rule.reads == rule.when and len(rule.reads) == 1)
-    assert rule.when
-    assert set(rule.when) <= set(rule.reads)
-    assert rule.hold >= 1
-    assert rule.keep >= 1
-    assert all(find_rule(code) and code != rule.code for code in rule.explains)
+def test_it_explains_only_other_rules(rule):
+    assert all(find_rule(code).code != rule.code for code in rule.explains)
+
+
+@every_rule
+def test_it_reads_what_somebody_writes(rule):
+    contract.reads_what_is_written(rule)
 
 
 @every_rule
@@ -102,93 +83,272 @@ def test_its_examples_hold(code, example):
     assert fired(example, code) == example.fires, example.text
 
 
-def strange_values():
-    columns = len(SCOPES)
-    filled = {
-        "constant": np.full((40, columns), 1.0), "nan": np.full((40, columns), np.nan),
-        "inf": np.full((40, columns), np.inf), "zero": np.zeros((40, columns)),
-        "negative": np.full((40, columns), -2.0), "minus inf": np.full((40, columns), -np.inf),
-        "empty": np.empty((0, columns)), "one": np.full((1, columns), 2.0), "two": np.full((2, columns), 2.0),
-        "huge": np.geomspace(1e-38, 3e38, 40 * columns).reshape(40, columns),
-        "falling": np.geomspace(3e38, 1e-38, 40 * columns).reshape(40, columns),
-        "mixed": np.resize([1.0, np.nan, np.inf, -1.0, 0.0, 1e30, 2.0], (150, columns)),
-        "noise": np.random.default_rng(0).normal(size=(200, columns)),
-    }  # fmt: skip
-    return [pytest.param(values.astype(np.float32), id=name) for name, values in filled.items()]
-
-
 @every_rule
-@pytest.mark.parametrize("values", strange_values())
-@pytest.mark.parametrize("scopes", [SCOPES, ("",), ("", *SCOPES[1:]), ()], ids=["tensors", "run", "both", "none"])
+@pytest.mark.parametrize(
+    "values", [pytest.param(values, id=name) for name, values in contract.strange_values().items()]
+)
+@pytest.mark.parametrize(
+    "scopes",
+    [contract.SCOPES, ("",), ("", *contract.SCOPES[1:]), ()],
+    ids=["tensors", "run", "both", "none"],
+)
 def test_nothing_makes_it_raise(rule, values, scopes):
-    history = History(window=256, detail_window=16)
-    for step, row in enumerate(values):
-        names = metrics_of(rule)
-        for name in names:
-            history.append([Block(step, 0.0, name, scopes, row[: len(scopes)])])
-        places = [spelled_out(names[0], scope) for scope in scopes] if rule.is_family else scopes
-        for finding in rule.judge(step, history, Config(), FACTS, names):
-            assert finding.code == rule.code
-            assert finding.step == step
-            assert finding.scope in places, "a finding has the scope of a reading that can take it back"
-    rule.judge(0, History(), Config(), RunInfo())
+    contract.bears_strange_values(rule, values, scopes)
 
 
 @every_rule
-def test_a_missing_companion_makes_it_neither_raise_nor_speak_of_old_readings(rule):
-    history = History()
-    for step in range(40):
-        name = rule.when[0].replace("*", "any")
-        history.append([Block(step, 0.0, name, SCOPES, np.full(len(SCOPES), 1e-9, np.float32))])
-        rule.judge(step, history, Config(), FACTS, [name])
+def test_it_speaks_only_of_new_readings(rule):
+    contract.speaks_only_of_new_readings(rule)
+
+
+@pytest.mark.parametrize("code", sorted(contract.SAID_ONCE | contract.JUDGED_OVER_A_COURSE))
+def test_a_rule_that_is_exempt_from_that_has_to_be(code):
+    with pytest.raises(AssertionError, match=r"takes an old reading for a new one|was not read"):
+        contract.speaks_only_of_new_readings(find_rule(code), exempt=())
 
 
 @every_rule
 def test_its_evidence_is_numbers_or_names(rule):
     for example in examples(rule):
-        history = History()
-        for step, blocks in example.steps():
-            history.append(blocks)
-            for finding in rule.judge(step, history, Config(), example.info, [block.name for block in blocks]):
-                for name, value in finding.evidence.items():
-                    assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name)
-                    assert isinstance(value, int | float | str)
+        for finding in contract.findings_of(rule, example):
+            for name, value in finding.evidence.items():
+                assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name)
+                assert isinstance(value, int | float | str)
 
 
-def test_every_table_of_thresholds_belongs_to_exactly_one_rule():
-    wanted = sorted(rule.name.replace("-", "_") for rule in all_rules() if rule.wants_config)
-    assert sorted(field.name for field in dataclasses.fields(Thresholds)) == wanted
+@every_rule
+def test_its_message_fits_what_it_finds(rule):
+    contract.message_fits(rule)
 
 
-def test_every_threshold_is_read():
-    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "config.py")
-    series = (SOURCE / "judge" / "series.py").read_text()
-    for table in dataclasses.fields(Thresholds):
-        settings = getattr(Thresholds(), table.name)
-        assert isinstance(settings, Settings)
-        rule = find_rule(table.name.replace("_", "-"))
-        family = Path(inspect.getfile(rule.check)).read_text()
-        for field in dataclasses.fields(settings):
-            read = re.compile(rf"\b(config|spike|{table.name})\.{field.name}\b")
-            shared = series if field.name in ("k", "floor", "window", "minimum", "readmit_after") else ""
-            assert read.search(family) or read.search(shared) or read.search(code), f"{table.name}.{field.name}"
+@every_rule_with_settings
+def test_it_reads_every_one_of_its_settings(rule):
+    contract.reads_every_setting(rule, BAKED_INTO_READINGS.get(rule.name, ()))
 
 
-def test_no_number_of_a_rule_hides_outside_the_config():
-    for letter in "LGTUWEMX":
-        for stem in FILES[letter]:
-            source = (SOURCE / "judge" / "rules" / f"{stem}.py").read_text()
-            body = re.sub(r'""".*?"""|"[^"\n]*"|#.*', "", source, flags=re.DOTALL)
-            body = re.sub(r"(hold|keep)=\d+|(lower_lr|raise_lr|lower_weight_decay)\([\d.]+|to=1e-5", "", body)
-            body = re.sub(r"_quantile\(\w+(\[\w+\])?, 0\.\d+\)|_MEDIAN_ERROR = [\d.]+", "", body)
-            body = re.sub(r"_MOST_POINTS = \d+|_SLOPE_ERROR = math\.sqrt\(12\)", "", body)
-            numbers = {float(each) for each in re.findall(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?(?![\w.])", body)}
-            assert numbers <= {0, 1, 2, 3, 4}, f"{stem}.py compares with {sorted(numbers)}"
+@every_rule_with_settings
+def test_its_settings_say_what_they_count(rule):
+    contract.says_what_its_settings_count(rule.settings)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_number_of_a_rule_hides_outside_its_settings(path):
+    contract.numbers_are_settings(path.read_text())
 
 
 def test_explanations_of_one_step_never_go_in_circles():
-    episodes = [_Episode(rule.code, 5, 5, 50, Severity.WARNING) for rule in all_rules()]
+    episodes = [_Episode(rule.code, rule.family.phase, 5, 5, 50, Severity.WARNING) for rule in all_rules()]
     chains = _chains(episodes, lambda code: find_rule(code).explains)
     for root, depth in chains.values():
         assert chains[root] == (root, 0)
         assert depth < len(episodes)
+
+
+def test_a_step_meets_the_phases_in_this_order():
+    assert sorted(Phase) == [
+        Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.UPDATE, Phase.WEIGHTS, Phase.REST,
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TooHigh(Settings):
+    """When a made-up rule fires."""
+
+    limit: float = between(10.0, 0.0)
+    """The highest loss that is well."""
+
+
+def too_high(loss: Series, settings: TooHigh) -> Finding | None:
+    """Loss above a limit.
+
+    ## Why is this bad?
+    It is made up.
+
+    ## Example
+    fires: 1.0x3 20.0
+    quiet: 1.0x3
+    """
+    return found(Severity.WARNING, loss.last, settings.limit) if loss.last > settings.limit else None
+
+
+SOUND = Rule(
+    code="L900", name="too-high", family=Family.LOSS, reads=("train/loss",), when=("train/loss",), check=too_high,
+    settings=TooHigh, messages=("The loss is {value} (limit {bound}).",), remedies=(advise("look", "it is made up"),),
+)  # fmt: skip
+
+
+def documented(check):
+    """The same rule by another check."""
+    check.__doc__ = too_high.__doc__
+    return dataclasses.replace(SOUND, check=check)
+
+
+def test_a_sound_rule_keeps_every_clause():
+    contract.reads_what_is_written(SOUND)
+    contract.speaks_only_of_new_readings(SOUND)
+    contract.message_fits(SOUND)
+    contract.reads_every_setting(SOUND)
+    contract.says_what_its_settings_count(TooHigh)
+
+
+def test_a_rule_that_speaks_of_an_old_reading_is_noticed():
+    def highest_so_far(loss: Series, settings: TooHigh) -> Finding | None:
+        seen = loss.finite()
+        return found(Severity.WARNING, seen.max(), settings.limit) if max(seen, default=0) > settings.limit else None
+
+    with pytest.raises(AssertionError, match="takes an old reading for a new one"):
+        contract.speaks_only_of_new_readings(documented(highest_so_far))
+
+
+def test_a_rule_that_speaks_of_what_was_not_read_is_noticed():
+    def any_scope(losses: Panel, settings: TooHigh) -> Iterator[Finding]:
+        """Loss of a layer above a limit.
+
+        ## Why is this bad?
+        It is made up.
+
+        ## Example
+        fires: train/loss{layer} 1.0x3 20.0
+        quiet: train/loss{layer} 1.0x3
+        """
+        for scope, highest in zip(losses.scopes, np.fmax.reduce(losses.values), strict=True):
+            if highest > settings.limit:
+                yield found(Severity.WARNING, losses.last[losses.scopes.index(scope)], settings.limit, scope)
+
+    with pytest.raises(AssertionError, match="layer was not read at this step"):
+        contract.speaks_only_of_new_readings(dataclasses.replace(SOUND, check=any_scope, per_scope=True))
+
+
+def test_a_rule_that_takes_an_old_companion_for_news_is_noticed():
+    def of_two(loss: Series, level: Series, settings: TooHigh) -> Finding | None:
+        """Loss or its level above a limit.
+
+        ## Why is this bad?
+        It is made up.
+
+        ## Example
+        fires: 1.0x3 20.0 | train/loss_level 1.0x3 20.0
+        quiet: 1.0x3
+        """
+        return found(Severity.WARNING, level.last, settings.limit) if level.last > settings.limit else None
+
+    two = ("train/loss", "train/loss_level")
+    with pytest.raises(AssertionError, match="takes an old reading for a new one"):
+        contract.speaks_only_of_new_readings(dataclasses.replace(SOUND, check=of_two, reads=two, when=two))
+
+
+def test_a_threshold_that_is_never_read_is_noticed():
+    def deaf(loss: Series, settings: TooHigh) -> Finding | None:
+        return found(Severity.WARNING, loss.last, 10.0) if loss.last > 10.0 else None
+
+    with pytest.raises(AssertionError, match=r"too-high never looks at \['limit'\]"):
+        contract.reads_every_setting(documented(deaf))
+
+
+def test_a_setting_that_does_not_say_what_it_counts_is_noticed():
+    kind = dataclasses.make_dataclass(
+        "Waits", [("window", int, between(3, 1))], bases=(Settings,), frozen=True, kw_only=True
+    )
+    with pytest.raises(AssertionError, match=r"Waits\.window counts what"):
+        contract.says_what_its_settings_count(kind)
+
+
+def test_a_metric_that_nobody_writes_is_noticed():
+    with pytest.raises(AssertionError, match="nobody writes train/lost"):
+        contract.reads_what_is_written(dataclasses.replace(SOUND, reads=("train/lost",)))
+
+
+@pytest.mark.parametrize(
+    ("message", "defect"),
+    [
+        ("The loss is {size}.", "no message has only the keys"),
+        ("The loss is {value} (9).", "a number that is not from the evidence"),
+        ("{value} ({bound}).", "nothing says what {value} is"),
+        (("The loss is {value}.", "The loss is high."), "no example leads to"),
+    ],
+)
+def test_a_message_that_does_not_fit_is_noticed(message, defect):
+    messages = (message,) if isinstance(message, str) else message
+    with pytest.raises(AssertionError, match=re.escape(defect)):
+        contract.message_fits(dataclasses.replace(SOUND, messages=messages))
+
+
+@pytest.mark.parametrize(
+    "source", ["def check(loss):\n    return loss > 17\n", "_LIMIT = 17.5\n\ndef check(loss):\n    return loss\n"]
+)
+def test_a_number_without_a_name_or_a_reason_is_noticed(source):
+    with pytest.raises(AssertionError, match=r"17|what this number is for"):
+        contract.numbers_are_settings(source)
+
+
+def declare(check=too_high, code="L900", name="too-high", **given):
+    """Declare the sound rule, but for what is given."""
+    whole = {
+        "reads": ("train/loss",), "message": SOUND.messages, "remedies": SOUND.remedies, "settings": TooHigh, **given,
+    }  # fmt: skip
+    rule(code, name, **whole)(check)
+
+
+def undocumented(loss, settings: "TooHigh"):
+    return None
+
+
+def changed(before, after):
+    def too_high(loss: Series, settings: "TooHigh") -> None:
+        return None
+
+    too_high.__doc__ = documented(too_high).check.__doc__.replace(before, after)
+    return too_high
+
+
+def without_settings(loss):
+    return None
+
+
+without_settings.__name__, without_settings.__doc__ = "too_high", too_high.__doc__
+undocumented.__name__ = "too_high"
+
+
+@pytest.mark.parametrize(
+    ("given", "defect"),
+    [
+        ({"code": "Q900"}, "must be the letter of a family (L loss, G gradients"),
+        ({"code": "L9"}, "and three digits"),
+        ({"name": "Too high"}, "must be lower-case words joined by hyphens"),
+        ({"name": "too-low"}, "its function must be called too_low, not too_high"),
+        ({"check": undocumented}, "its docstring must begin with one sentence"),
+        ({"check": changed("## Why is this bad?", "Why?")}, "must have the sections ## Why is this bad?"),
+        ({"check": changed("fires:", "quiet:")}, "has no example that fires"),
+        ({"check": changed("quiet:", "fires:")}, "has no example that stays quiet"),
+        ({"check": changed("20.0", "twenty")}, "an example cannot be read: 'twenty'"),
+        ({"remedies": ()}, "it has no remedies"),
+        ({"message": ""}, "it has no message"),
+        ({"message": "The loss is {}."}, "has no name"),
+        ({"message": "The loss is {value."}, "cannot be filled in"),
+        ({"settings": None}, "its function takes settings, but the declaration has no settings"),
+        ({"check": without_settings}, "but its function takes no settings"),
+        ({"settings": find_rule("loss-spike").settings}, "its function takes settings: TooHigh, not LossSpike"),
+        ({"reads": ("loss",)}, "must be names of metrics"),
+        ({"reads": ("train/loss", "train/lr")}, "it reads 2 metrics, but its function takes 1: loss"),
+        ({"when": ("train/lr",)}, "must be among what it reads"),
+        ({"hold": 0}, "hold and keep must be 1 or more"),
+    ],
+)
+def test_an_incomplete_rule_is_an_error_that_says_what_is_missing(given, defect):
+    before = all_rules()
+    with pytest.raises(ValueError, match=re.escape(defect)):
+        declare(**given)
+    assert all_rules() == before
+
+
+def test_settings_that_no_table_holds_are_an_error_that_says_what_to_add():
+    with pytest.raises(ValueError, match=r"L900 too-high are in no table .* add `too_high: TooHigh = TooHigh\(\)`"):
+        check_tables([SOUND], Thresholds)
+
+
+def test_a_table_of_another_class_or_of_no_rule_is_an_error():
+    spike = find_rule("loss-spike")
+    with pytest.raises(ValueError, match=r"thresholds\.loss_spike is LossSpike, but L900 loss-spike has TooHigh"):
+        check_tables([dataclasses.replace(SOUND, name="loss-spike")], Thresholds)
+    with pytest.raises(ValueError, match="belongs to no rule"):
+        check_tables([spike], Thresholds)

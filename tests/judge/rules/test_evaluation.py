@@ -115,36 +115,6 @@ def test_an_alert_about_epochs_is_resolved_by_an_epoch_without_it():
     assert len(run.ledger.alerts) == 1
 
 
-def first_epoch(start, end, peak, lr=1e-3, steps=300):
-    run = Run("E106", "E107")
-    for step, rate in enumerate(np.broadcast_to(lr, steps)):
-        ended = {"evaluation/start_loss": start, "evaluation/end_loss": end, "evaluation/peak_loss": peak}
-        run.feed({"train/lr": {"0": rate}, **(ended if step == steps - 1 else {})})
-    return run
-
-
-def test_a_first_epoch_that_moves_nothing_wants_a_higher_lr():
-    (alert,) = first_epoch(4.6, 4.58, 4.62).ledger.firing
-    assert alert.code == "E106"
-    assert str(alert.remedies[0]) == "raise_lr 0.001 → 0.01"
-
-
-def test_a_first_epoch_that_spikes_wants_a_lower_one():
-    (alert,) = first_epoch(4.6, 5.0, 9.0).ledger.firing
-    assert (alert.code, alert.severity) == ("E107", Severity.WARNING)
-    assert str(alert.remedies[0]) == "lower_lr 0.001 → 0.0001"
-    assert first_epoch(4.6, 20.0, 20.0).ledger.firing[0].severity is Severity.CRITICAL
-    assert first_epoch(4.6, 3.0, 9.0).ledger.firing[0].severity is Severity.INFO
-
-
-@pytest.mark.parametrize(
-    "epoch", [{"end": 4.2, "peak": 4.6}, {"end": 4.58, "peak": 4.6, "lr": np.linspace(0, 1e-3, 300)},
-              {"end": 4.58, "peak": 4.6, "steps": 100}], ids=["it moved", "the lr still rises", "too few steps"],
-)  # fmt: skip
-def test_nothing_is_said_of_a_first_epoch_where(epoch):
-    assert first_epoch(4.6, **epoch).ledger.alerts == ()
-
-
 EPOCHS = [(4.0, 4.1), (3.0, 3.2), (2.5, 2.8), (2.2, 2.55)]
 FALLING = 1e-3 * np.linspace(1, 0.1, 40)
 

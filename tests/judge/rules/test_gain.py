@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from forewarn.judge.rules.gain import gain_drift, gain_too_high, gradient_decay
+from forewarn.judge.rules.gain import GainDrift, GainTooHigh, GradientDecay, gain_drift, gain_too_high, gradient_decay
 from forewarn.judge.series import Panel, Series
-from forewarn.thresholds.gradients import GainDrift, GainTooHigh, GradientDecay
 from forewarn.types import RunInfo, Severity
 
 

@@ -208,3 +208,13 @@ def test_a_negative_loss_may_spike_far_above_all_that_was_gained(height, severit
 )
 def test_a_small_rise_of_a_loss_that_stood_still_is_information_at_most(losses):
     assert Run("L102").series("train/loss", losses).loud() == []
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_loss_that_is_logged_now_and_then_is_judged_in_steps(every):
+    run = Run("L102")
+    for reading, loss in enumerate([2.0 + 0.001 * step for step in range(150)] + [4.0, 4.0]):
+        run.feed({"train/loss": loss}, every * reading)
+    (alert,) = run.ledger.alerts
+    assert alert.finding.evidence["lasting_steps"] == 2 * every
+    assert alert.severity is (Severity.WARNING if every > 1 else Severity.INFO)

@@ -113,3 +113,12 @@ def test_the_slope_is_the_median_over_all_pairs_and_outliers_do_not_move_it():
     assert theil_sen(steps, values) == pytest.approx(-0.001, rel=0.02)
     pairs = [(values[j] - values[i]) / (steps[j] - steps[i]) for i in range(50) for j in range(i + 1, 50)]
     assert theil_sen(steps, values) == pytest.approx(np.median(pairs))
+
+
+def test_a_bouncing_loss_is_seen_in_a_log_of_every_fourth_step():
+    run = Run("L106")
+    for reading, value in enumerate(2 + 0.8 * np.sin(4 * STEPS[:300] / 20)):
+        run.feed({"train/loss": value, **({"train/loss_level": 2.0} if reading % 8 == 7 else {})}, 4 * reading)
+    (alert,) = run.ledger.alerts
+    assert alert.since < 300, "256 steps are 64 readings"
+    assert alert.finding.evidence["lasting_steps"] == 256

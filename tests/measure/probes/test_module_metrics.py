@@ -15,6 +15,7 @@ from forewarn import (
     ParameterDifferenceMetric,
     ParameterMetric,
 )
+from forewarn.config import Config
 from forewarn.judge.diagnosis import replay
 
 
@@ -138,7 +139,7 @@ def test_a_healthy_range_is_stored_with_the_run(small, watch, tmp_path):
             "parameter_metric/rms": (0.0, 5.0),
             "activation_metric/std": (-np.inf, np.inf),
         }
-        assert repr(replay(run).alerts) == repr(monitor.alerts)
+        assert repr(replay(run, Config.from_stored(run.config).rule_set()).alerts) == repr(monitor.alerts)
 
 
 def test_a_module_monitor_takes_no_range_and_no_reference(small):

@@ -1,10 +1,13 @@
 """What is judged, one file per family; importing this package registers every rule."""
 
-from forewarn.judge.registry import Judge, Judgement, Rule, all_rules, enabled_rules, find_rule, judged_metrics
+from forewarn.judge.registry import Rule, all_rules, enabled_rules, family_of, find_rule
 from forewarn.judge.rules import (
     activations,
     attention,
+    epoch_schedule,
     evaluation,
+    first_epoch,
+    frozen,
     gain,
     gradients,
     logits,
@@ -20,7 +23,7 @@ from forewarn.judge.rules import (
 )
 
 __all__ = [
-    "Judge", "Judgement", "Rule", "activations", "all_rules", "attention", "enabled_rules", "evaluation", "find_rule",
-    "gain", "gradients", "judged_metrics", "logits", "loss", "loss_levels", "lr", "module_metrics", "monitoring",
-    "router", "tasks", "updates", "weights",
+    "Rule", "activations", "all_rules", "attention", "enabled_rules", "epoch_schedule", "evaluation", "family_of",
+    "find_rule", "first_epoch", "frozen", "gain", "gradients", "logits", "loss", "loss_levels", "lr", "module_metrics",
+    "monitoring", "router", "tasks", "updates", "weights",
 ]  # fmt: skip

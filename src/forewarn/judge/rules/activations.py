@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from forewarn.judge.registry import NO_BOUND, found, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
-from forewarn.thresholds.activations import DeadUnits, ExplodingActivation, RepresentationCollapse, SaturatedUnits
+from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, RunInfo, Severity
+
+_PARTS = 10
+"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadUnits(Settings):
+    """When `dead-units` fires."""
+
+    share: float = between(0.5, 0.0, 1.0)
+    """Share of the units of a layer that are dead at which to warn."""
+    critical: float = between(0.99, 0.0, 1.0)
+    """The share that is critical: nothing passes through the layer any more."""
+    window: int = between(10, 1, counts="readings")
+    """Measured steps in a row on which a unit must have been zero everywhere to count as dead."""
+    positions: int = between(256, 1)
+    """Positions (tokens, pixels, samples) that it must have been read at in that time."""
 
 
 @rule(
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
     explains=("G103", "U101", "U103"),
+    settings=DeadUnits,
+    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, steps {lasting_steps}).",
     remedies=(
         advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
                to=0.0),
@@ -27,7 +47,7 @@ from forewarn.types import BatchNormState, Finding, RunInfo, Severity
                scope_is="layer"),
     ),
 )  # fmt: skip
-def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding]:
+def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits) -> Iterator[Finding]:
     """Units of a ReLU that are zero on every input.
 
     ## Why is this bad?
@@ -40,15 +60,15 @@ def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
     quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
     """
-    marked = np.flatnonzero(dead.last >= config.share)
+    marked = np.flatnonzero(dead.last >= settings.share)
     if not len(marked):
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
     # The first reading looks back on as many measured steps as any other.
-    began = int(zeros.steps[-config.window]) if len(zeros) >= config.window else dead.at
+    began = int(zeros.steps[-settings.window]) if len(zeros) >= settings.window else dead.at
     for at in marked:
-        critical = dead.last[at] >= config.critical
-        bound = config.critical if critical else config.share
+        critical = dead.last[at] >= settings.critical
+        bound = settings.critical if critical else settings.share
         scope = dead.scopes[at]
         yield found(
             Severity.CRITICAL if critical else Severity.WARNING, dead.last[at], bound, scope,
@@ -56,9 +76,21 @@ def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaturatedUnits(Settings):
+    """When `saturated-units` fires."""
+
+    share: float = between(0.5, 0.0, 1.0)
+    """Share of the units of a layer, or of the rows of a softmax, that are saturated at which to warn."""
+    level: float = between(0.99, 0.5, 1.0)
+    """Share of its range beyond which an output is saturated: a tanh above 0.99, a sigmoid below 0.01."""
+
+
 @rule(
     "A102", "saturated-units", reads=("activation/saturated_fraction",), per_scope=True, hold=3, keep=200,
     explains=("G103", "U101", "U103"),
+    settings=SaturatedUnits,
+    message="{value:.0%} of the units of {scope} are saturated (limit {bound:.0%}).",
     remedies=(
         advise("shrink_inputs", "what comes in is too large: normalise it, or start the weights before it smaller",
                scope_is="layer"),
@@ -68,7 +100,7 @@ def dead_units(dead: Panel, zeros: Panel, config: DeadUnits) -> Iterator[Finding
                scope_is="layer"),
     ),
 )  # fmt: skip
-def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Finding]:
+def saturated_units(saturated: Panel, settings: SaturatedUnits) -> Iterator[Finding]:
     """Outputs of a tanh, sigmoid or softmax stuck where they are flat.
 
     ## Why is this bad?
@@ -81,14 +113,37 @@ def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Findin
     fires: activation/saturated_fraction{layer.tanh} 0.8x3
     quiet: activation/saturated_fraction{layer.tanh} 0.3x9
     """
-    for at in np.flatnonzero(saturated.last >= config.share):
-        yield found(Severity.WARNING, saturated.last[at], config.share, saturated.scopes[at], beyond=config.level)
+    for at in np.flatnonzero(saturated.last >= settings.share):
+        yield found(Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=settings.level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodingActivation(Settings):
+    """When `exploding-activation` fires."""
+
+    magnitude: float = between(3e4, 0.0)
+    """Largest magnitude at which to warn, whatever came before: half of what float16 can hold."""
+    factor: float = between(10.0, 1.0)
+    """Times the median of the earlier checks."""
+    lasting_checks: int = between(2, 1, counts="readings")
+    """Checks in a row that the growth must last for: a single batch may be absurd."""
+    least: float = between(100.0, 0.0)
+    """Magnitude below which no growth matters: logits of 10 after a start at 0.1 are what learning looks like."""
+    minimum: int = between(8, 2, counts="readings")
+    """Earlier checks that must have been seen before growth is judged."""
+    growth: float = between(3.0, 1.0)
+    """Times its oldest kept value up to which that median is a level; above, the layer is still growing into place."""
 
 
 @rule(
     "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
     when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
+    settings=ExplodingActivation,
+    message=(
+        "The largest output of {scope} is {value} (limit {bound}, usually {level}); the first such layer is {first}.",
+        "The output of {scope} holds {value} values that are not finite; the first such layer is {first}.",
+    ),
     remedies=(
         advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
                "given, and at the normalisation before it", scope_is="layer"),
@@ -101,7 +156,7 @@ def saturated_units(saturated: Panel, config: SaturatedUnits) -> Iterator[Findin
     ),
 )  # fmt: skip
 def exploding_activation(
-    largest: Panel, nonfinite: Panel, loss: Panel, config: ExplodingActivation
+    largest: Panel, nonfinite: Panel, loss: Panel, settings: ExplodingActivation
 ) -> Iterator[Finding]:
     """Output of a layer that is very large, or far above its own level, or not finite.
 
@@ -131,12 +186,12 @@ def exploding_activation(
     if largest.at != now:
         return
     told = {nonfinite.scopes[at] for at in np.flatnonzero(bad)}
-    level, risen = _risen(largest, config)
-    large = largest.last > config.magnitude
+    level, risen = _risen(largest, settings)
+    large = largest.last > settings.magnitude
     where = (large | risen) & np.isfinite(largest.last)
     for at in np.flatnonzero(where):
         if largest.scopes[at] not in told:
-            bound = config.magnitude if large[at] else config.factor * level[at]
+            bound = settings.magnitude if large[at] else settings.factor * level[at]
             yield found(
                 Severity.WARNING, largest.last[at], bound, largest.scopes[at],
                 level=level[at], first=_first(largest, where),
@@ -157,26 +212,50 @@ def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
     return bad & (not (len(bad) and nonfinite.last[0] > 0))
 
 
-def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
+def _risen(largest: Panel, settings: ExplodingActivation) -> tuple[Floats, Bools]:
     """The level of each layer, and where the newest values are all far above it; NaN and False where there is none."""
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
-    earlier, newest = largest.values[: -config.lasting_checks], largest.values[-config.lasting_checks :]
-    if len(earlier) < config.minimum:
+    earlier, newest = largest.values[: -settings.lasting_checks], largest.values[-settings.lasting_checks :]
+    if len(earlier) < settings.minimum:
         return level, risen
-    for at in np.flatnonzero((newest > config.least).all(axis=0)):
+    for at in np.flatnonzero((newest > settings.least).all(axis=0)):
         column = earlier[np.isfinite(earlier[:, at]), at]
-        if len(column) >= config.minimum:
+        if len(column) >= settings.minimum:
             level[at] = np.median(column)
-            settled = 0 < level[at] <= config.growth * float(column[0])
-            risen[at] = settled and (newest[:, at] > config.factor * level[at]).all()
+            settled = 0 < level[at] <= settings.growth * float(column[0])
+            risen[at] = settled and (newest[:, at] > settings.factor * level[at]).all()
     return level, risen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepresentationCollapse(Settings):
+    """When `representation-collapse` fires."""
+
+    cosine: float = between(0.999, 0.0, 1.0)
+    """Mean cosine of the rows of the last hidden state at which they are all the same."""
+    rank: float = between(1.05, 1.0)
+    """Effective rank at or below which they differ along one line only."""
+    outputs: int = between(3, 1)
+    """Outputs that the last layer must have for that line to be too few: two classes need no more."""
+    earlier_rank: float = between(2.0, 1.0)
+    """Effective rank that there must have been before: what never had more did not collapse."""
+    minimum: int = between(10, 1, counts="readings")
+    """Checks that must have been seen before anything is judged."""
+    learning: float = between(0.1, 0.0, 1.0)
+    """Share by which the loss must have fallen within memory for rows on one line to be information."""
 
 
 @rule(
     "A104", "representation-collapse",
     reads=("activation/row_cosine", "activation/effective_rank", "train/loss"), per_scope=True, hold=3,
     keep=200, explains=("G103", "U103"),
+    settings=RepresentationCollapse,
+    message=(
+        "The rows that enter {scope} differ along one line only: their effective rank is {value} (limit {bound}, "
+        "earlier {earlier_rank}).",
+        "The rows that enter {scope} all point the same way: their mean cosine is {value} (limit {bound}).",
+    ),
     remedies=(
         advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
         advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "
@@ -187,7 +266,7 @@ def _risen(largest: Panel, config: ExplodingActivation) -> tuple[Floats, Bools]:
     ),
 )  # fmt: skip
 def representation_collapse(
-    cosine: Panel, rank: Panel, loss: Panel, config: RepresentationCollapse, info: RunInfo
+    cosine: Panel, rank: Panel, loss: Panel, settings: RepresentationCollapse, info: RunInfo
 ) -> Iterator[Finding]:
     """Last hidden states that are all alike, or differ along one line only.
 
@@ -204,26 +283,25 @@ def representation_collapse(
     quiet: activation/row_cosine{head} 0.98x30
     quiet: activation/row_cosine{head} 0.6x30 | activation/effective_rank{head} 1.3x30
     """
-    if len(cosine) < config.minimum:
+    if len(cosine) < settings.minimum:
         return
     ranks = dict(zip(rank.scopes, rank.values.T, strict=True)) if rank.at == cosine.at else {}
     for at, scope in enumerate(cosine.scopes):
         value, column = cosine.last[at], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
-        if value >= config.cosine:
-            yield found(Severity.WARNING, value, config.cosine, scope, effective_rank=newest)
-        elif newest <= config.rank and _num_outputs(scope, info) >= config.outputs:
+        if value >= settings.cosine:
+            yield found(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
+        elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
             known = column[np.isfinite(column)]
-            if known.max(initial=0.0) >= config.earlier_rank:
-                severity = Severity.INFO if _falls(Series(loss), config.learning) else Severity.WARNING
-                yield found(severity, newest, config.rank, scope, row_cosine=value, earlier_rank=known.max())
+            if known.max(initial=0.0) >= settings.earlier_rank:
+                severity = Severity.INFO if _falls(Series(loss), settings.learning) else Severity.WARNING
+                yield found(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=known.max())
 
 
 def _falls(loss: Series, share: float) -> bool:
-    """Whether the loss is lower by this share than the oldest tenth in memory."""
-    seen = loss.finite()
-    part = max(1, len(seen) // 10)
-    return bool(len(seen) and np.median(seen[-part:]) < np.median(seen[:part]) - share * abs(np.median(seen[:part])))
+    """Whether the loss is lower by this share than the oldest part in memory."""
+    before, now = loss.ends(_PARTS)
+    return now < before - share * abs(before)
 
 
 def _num_outputs(scope: str, info: RunInfo) -> float:
@@ -235,6 +313,8 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "G102", "G104", "X103"),
+    message="The batch normalisation {scope} trains with running statistics that do not follow the data (state: "
+    "{state:words}).",
     remedies=(
         advise("call_train", "model.train() at the top of the training loop: an evaluation in between leaves it in "
                "evaluation mode", scope_is="layer"),
@@ -264,3 +344,13 @@ def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
 
 
 _FORGOTTEN = (float(BatchNormState.IN_EVALUATION), float(BatchNormState.STANDS_STILL))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    dead_units: DeadUnits = DeadUnits()
+    saturated_units: SaturatedUnits = SaturatedUnits()
+    exploding_activation: ExplodingActivation = ExplodingActivation()
+    representation_collapse: RepresentationCollapse = RepresentationCollapse()

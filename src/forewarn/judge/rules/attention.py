@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.judge.growth import severity_of, too_large
+from forewarn.judge.growth import LogitGrowth, severity_of, too_large
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, warm_up
 from forewarn.judge.series import Bools, Panel
-from forewarn.thresholds.activations import AttentionEntropyCollapse, LogitGrowth
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
 _NORMALISE = advise(
@@ -21,9 +22,22 @@ _NORMALISE = advise(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionEntropyCollapse(Settings):
+    """When `attention-entropy-collapse` fires."""
+
+    entropy: float = between(0.05, 0.0, 1.0)
+    """Share of the largest possible entropy at or below which a head looks at one key only."""
+    checks: int = between(3, 1, counts="readings")
+    """Checks in a row at or below it."""
+
+
 @rule(
     "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
     keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
+    settings=AttentionEntropyCollapse,
+    message="The attention entropy of {scope} is {value:.1%} of its maximum (at least {bound:.1%} is expected; heads "
+    "that look at a single key: {sharp_heads}).",
     remedies=(
         _NORMALISE,
         advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "
@@ -32,7 +46,7 @@ _NORMALISE = advise(
         warm_up(),
     ),
 )  # fmt: skip
-def attention_entropy_collapse(layers: Panel, heads: Panel, config: AttentionEntropyCollapse) -> Iterator[Finding]:
+def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionEntropyCollapse) -> Iterator[Finding]:
     """Attention layer whose heads all look at a single key.
 
     ## Why is this bad?
@@ -50,8 +64,8 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, config: AttentionEnt
     quiet: attention/layer_entropy{attention} 0.5x3 | attention/entropy{attention.head_0} 0.2x3
     """
     together = heads.at == layers.at
-    collapsed = _stays_below(layers, config)
-    sharp = _stays_below(heads, config) if together else np.zeros(len(heads.scopes), np.bool_)
+    collapsed = _stays_below(layers, settings)
+    sharp = _stays_below(heads, settings) if together else np.zeros(len(heads.scopes), np.bool_)
     for layer in np.flatnonzero(collapsed | _has(layers, heads, sharp)):
         own = _heads_of(layers.scopes[layer], heads) if together else np.empty(0, np.intp)
         evidence: dict[str, float | str] = {"heads": len(own), "sharp_heads": int(sharp[own].sum())}
@@ -60,15 +74,15 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, config: AttentionEnt
             evidence |= {"sharpest": heads.scopes[sharpest], "its_entropy": heads.last[sharpest]}
         yield found(
             Severity.WARNING if collapsed[layer] else Severity.INFO,
-            layers.last[layer], config.entropy, layers.scopes[layer], **evidence,
+            layers.last[layer], settings.entropy, layers.scopes[layer], **evidence,
         )  # fmt: skip
 
 
-def _stays_below(entropy: Panel, config: AttentionEntropyCollapse) -> Bools:
+def _stays_below(entropy: Panel, settings: AttentionEntropyCollapse) -> Bools:
     """Which scopes have been at or below the bound for long enough."""
-    if len(entropy) < config.checks:
+    if len(entropy) < settings.checks:
         return np.zeros(len(entropy.scopes), np.bool_)
-    below: Bools = np.logical_and.reduce(entropy.values[-config.checks :] <= np.float32(config.entropy), axis=0)
+    below: Bools = np.logical_and.reduce(entropy.values[-settings.checks :] <= np.float32(settings.entropy), axis=0)
     return below
 
 
@@ -87,9 +101,16 @@ def _layer_of(head: str) -> str:
     return head.rpartition(".head_")[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLogitGrowth(LogitGrowth):
+    """When `attention-logit-growth` fires."""
+
+
 @rule(
     "A107", "attention-logit-growth", reads=("attention/layer_max_logit", "attention/max_logit"), per_scope=True,
     hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "G101", "G102", "G103", "G104"),
+    settings=AttentionLogitGrowth,
+    message="The largest attention logit of {scope} is {value} (limit {bound}, earlier {began_at}).",
     remedies=(
         _NORMALISE,
         lower_lr(0.5, "queries and keys multiply, so their product grows twice as fast as either"),
@@ -99,7 +120,7 @@ def _layer_of(head: str) -> str:
         clip_gradient(),
     ),
 )  # fmt: skip
-def attention_logit_growth(layers: Panel, heads: Panel, config: LogitGrowth) -> Iterator[Finding]:
+def attention_logit_growth(layers: Panel, heads: Panel, settings: AttentionLogitGrowth) -> Iterator[Finding]:
     """Attention logits that are very large, or growing fast towards it.
 
     ## Why is this bad?
@@ -116,11 +137,19 @@ def attention_logit_growth(layers: Panel, heads: Panel, config: LogitGrowth) -> 
     """
     if not len(layers):
         return
-    for at in np.flatnonzero(too_large(layers.values, config)):
+    for at in np.flatnonzero(too_large(layers.values, settings)):
         layer, value = layers.scopes[at], float(layers.last[at])
-        evidence: dict[str, float | str] = {"began_at": layers.values[-config.window :][0, at]}
+        evidence: dict[str, float | str] = {"began_at": layers.values[-settings.window :][0, at]}
         own = _heads_of(layer, heads) if heads.at == layers.at else np.empty(0, np.intp)
         if len(own):
             evidence["head"] = heads.scopes[own[np.argmax(np.nan_to_num(heads.last[own], nan=-np.inf))]]
-        bound = config.limit if value > config.limit else config.growing_limit
-        yield found(severity_of(value, config), value, bound, layer, **evidence)
+        bound = settings.limit if value > settings.limit else settings.growing_limit
+        yield found(severity_of(value, settings), value, bound, layer, **evidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    attention_entropy_collapse: AttentionEntropyCollapse = AttentionEntropyCollapse()
+    attention_logit_growth: AttentionLogitGrowth = AttentionLogitGrowth()

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.judge.series import Panel, Series
 from forewarn.judge.tensor_kinds import hold_matrices
-from forewarn.thresholds.gradients import (
-    GainDrift,
-    GainTooHigh,
-    GradientDecay,
-    GradientFadesWithDepth,
-    GradientImbalance,
-)
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
+
+_PARTS = 10
+"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientFadesWithDepth(Settings):
+    """When `gradient-fades-with-depth` fires."""
+
+    share: float = between(0.01, 0.0, 1.0)
+    """Share of the last block's gradient norm below which the first block is starved."""
+    norm: float = between(1e-4, 0.0)
+    """Gradient norm below which a first block is starved in absolute terms; both must hold."""
 
 
 @rule(
     "G105", "gradient-fades-with-depth", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     explains=("G103", "G106", "U103"),
+    settings=GradientFadesWithDepth,
+    message="Hardly any gradient reaches {scope}: its norm is {first_norm}, that of the last block {last_norm}.",
     remedies=(
         advise("add_residual_connections", "a path around each block carries the gradient down undiminished"),
         advise("change_activation", "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not "
@@ -29,7 +40,7 @@ from forewarn.types import Finding, RunInfo, Severity
         advise("raise_initial_scale", "weights that start too small shrink the gradient once per block"),
     ),
 )  # fmt: skip
-def gradient_fades_with_depth(norms: Panel, config: GradientFadesWithDepth) -> Finding | None:
+def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) -> Finding | None:
     """Gradient that hardly reaches the first blocks of the model.
 
     ## Why is this bad?
@@ -42,13 +53,26 @@ def gradient_fades_with_depth(norms: Panel, config: GradientFadesWithDepth) -> F
     quiet: gradient/block_norm{first} 0.004x3 | gradient/block_norm{last} 0.5x3
     """
     at, first, last = _ends(norms)
-    if not first < min(config.norm, config.share * last):
+    if not first < min(settings.norm, settings.share * last):
         return None
-    return found(Severity.WARNING, first / last, config.share, at, first_norm=first, last_norm=last)
+    return found(Severity.WARNING, first / last, settings.share, at, first_norm=first, last_norm=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientImbalance(Settings):
+    """When `gradient-imbalance` fires."""
+
+    factor: float = between(100.0, 1.0)
+    """Largest over smallest gradient norm among the blocks."""
+    minimum: int = between(8, 1, counts="readings")
+    """Checks that must have been seen before anything is judged."""
 
 
 @rule(
     "G106", "gradient-imbalance", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
+    settings=GradientImbalance,
+    message="The gradient norm of {largest_block} is {value} times that of {scope} (norms {largest_norm} and {norm}, "
+    "limit {bound} times).",
     remedies=(
         advise("normalise_blocks", "a normalisation layer at the entrance of each block evens out what they receive"),
         advise("lr_per_block", "an optimizer that scales each weight by itself (Adam), or a rate per block, evens out "
@@ -56,7 +80,7 @@ def gradient_fades_with_depth(norms: Panel, config: GradientFadesWithDepth) -> F
         advise("inspect_layer", "look at the scale of this block's weights and of its input", scope_is="block"),
     ),
 )  # fmt: skip
-def gradient_imbalance(norms: Panel, config: GradientImbalance, info: RunInfo) -> Finding | None:
+def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo) -> Finding | None:
     """Gradients of some blocks that are hundreds of times those of others.
 
     ## Why is this bad?
@@ -70,27 +94,42 @@ def gradient_imbalance(norms: Panel, config: GradientImbalance, info: RunInfo) -
     """
     counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, info)
     now = np.where(counted, norms.last, np.nan).astype(np.float64)
-    if len(norms) < config.minimum or np.isfinite(now).sum() < 2:
+    if len(norms) < settings.minimum or np.isfinite(now).sum() < 2:
         return None
     low, high = int(np.nanargmin(now)), int(np.nanargmax(now))
     ratio = now[high] / now[low]
-    if not ratio > config.factor:
+    if not ratio > settings.factor:
         return None
     return found(
-        Severity.WARNING, ratio, config.factor, norms.scopes[low],
+        Severity.WARNING, ratio, settings.factor, norms.scopes[low],
         norm=now[low], largest_block=norms.scopes[high], largest_norm=now[high],
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientDecay(Settings):
+    """When `gradient-decay` fires."""
+
+    share: float = between(0.1, 0.0, 1.0)
+    """Share of its starting level below which the global gradient norm has decayed: information."""
+    warning_share: float = between(0.01, 0.0, 1.0)
+    """The share at which to warn, if the loss does not fall."""
+    learning: float = between(0.05, 0.0, 1.0)
+    """Share by which the loss must have fallen within memory for the decay to be that of a run that learns."""
+
+
 @rule(
     "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss"), hold=3, keep=100,
+    settings=GradientDecay,
+    message="The global gradient norm has fallen to {value:.2%} of what the run began with (loss {loss}, earlier "
+    "{loss_before}).",
     remedies=(
         raise_lr(3.0, "the steps have become too small for what is left to learn"),
         advise("change_activation", "units that have saturated or died pass no gradient on", to="gelu"),
         advise("inspect_data", "a model that has fallen back to the mean of the targets has little gradient left"),
     ),
 )  # fmt: skip
-def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Finding | None:
+def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Finding | None:
     """Global gradient norm that has fallen to a small part of what the run began with.
 
     ## Why is this bad?
@@ -102,16 +141,28 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     fires: gradient/share_of_start 0.005x3 | train/loss 2.0x50
     quiet: gradient/share_of_start 0.5x3 | train/loss 2.0x50
     """
-    if not share.last < config.share:
+    if not share.last < settings.share:
         return None
-    seen = loss.finite()
-    part = max(1, len(seen) // 10)
-    before, now = (float(np.median(each)) if len(each) else np.nan for each in (seen[:part], seen[-part:]))
-    learns = now < before - config.learning * abs(before) or abs(now) < (1 - config.learning) * abs(before)
-    severe = share.last < config.warning_share and not learns
+    before, now = loss.ends(_PARTS)
+    learns = now < before - settings.learning * abs(before) or abs(now) < (1 - settings.learning) * abs(before)
+    severe = share.last < settings.warning_share and not learns
     return found(
-        Severity.WARNING if severe else Severity.INFO, share.last, config.share, "", loss_before=before, loss=now
+        Severity.WARNING if severe else Severity.INFO, share.last, settings.share, "", loss_before=before, loss=now
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainDrift(Settings):
+    """When `gain-drift` fires."""
+
+    mean_gain_drift_threshold: float = between(0.1, 0.0)
+    """Share above the oldest check of the window at which the mean gain has drifted."""
+    amplification: float = between(20.0, 1.0)
+    """Times that gradients must grow over the whole depth for a drift to matter: a young model drifts as it learns."""
+    norm_growth: float = between(3.0, 1.0)
+    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    norm: float = between(30.0, 0.0)
+    """Gradient norm above which it is one in any case."""
 
 
 @rule(
@@ -119,6 +170,9 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     reads=("gain/drift", "gain/mean", "gain/amplification", "gradient/global_norm", "train/lr", "train/clip"),
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104"),
+    settings=GainDrift,
+    message="The mean gain of the blocks has risen by {value:.0%} (gain {mean_gain}); gradients grow {amplification} "
+    "times over the depth.",
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
         clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
@@ -126,7 +180,7 @@ def gradient_decay(share: Series, loss: Series, config: GradientDecay) -> Findin
     ),
 )  # fmt: skip
 def gain_drift(
-    drift: Panel, mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainDrift
+    drift: Panel, mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, settings: GainDrift
 ) -> Finding | None:
     """Mean gain of the blocks that keeps rising.
 
@@ -142,12 +196,26 @@ def gain_drift(
     quiet: gain/drift 0.15x3 | gain/mean 1.2x3 | gain/amplification 5x3
     """
     rise, product = Series(drift).last, Series(amplification).last
-    if not (rise > config.mean_gain_drift_threshold and product > config.amplification):
+    if not (rise > settings.mean_gain_drift_threshold and product > settings.amplification):
         return None
     return found(
-        _severity(norm, config.norm_growth, config.norm), rise, config.mean_gain_drift_threshold, "",
-        mean_gain=Series(mean).last, amplification=product, **_settings(lr, clip),
+        _severity(norm, settings.norm_growth, settings.norm), rise, settings.mean_gain_drift_threshold, "",
+        mean_gain=Series(mean).last, amplification=product, **_in_force(lr, clip),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainTooHigh(Settings):
+    """When `gain-too-high` fires."""
+
+    amplification: float = between(30.0, 1.0)
+    """Times that a gradient may grow from last to first block; the gain allowed to n blocks is its n-th root."""
+    mean_gain_absolute_threshold: float | None = None
+    """The allowed mean gain per block, instead of the one that follows from `amplification` and the depth."""
+    norm_growth: float = between(3.0, 1.0)
+    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    norm: float = between(30.0, 0.0)
+    """Gradient norm above which it is one in any case."""
 
 
 @rule(
@@ -155,6 +223,9 @@ def gain_drift(
     reads=("gain/mean", "gain/amplification", "gradient/global_norm", "train/lr", "train/clip"),
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104", "G110", "L102", "L103", "U102"),
+    settings=GainTooHigh,
+    message="Each block amplifies the gradient {value} times on average (limit {bound}); over a depth of {depth} "
+    "that is {amplification} times.",
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
         clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
@@ -163,7 +234,7 @@ def gain_drift(
     ),
 )  # fmt: skip
 def gain_too_high(
-    mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, config: GainTooHigh, info: RunInfo
+    mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, settings: GainTooHigh, info: RunInfo
 ) -> Finding | None:
     """Blocks that amplify the gradient so much that over the depth it explodes.
 
@@ -178,17 +249,18 @@ def gain_too_high(
     fires: gain/mean 1.3x3 | gain/amplification 540x3
     quiet: gain/mean 1.3x3 | gain/amplification 4.8x3
     """
-    now, product = Series(mean).last, Series(amplification).last
+    now = Series(mean).last
+    product = Series(amplification).last if amplification.at == mean.at else np.nan
     depth = max(1, info.depth)
-    if config.mean_gain_absolute_threshold is not None:
-        value, bound = now, config.mean_gain_absolute_threshold
+    if settings.mean_gain_absolute_threshold is not None:
+        value, bound = now, settings.mean_gain_absolute_threshold
     else:
-        value, bound = max(product, 0.0) ** (1 / depth), config.amplification ** (1 / depth)
+        value, bound = max(product, 0.0) ** (1 / depth), settings.amplification ** (1 / depth)
     if not value > bound:
         return None
     return found(
-        _severity(norm, config.norm_growth, config.norm), value, bound, "",
-        mean_gain=now, amplification=product, depth=depth, **_settings(lr, clip),
+        _severity(norm, settings.norm_growth, settings.norm), value, bound, "",
+        mean_gain=now, amplification=product, depth=depth, **_in_force(lr, clip),
     )  # fmt: skip
 
 
@@ -202,18 +274,25 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:
     """A warning where the gradient norm has grown too, or is large; amplification that it does not show is harmless."""
-    norms = Series(norm).finite()
-    if not len(norms):
-        return Severity.WARNING
-    part = max(1, len(norms) // 4)
-    before, now = np.median(norms[:part]), np.median(norms[-part:])
-    return Severity.WARNING if now > large or now > growth * before else Severity.INFO
+    before, now = Series(norm).ends(4)
+    return Severity.INFO if now <= large and now <= growth * before else Severity.WARNING
 
 
-def _settings(lr: Panel, clip: Panel) -> dict[str, float]:
+def _in_force(lr: Panel, clip: Panel) -> dict[str, float]:
     """The learning rate and the clip value in force, for a person to see beside the finding."""
     rates, bounds = lr.last[np.isfinite(lr.last)], Series(clip).finite(1)
     return {
         **({"lr": float(rates.max())} if len(rates) else {}),
         **({"clip": float(bounds[-1])} if len(bounds) else {}),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    gradient_fades_with_depth: GradientFadesWithDepth = GradientFadesWithDepth()
+    gradient_imbalance: GradientImbalance = GradientImbalance()
+    gradient_decay: GradientDecay = GradientDecay()
+    gain_drift: GainDrift = GainDrift()
+    gain_too_high: GainTooHigh = GainTooHigh()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.series import Panel, Series
+from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import matrices
-from forewarn.thresholds.gradients import ExplodingGradient, GradientSpike, VanishingGradient
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 
@@ -30,6 +32,12 @@ from forewarn.types import Finding, RunInfo, Severity
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "W101", "A103", "M101"),
+    message=(
+        "The global gradient norm is not a finite number (tensors affected: {num_tensors}; nearest to the output: "
+        "{nearest_the_output}).",
+        "The gradient of {scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
+        "The global gradient norm is not a finite number.",
+    ),
     remedies=(
         skip_batch("a step with these gradients destroys the weights that they reach"),
         roll_back(),
@@ -54,6 +62,7 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
 
     ## Example
     fires: 1.0x5 nan
+    fires: 1.0x5 nan | gradient/nonfinite{layer.weight} 0x5 12
     fires: gradient/nonfinite{layer.weight} 0x5 12
     quiet: 1.0x5 1e30 | gradient/nonfinite{layer.weight} 0x6
     """
@@ -78,14 +87,30 @@ def _origin(nonfinite: Panel, bad: NDArray[np.intp], info: RunInfo) -> dict[str,
     return {"num_tensors": len(bad), "nearest_the_output": last}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodingGradient(Settings):
+    """When `exploding-gradient` fires."""
+
+    warning: float = between(100.0, 0.0)
+    """Global gradient norm before clipping at which to warn."""
+    critical: float = between(1000.0, 0.0)
+    """Global gradient norm before clipping that is critical."""
+
+
 @rule(
     "G102", "exploding-gradient", reads=("gradient/global_norm", "gradient/norm"), per_scope=True, keep=50,
     explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
+    settings=ExplodingGradient,
+    message=(
+        "The global gradient norm before clipping is {value} (limit {bound}); the largest of one tensor is "
+        "{largest_norm}, of {largest_tensor}.",
+        "The global gradient norm before clipping is {value} (limit {bound}).",
+    ),
     remedies=(clip_gradient(), lower_lr(0.5), warm_up(), advise(
         "inspect_batch", "a sum over a long or large batch in place of a mean scales the gradient with it"
     )),
 )  # fmt: skip
-def exploding_gradient(norm: Panel, tensors: Panel, config: ExplodingGradient) -> Finding | None:
+def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient) -> Finding | None:
     """Global gradient norm, before clipping, that is very large.
 
     ## Why is this bad?
@@ -95,13 +120,14 @@ def exploding_gradient(norm: Panel, tensors: Panel, config: ExplodingGradient) -
 
     ## Example
     fires: 1.0x20 150.0
+    fires: 1.0x20 150.0 | gradient/norm{layer.weight} 0.5x20 140.0
     quiet: 1.0x20 90.0
     """
     whole = Series(norm)
-    if not config.warning < whole.last < math.inf:
+    if not settings.warning < whole.last < math.inf:
         return None
-    severity = Severity.CRITICAL if whole.last > config.critical else Severity.WARNING
-    bound = config.critical if severity is Severity.CRITICAL else config.warning
+    severity = Severity.CRITICAL if whole.last > settings.critical else Severity.WARNING
+    bound = settings.critical if severity is Severity.CRITICAL else settings.warning
     evidence: dict[str, float | str] = {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         at = int(np.nanargmax(tensors.last))
@@ -109,10 +135,25 @@ def exploding_gradient(norm: Panel, tensors: Panel, config: ExplodingGradient) -
     return found(severity, whole.last, bound, "", **evidence)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VanishingGradient(Settings):
+    """When `vanishing-gradient` fires."""
+
+    global_norm: float = between(1e-3, 0.0)
+    """Global gradient norm below which the run as a whole is starved."""
+    tensor_norm: float = between(1e-7, 0.0)
+    """Gradient norm of one tensor below which (and above 0) it is starved."""
+
+
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
     explains=("U103",),
+    settings=VanishingGradient,
+    message=(
+        "The gradient norm of {scope} is {value} (at least {bound} is expected).",
+        "The global gradient norm is {value} (at least {bound} is expected).",
+    ),
     remedies=(
         advise("inspect_layer", "a saturated activation, a missing residual connection or an initialisation that is "
                "too small stops the gradient here", scope_is="parameter"),
@@ -121,7 +162,7 @@ def exploding_gradient(norm: Panel, tensors: Panel, config: ExplodingGradient) -
     ),
 )  # fmt: skip
 def vanishing_gradient(
-    norm: Panel, tensors: Panel, loss: Panel, config: VanishingGradient, info: RunInfo
+    norm: Panel, tensors: Panel, loss: Panel, settings: VanishingGradient, info: RunInfo
 ) -> Iterator[Finding]:
     """Gradient so small that it moves nothing, in the run as a whole or in one tensor.
 
@@ -142,19 +183,36 @@ def vanishing_gradient(
     now = max(norm.at, tensors.at)
     level = abs(Series(loss).last)
     scale = level if level < 1 else 1.0
-    whole, least = Series(norm), scale * config.global_norm
+    whole, least = Series(norm), scale * settings.global_norm
     if whole.at == now and whole.last < least:
         yield found(Severity.WARNING, whole.last, least, loss=level)
     if tensors.at == now:
-        least = scale * config.tensor_norm
+        least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
         for at in matrices(small, tensors.scopes, info):
             yield found(Severity.WARNING, tensors.last[at], least, tensors.scopes[at], loss=level)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSpike(Spike):
+    """When `gradient-spike` fires."""
+
+    floor: float = between(math.log(2.0), 0.0)
+    lasting_steps: int = between(3, 1, counts="steps")
+    """Steps in a row after which a spike is a warning; a single one is information."""
+    warning_factor: float = between(10.0, 1.0)
+    """Times the recent level, after clipping, at which a single step is a warning; before it, the square of this."""
+    learning: float = between(0.1, 0.0, 1.0)
+    """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
+    negligible_share: float = between(0.2, 0.0, 1.0)
+    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
+
+
 @rule(
     "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
     explains=("L102", "G102", "U102", "U104"),
+    settings=GradientSpike,
+    message="The global gradient norm is {ratio} times its recent level (norm {value}, usually {level}).",
     remedies=(
         clip_gradient(),
         skip_batch(),
@@ -163,7 +221,7 @@ def vanishing_gradient(
         advise("inspect_batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
     ),
 )  # fmt: skip
-def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, config: GradientSpike) -> Finding | None:
+def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, settings: GradientSpike) -> Finding | None:
     """Global gradient norm, before clipping, far above its own recent level.
 
     ## Why is this bad?
@@ -176,19 +234,20 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
 
     ## Example
     fires: 1.0+0.001x100 30.0
+    fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
-    seen = norm.deviation(config)
+    seen = norm.deviation(settings)
     if not seen.outlier:
         return None
-    ratio, lasting = seen.ratio, seen.lasting
+    ratio, lasting = seen.ratio, norm.steps_of(seen.lasting)
     left = min(ratio, clip.last / seen.level) if clip.at == norm.at else ratio
-    tall = left > config.warning_factor or ratio > config.warning_factor**2
-    severe = tall or lasting >= config.lasting_steps
-    before, now = loss.median(config.window // 2, skip=config.minimum // 4), loss.median(config.minimum // 4)
-    falls = now < before - config.learning * abs(before)
+    tall = left > settings.warning_factor or ratio > settings.warning_factor**2
+    severe = tall or lasting >= settings.lasting_steps
+    before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
+    falls = now < before - settings.learning * abs(before)
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
-    solved = loss.finite().min(initial=0.0) >= 0 and loss.last < config.negligible_share * highest
+    solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
     return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
@@ -196,6 +255,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, con
 @rule(
     "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
     explains=("U101",),
+    message="The backward pass does not reach {scope}: its gradient is None.",
     remedies=(
         advise("check_graph", "a detach(), a no_grad() block, .item() or numpy on the way to the loss cuts it off, and "
                "so does a layer that forward never calls", scope_is="parameter"),
@@ -223,6 +283,8 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
     explains=("L101", "L102", "L103", "G102", "G104", "U102", "U104", "W102"),
+    message="Gradients of earlier steps are still there when the next backward pass begins (norm {value}): "
+    "`zero_grad()` is missing.",
     remedies=(
         advise("call_zero_grad", "it belongs after each optimizer.step(): backward() adds to what it finds"),
         advise("scale_loss", "if the sum over several batches is meant, step the optimizer only after the last of them "
@@ -244,3 +306,12 @@ def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
     if not residual.last > 0:
         return None
     return found(Severity.WARNING, residual.last, 0.0, global_norm=norm.last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    exploding_gradient: ExplodingGradient = ExplodingGradient()
+    vanishing_gradient: VanishingGradient = VanishingGradient()
+    gradient_spike: GradientSpike = GradientSpike()

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.growth import severity_of, too_large
+from forewarn.judge.growth import LogitGrowth, severity_of, too_large
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Series
-from forewarn.thresholds.activations import OutputLogitDrift
+from forewarn.settings import Settings
 from forewarn.types import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLogitDrift(LogitGrowth):
+    """When `output-logit-drift` fires."""
 
 
 @rule(
     "A108", "output-logit-drift", reads=("activation/log_z",), hold=3, keep=200,
     explains=("L101", "G101"),
+    settings=OutputLogitDrift,
+    message="The log-normaliser of the output logits is {value} (limit {bound}, earlier {began_at}).",
     remedies=(
         advise("add_z_loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
                weight=1e-4),
@@ -24,7 +32,7 @@ from forewarn.types import Finding
         lower_lr(0.5),
     ),
 )  # fmt: skip
-def output_logit_drift(log_z: Series, config: OutputLogitDrift) -> Finding | None:
+def output_logit_drift(log_z: Series, settings: OutputLogitDrift) -> Finding | None:
     """Output logits that drift away from zero all together.
 
     ## Why is this bad?
@@ -39,11 +47,18 @@ def output_logit_drift(log_z: Series, config: OutputLogitDrift) -> Finding | Non
     quiet: 5.5+0.5x40
     quiet: 5.5x4 -120.0x2 5.5
     """
-    values = np.abs(log_z.values[-config.window :])[:, None]
-    if not len(values) or not too_large(values, config)[0]:
+    values = np.abs(log_z.values[-settings.window :])[:, None]
+    if not len(values) or not too_large(values, settings)[0]:
         return None
-    bound = config.limit if values[-1, 0] > config.limit else config.growing_limit
+    bound = settings.limit if values[-1, 0] > settings.limit else settings.growing_limit
     return found(
-        severity_of(float(values[-1, 0]), config), log_z.last, math.copysign(bound, log_z.last),
-        began_at=log_z.values[-config.window :][0],
+        severity_of(float(values[-1, 0]), settings), log_z.last, math.copysign(bound, log_z.last),
+        began_at=log_z.values[-settings.window :][0],
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    output_logit_drift: OutputLogitDrift = OutputLogitDrift()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,16 +21,22 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian
-from forewarn.thresholds.loss import LossDivergence, LossSpike
+from forewarn.judge.spike import Spike
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MEDIAN_ERROR = 1.2533
 """The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
 
+_QUARTILES = 0.25, 0.75
+"""Most of a stretch lies above the first, and below the second."""
+
+
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
     explains=("G101", "W101", "M101"),
+    message="The training loss is not a finite number (last finite loss {last_finite}).",
     remedies=(
         skip_batch(),
         roll_back(),
@@ -56,12 +63,35 @@ def non_finite_loss(loss: Series) -> Finding | None:
     return found(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike(Spike):
+    """When `loss-spike` fires."""
+
+    warning_factor: float = between(10.0, 1.0)
+    """Times the recent level at which a single step is a warning."""
+    critical_factor: float = between(100.0, 1.0)
+    """Times the recent level at which a single step is critical."""
+    lasting_steps: int = between(3, 1, counts="steps")
+    """Steps in a row after which a spike of any height is a warning."""
+    lost_steps: int = between(20, 1, counts="steps")
+    """Steps in a row after which the loss counts as not coming back: critical."""
+    negligible_share: float = between(0.2, 0.0, 1.0)
+    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
+    rounding: float = between(0.01, 0.0, 1.0)
+    """Share of its level that a loss below zero is taken to have fallen at least: bfloat16 alone moves it so far."""
+
+
 @rule(
     "L102", "loss-spike", reads=("train/loss", "train/loss_level"), keep=50,
     explains=("L101", "G102", "G104"),
+    settings=LossSpike,
+    message=(
+        "The training loss is {ratio} times its recent level (loss {value}, usually {level}).",
+        "The training loss is {value}, far above its recent level of {level} (limit {bound}).",
+    ),
     remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
 )  # fmt: skip
-def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
+def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
     """Training loss far above its own recent level.
 
     ## Why is this bad?
@@ -80,60 +110,81 @@ def loss_spike(loss: Series, levels: Series, config: LossSpike) -> Finding | Non
     quiet: 9.0-0.05x150 1.6 1.7 1.6
     quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
     """
-    if np.fmin.reduce(loss.values[-config.window :], initial=0.0) < 0:
-        return _spike_by_spread(loss, levels, config)
-    seen = loss.deviation(config)
+    if np.fmin.reduce(loss.values[-settings.window :], initial=0.0) < 0:
+        return _spike_by_spread(loss, levels, settings)
+    seen = loss.deviation(settings)
     if not seen.outlier:
         return None
-    ratio, lasting = seen.ratio, seen.lasting
+    ratio, lasting = seen.ratio, loss.steps_of(seen.lasting)
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
-    if seen.value < config.negligible_share * highest:
+    if seen.value < settings.negligible_share * highest:
         severity = Severity.INFO
-    elif ratio > config.critical_factor or lasting > config.lost_steps:
+    elif ratio > settings.critical_factor or lasting > settings.lost_steps:
         severity = Severity.CRITICAL
-    elif ratio > config.warning_factor or lasting >= config.lasting_steps:
+    elif ratio > settings.warning_factor or lasting >= settings.lasting_steps:
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
     return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
 
-def _spike_by_spread(loss: Series, levels: Series, config: LossSpike) -> Finding | None:
+def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
     """A spike of a loss that may be negative: above the median of the recent losses by `k` robust deviations.
 
     What the run has gained, from its highest loss down to this level, stands in for the level itself: a spike is at
     least `floor` of that high. Median and spread bear a minority of outliers; what stays above becomes the level.
     """
-    recent = loss.finite(config.window + 1)
+    recent = loss.finite(settings.window + 1)
     before, value = recent[:-1], loss.last
-    if len(before) < config.minimum or not math.isfinite(value):
+    if len(before) < settings.minimum or not math.isfinite(value):
         return None
     level = float(np.median(before))
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=-math.inf))
-    gained = max(highest - level, config.rounding * abs(level))
-    reach = max(config.k * MAD_TO_STD * float(np.median(np.abs(before - level))), config.floor * gained)
+    gained = max(highest - level, settings.rounding * abs(level))
+    reach = max(settings.k * MAD_TO_STD * float(np.median(np.abs(before - level))), settings.floor * gained)
     excess = value - level
     if not excess > reach or not gained > 0:
         return None
     below = np.flatnonzero(recent <= level + reach)
-    lasting = len(recent) - 1 - int(below[-1])
-    if excess < config.negligible_share * gained:
+    lasting = loss.steps_of(len(recent) - 1 - int(below[-1]))
+    if excess < settings.negligible_share * gained:
         severity = Severity.INFO
-    elif excess > config.critical_factor * gained or lasting > config.lost_steps:
+    elif excess > settings.critical_factor * gained or lasting > settings.lost_steps:
         severity = Severity.CRITICAL
-    elif excess > config.warning_factor * gained or lasting >= config.lasting_steps:
+    elif excess > settings.warning_factor * gained or lasting >= settings.lasting_steps:
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
     return found(severity, value, level + reach, level=level, gained=gained, lasting_steps=lasting)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDivergence(Settings):
+    """When `loss-divergence` fires."""
+
+    window: int = between(32, 8, counts="readings")
+    """Losses whose median is the present level; it must rise from window to window, twice, and within the last."""
+    slow_window: int = between(128, 8, counts="readings")
+    """The same for a rise that is too slow to be told from noise within the shorter windows."""
+    significance: float = between(3.0, 0.0)
+    """Standard errors of the median by which each of these rises must exceed the noise; within a window, half of it."""
+    factor: float = between(1.5, 1.0)
+    """Times the best earlier level above which a rising loss is a warning."""
+    critical_factor: float = between(3.0, 1.0)
+    """Times the best earlier level above which it is critical."""
+    comparable_lr: float = between(0.5, 0.0, 1.0)
+    """Share of the present lr that an earlier level must have been reached with, unless the present lr is a peak."""
+
+
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
     explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
+    settings=LossDivergence,
+    message="The training loss keeps rising: it is {value}, {ratio} times its best level of {best}, which was "
+    "{lasting_steps} steps ago.",
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
-def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, info: RunInfo) -> Finding | None:
+def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunInfo) -> Finding | None:
     """Training loss that has left its best level behind and keeps rising.
 
     ## Why is this bad?
@@ -150,8 +201,8 @@ def loss_divergence(loss: Panel, lr: Panel, config: LossDivergence, info: RunInf
     quiet: 2.0x200 2.0+0.1x16 3.6x150
     """
     readings = Series(loss)
-    for window in (config.window, config.slow_window):
-        diverging = _divergence(readings, lr, window, config, info)
+    for window in (settings.window, settings.slow_window):
+        diverging = _divergence(readings, lr, window, settings, info)
         if diverging is not None:
             return diverging
     return None
@@ -167,34 +218,35 @@ def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
     return bool(known.last < share * highest)
 
 
-def _divergence(loss: Series, lr: Panel, window: int, config: LossDivergence, info: RunInfo) -> Finding | None:
+def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, info: RunInfo) -> Finding | None:
     """What is seen in windows of this many steps; cheap tests first, for most steps pass none."""
     values = loss.values
     if len(values) < 4 * window:
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)
-    least = config.factor * np.float64(np.fmin.reduce(values))
+    least = settings.factor * np.float64(np.fmin.reduce(values))
     if 2 * np.count_nonzero(newest <= least) > window:
         return None  # so their median does not exceed it either
     now = median(newest)
     if not now > least:
         return None
-    if not (_rise(middle, newest) > config.significance and _rise(oldest, middle) > config.significance):
+    if not (_rise(middle, newest) > settings.significance and _rise(oldest, middle) > settings.significance):
         return None
-    if not _rise(newest[: window // 2], newest[window // 2 :]) > config.significance / 2:
+    if not _rise(newest[: window // 2], newest[window // 2 :]) > settings.significance / 2:
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
-    levels = np.where(_comparable(lr, steps, loss.at, config.comparable_lr, info), nanmedian(blocks.T), np.nan)
+    levels = np.where(_comparable(lr, steps, loss.at, settings.comparable_lr, info), nanmedian(blocks.T), np.nan)
     if np.isnan(levels).all():
         return None
     at = int(np.nanargmin(levels))
     best = float(levels[at])
-    if not (best > 0 and now > config.factor * best and _quantile(newest, 0.25) > _quantile(blocks[at], 0.75)):
+    lower, upper = _QUARTILES
+    if not (best > 0 and now > settings.factor * best and _quantile(newest, lower) > _quantile(blocks[at], upper)):
         return None
-    severity = Severity.CRITICAL if now > config.critical_factor * best else Severity.WARNING
+    severity = Severity.CRITICAL if now > settings.critical_factor * best else Severity.WARNING
     return found(
-        severity, now, config.factor * best, best=best, ratio=now / best, lasting_steps=loss.at - int(steps[at, -1])
+        severity, now, settings.factor * best, best=best, ratio=now / best, lasting_steps=loss.at - int(steps[at, -1])
     )
 
 
@@ -230,3 +282,11 @@ def _quantile(values: Values, share: float) -> float:
 def _last_finite(series: Series) -> float:
     finite = series.finite()
     return float(finite[-1]) if len(finite) else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    loss_spike: LossSpike = LossSpike()
+    loss_divergence: LossDivergence = LossDivergence()

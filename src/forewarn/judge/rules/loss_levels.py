@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
-from forewarn.thresholds.loss import LossBouncing, LossNotStarting, LossPlateau
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MOST_POINTS = 64
@@ -19,14 +20,33 @@ _SLOPE_ERROR = math.sqrt(12)
 """The standard error of a fitted fall over that of one of its n points is this over the root of n."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPlateau(Settings):
+    """When `loss-plateau` fires."""
+
+    gain: float = between(0.01, 0.0, 1.0)
+    """Share of its level that the loss must have lost over the second half of the run; less for a part of that half."""
+    significance: float = between(2.0, 0.0)
+    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
+    levels: int = between(12, 4, counts="readings")
+    """Levels of the loss that the second half must hold before anything is judged; one is the median of 32 steps."""
+    decayed_share: float = between(0.3, 0.0, 1.0)
+    """Share of its peak below which the lr counts as decayed: the loss may flatten then."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Share of its highest level below which a loss is near zero, and there is nothing left to gain."""
+
+
 @rule(
     "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
+    settings=LossPlateau,
+    message="The training loss has stayed near {level} for {lasting_steps} steps: it fell by {value} at most (at "
+    "least {bound} is expected).",
     remedies=(
         lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
         decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
     ),
 )  # fmt: skip
-def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, info: RunInfo) -> Finding | None:
+def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) -> Finding | None:
     """Training loss that has stood still for half of the run.
 
     ## Why is this bad?
@@ -46,18 +66,18 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, info: RunInfo) ->
     """
     steps, levels = _finite(Series(level))
     begin = len(levels) // 2
-    if len(levels) - begin < config.levels or has_decayed(lr, config.decayed_share, info):
+    if len(levels) - begin < settings.levels or has_decayed(lr, settings.decayed_share, info):
         return None
     recent, since = levels[begin:], steps[begin:]
-    now = float(np.median(recent[-config.levels // 2 :]))
-    if now <= config.negligible_share * levels.max() or is_rising(lr, int(since[0])):
+    now = float(np.median(recent[-settings.levels // 2 :]))
+    if now <= settings.negligible_share * levels.max() or is_rising(lr, int(since[0])):
         return None
     slope = theil_sen(since, recent)
     span = float(since[-1] - since[0])
-    error = config.significance * _fall_error(since, recent, slope)
+    error = settings.significance * _fall_error(since, recent, slope)
     steepest = -slope * span + error
     half = max(1.0, (int(steps[-1]) + 1) / 2)  # memory may hold less than half of a very long run
-    bound = config.gain * min(1.0, span / half) * now
+    bound = settings.gain * min(1.0, span / half) * now
     if not (now > 0 and steepest < bound and error < 2 * bound):  # a larger error could tell of nothing
         return None
     return found(
@@ -65,16 +85,32 @@ def loss_plateau(level: Panel, lr: Panel, config: LossPlateau, info: RunInfo) ->
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossNotStarting(Settings):
+    """When `loss-not-starting` fires."""
+
+    gain: float = between(0.02, 0.0, 1.0)
+    """Share of its first value that the loss must have lost."""
+    significance: float = between(2.0, 0.0)
+    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
+    levels: int = between(12, 4, counts="readings")
+    """Levels of the loss before anything is judged; one is the median of 32 steps."""
+    settled_steps: int = between(256, 1, counts="steps")
+    """Steps for which the lr must not have risen: a warm-up is waited for."""
+
+
 @rule(
     "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     explains=("L104", "E102", "E103", "E105", "E106"),
+    settings=LossNotStarting,
+    message="The training loss has barely moved in {lasting_steps} steps: it started at {first} and is now {level}.",
     remedies=(
         raise_lr(10.0, "the loss has not moved: the steps are too small to get anywhere"),
         advise("overfit_one_batch", "a model that can not learn one batch by heart has a fault that no lr mends"),
         advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
     ),
 )  # fmt: skip
-def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, info: RunInfo) -> Finding | None:
+def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: RunInfo) -> Finding | None:
     """Training loss that has barely moved from its first value.
 
     ## Why is this bad?
@@ -89,17 +125,17 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, info: Ru
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
     steps, levels = _finite(Series(level))
-    if len(levels) <= config.levels or int(Series(level).steps[0]) > 0:
+    if len(levels) <= settings.levels or int(Series(level).steps[0]) > 0:
         return None
-    if level.at < config.settled_steps or is_rising(lr, level.at - config.settled_steps):
+    if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)
-    error = config.significance * _fall_error(since, rest, slope)
+    error = settings.significance * _fall_error(since, rest, slope)
     fall = -slope * float(since[-1] - since[0])
-    bound = config.gain * abs(first)
-    now = float(np.median(rest[-config.levels // 2 :]))
-    sudden = max(bound, _noise_of_one(rest, slope, since) * config.significance * 2)
+    bound = settings.gain * abs(first)
+    now = float(np.median(rest[-settings.levels // 2 :]))
+    sudden = max(bound, _noise_of_one(rest, slope, since) * settings.significance * 2)
     if not (bound > 0 and fall + error < bound and error < 2 * bound and first - now < sudden):
         return None
     return found(
@@ -107,16 +143,37 @@ def loss_not_starting(level: Panel, lr: Panel, config: LossNotStarting, info: Ru
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBouncing(Settings):
+    """When `loss-bouncing` fires."""
+
+    steps: int = between(256, 32, counts="steps")
+    """Steps that are looked at."""
+    correlation: float = between(0.3, 0.0, 1.0)
+    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of batches."""
+    spread: float = between(0.1, 0.0)
+    """Robust standard deviation, as a share of the level, above which it bounces."""
+    gain: float = between(0.05, 0.0, 1.0)
+    """Share by which the later half of the steps must lie below the earlier one for the loss to make progress."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Share of the highest level of the run below which bouncing does not matter."""
+    warning_share: float = between(0.5, 0.0, 1.0)
+    """Share of the highest level from which it is a warning: much lower, the order of the data may be the reason."""
+
+
 @rule(
     "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), when=("train/loss_level",),
     per_scope=True, hold=2, keep=128,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
+    settings=LossBouncing,
+    message="The training loss bounces around {level} and makes no progress: its standard deviation is {value} over "
+    "the last {lasting_steps} steps (limit {bound}).",
     remedies=(
         lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
         advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
     ),
 )  # fmt: skip
-def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, info: RunInfo) -> Finding | None:
+def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, info: RunInfo) -> Finding | None:
     """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
 
     ## Why is this bad?
@@ -132,23 +189,23 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, config: LossBouncing, in
     quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
     readings = Series(loss)
-    recent = readings.values[-config.steps :]
-    if len(recent) < config.steps or not np.isfinite(recent[-1]):
+    wanted = readings.readings_in(settings.steps)
+    recent = readings.values[-wanted:]
+    if len(recent) < wanted or not np.isfinite(recent[-1]):
         return None
-    halves = recent[: config.steps // 2], recent[config.steps // 2 :]
-    earlier, later = map(median, halves)
-    if not later > (1 - config.gain) * earlier or is_rising(lr, int(readings.steps[-config.steps])):
+    earlier, later = median(recent[: wanted // 2]), median(recent[wanted // 2 :])
+    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-wanted])):
         return None
     highest = max(earlier, later, *_finite(Series(level))[1])
     correlation, spread = _correlation(recent), _spread(recent)
-    if not (later > config.negligible_share * highest and spread > config.spread * later):
+    if not (later > settings.negligible_share * highest and spread > settings.spread * later):
         return None
-    if abs(correlation) < config.correlation:
+    if abs(correlation) < settings.correlation:
         return None
-    harmless = later < config.warning_share * highest or len(info.optimizers) > 1
+    harmless = later < settings.warning_share * highest or len(info.optimizers) > 1
     severity = Severity.INFO if harmless else Severity.WARNING
     return found(
-        severity, spread, config.spread * later, level=later, correlation=correlation, lasting_steps=config.steps
+        severity, spread, settings.spread * later, level=later, correlation=correlation, lasting_steps=settings.steps
     )
 
 
@@ -193,3 +250,12 @@ def _correlation(values: Values) -> float:
 def _spread(values: Values) -> float:
     clean = values[np.isfinite(values)].astype(np.float64)
     return MAD_TO_STD * float(np.median(np.abs(clean - np.median(clean))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossLevelThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    loss_plateau: LossPlateau = LossPlateau()
+    loss_not_starting: LossNotStarting = LossNotStarting()
+    loss_bouncing: LossBouncing = LossBouncing()

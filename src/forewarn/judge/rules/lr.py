@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,20 +12,32 @@ from forewarn.judge.lr_course import peak_rates
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
-from forewarn.thresholds.lr import LrJumpOnResume, LrNeverDecays, LrOffPlan, LrSpent, WarmUpWithoutEnd
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrOffPlan(Settings):
+    """When `lr-off-plan` fires."""
+
+    tolerance: float = between(0.05, 0.0)
+    """Share of the planned rate by which the rate may miss it."""
+    negligible: float = between(0.005, 0.0)
+    """Share of the highest planned rate by which it may miss it in any case."""
 
 
 @rule(
     "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
+    settings=LrOffPlan,
+    message="The learning rate of group {scope} is {value}, but the plan for this step says {bound}.",
     remedies=(
         set_lr("this is what the plan says for this step"),
         advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
                "with the optimizer's"),
     ),
 )  # fmt: skip
-def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
+def lr_off_plan(lr: Panel, plan: Panel, settings: LrOffPlan) -> Iterator[Finding]:
     """Learning rate that is not what was planned for this step.
 
     ## Why is this bad?
@@ -39,22 +52,32 @@ def lr_off_plan(lr: Panel, plan: Panel, config: LrOffPlan) -> Iterator[Finding]:
     if plan.at != lr.at or plan.scopes != lr.scopes:
         return
     now, meant = lr.last.astype(np.float64), plan.last.astype(np.float64)
-    allowed = config.tolerance * meant + config.negligible * np.fmax.reduce(plan.values, axis=0, initial=0.0)
+    allowed = settings.tolerance * meant + settings.negligible * np.fmax.reduce(plan.values, axis=0, initial=0.0)
     with np.errstate(invalid="ignore"):
         missed = np.abs(now - meant) > allowed
     for at in np.flatnonzero(missed):
         yield found(Severity.WARNING, now[at], meant[at], lr.scopes[at])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrJumpOnResume(Settings):
+    """When `lr-jump-on-resume` fires."""
+
+    factor: float = between(1.5, 1.0)
+    """Times, up or down, that the rate may change over a resume."""
+
+
 @rule(
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
     explains=("L102", "U104", "U107"),
+    settings=LrJumpOnResume,
+    message="The learning rate of group {group} changed on resume, from {lr_before} to {value}.",
     remedies=(
         advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
                "optimizer's: the rate then goes on where it was"),
     ),
 )  # fmt: skip
-def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, config: LrJumpOnResume) -> Finding | None:
+def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, settings: LrJumpOnResume) -> Finding | None:
     """Learning rate that is another after a resume than before it.
 
     ## Why is this bad?
@@ -72,24 +95,39 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, config: LrJumpOnRe
     before, now = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         change = np.abs(np.log(now / before))
-        off_plan = ~(np.abs(np.log(now / _planned(lr, plan))) <= math.log(config.factor))
+        off_plan = ~(np.abs(np.log(now / _planned(lr, plan))) <= math.log(settings.factor))
     change[~((now > 0) & (before > 0) & off_plan)] = 0.0
     at = int(change.argmax())
-    if not change[at] > math.log(config.factor):
+    if not change[at] > math.log(settings.factor):
         return None
     return found(Severity.WARNING, now[at], before[at], "", group=lr.scopes[at], lr_before=float(before[at]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrSpent(Settings):
+    """When `lr-spent` fires."""
+
+    share: float = between(1e-3, 0.0, 1.0)
+    """Share of its peak below which a learning rate is spent."""
+    steps: int = between(50, 1, counts="steps")
+    """Steps that a run must go on for after that."""
+    going_on: float = between(0.2, 0.0)
+    """Share of the steps until then that it must go on for as well: the end of a long run is no mistake."""
 
 
 @rule(
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
     explains=("L104", "L105", "U101", "U103"),
+    settings=LrSpent,
+    message="The learning rate of group {scope} has been next to nothing for {lasting_steps} steps (now {value}, "
+    "peak {peak}).",
     remedies=(
         advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
         advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
         raise_lr(1.0, "go on at the rate that the run began with"),
     ),
 )  # fmt: skip
-def lr_spent(lr: Panel, plan: Panel, config: LrSpent, info: RunInfo) -> Iterator[Finding]:
+def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterator[Finding]:
     """Training that goes on with a learning rate of next to nothing.
 
     ## Why is this bad?
@@ -105,29 +143,42 @@ def lr_spent(lr: Panel, plan: Panel, config: LrSpent, info: RunInfo) -> Iterator
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = peak_rates(lr, info)
-    spent = [now < config.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
+    spent = [now < settings.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
     if not any(spent):
         return
-    meant = _planned(lr, plan) < config.share * np.array(peaks)
+    meant = _planned(lr, plan) < settings.share * np.array(peaks)
     for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
-        alive = np.flatnonzero(lr.values[:, at].astype(np.float64) >= config.share * peaks[at])
+        alive = np.flatnonzero(lr.values[:, at].astype(np.float64) >= settings.share * peaks[at])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
-        if lasting >= max(config.steps, config.going_on * since):
+        if lasting >= max(settings.steps, settings.going_on * since):
             yield found(
-                Severity.WARNING, lr.last[at], config.share * peaks[at], lr.scopes[at],
+                Severity.WARNING, lr.last[at], settings.share * peaks[at], lr.scopes[at],
                 peak=peaks[at], spent_at=since, lasting_steps=lasting,
             )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpWithoutEnd(Settings):
+    """When `warm-up-without-end` fires."""
+
+    share: float = between(0.3, 0.0, 1.0)
+    """Share of the declared total of steps after which a rate that still rises has risen too long."""
+    steps: int = between(20000, 1, counts="steps")
+    """The same in steps, where no total is declared; this is information."""
+
+
 @rule(
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
+    settings=WarmUpWithoutEnd,
+    message="The learning rate of group {scope} still rises at step {value} (now {lr}); a warm-up should be over by "
+    "step {bound}.",
     remedies=(
         advise("shorten_warm_up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
                "optimizer steps, not examples or tokens"),
     ),
 )  # fmt: skip
-def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, info: RunInfo) -> Iterator[Finding]:
+def warm_up_without_end(lr: Panel, settings: WarmUpWithoutEnd, info: RunInfo) -> Iterator[Finding]:
     """Learning rate that still rises when much of the run is over.
 
     ## Why is this bad?
@@ -139,7 +190,9 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, info: RunInfo) -> I
     quiet: train/lr{0} 1e-6+1e-6x100 1e-4x300 | facts/total_steps 1000
     """
     total = declared(info, "total_steps")
-    severity, least = (Severity.INFO, config.steps) if math.isnan(total) else (Severity.WARNING, config.share * total)
+    severity, least = (
+        (Severity.INFO, settings.steps) if math.isnan(total) else (Severity.WARNING, settings.share * total)
+    )
     if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
     rises = lr.values[1:] > lr.values[:-1]
@@ -147,14 +200,27 @@ def warm_up_without_end(lr: Panel, config: WarmUpWithoutEnd, info: RunInfo) -> I
         yield found(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrNeverDecays(Settings):
+    """When `lr-never-decays` fires."""
+
+    share: float = between(0.9, 0.0, 1.0)
+    """Share of the declared total of steps by which the rate should have begun to fall."""
+    tolerance: float = between(0.01, 0.0, 1.0)
+    """Share of its peak that it must have fallen by to have begun."""
+
+
 @rule(
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
+    settings=LrNeverDecays,
+    message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (total "
+    "steps {total_steps}).",
     remedies=(
         advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
                shape="cosine"),
     ),
 )  # fmt: skip
-def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, info: RunInfo) -> Iterator[Finding]:
+def lr_never_decays(lr: Panel, plan: Panel, settings: LrNeverDecays, info: RunInfo) -> Iterator[Finding]:
     """Learning rate that is still at its peak when the run is about to end.
 
     ## Why is this bad?
@@ -168,10 +234,10 @@ def lr_never_decays(lr: Panel, plan: Panel, config: LrNeverDecays, info: RunInfo
     quiet: train/lr{0} 1e-3x950 | train/lr_plan{0} 1e-3x950 | facts/total_steps 1000
     """
     total = declared(info, "total_steps")
-    if not lr.at + 1 >= config.share * total:
+    if not lr.at + 1 >= settings.share * total:
         return
     peaks = np.array(peak_rates(lr, info))
-    bound = (1 - config.tolerance) * peaks
+    bound = (1 - settings.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
             yield found(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
@@ -181,3 +247,14 @@ def _planned(lr: Panel, plan: Panel) -> Floats:
     """What the plan of each group says for the newest step; NaN without one."""
     known = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
     return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    lr_off_plan: LrOffPlan = LrOffPlan()
+    lr_jump_on_resume: LrJumpOnResume = LrJumpOnResume()
+    lr_spent: LrSpent = LrSpent()
+    warm_up_without_end: WarmUpWithoutEnd = WarmUpWithoutEnd()
+    lr_never_decays: LrNeverDecays = LrNeverDecays()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from forewarn.judge.registry import NO_BOUND, found, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Panel
-from forewarn.thresholds.metrics import MetricJump
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 _EVERY = ("*_metric/*",)
@@ -17,6 +18,10 @@ _EVERY = ("*_metric/*",)
 
 @rule(
     "M101", "non-finite-metric", reads=_EVERY, per_scope=True, keep=50,
+    message=(
+        "The metric {scope} is no longer a finite number (last finite value {last_finite}).",
+        "The metric {scope} has never been a finite number.",
+    ),
     remedies=(
         advise("inspect_metric", "a logarithm or a division at zero in the metric's own function is the usual cause, "
                "and then the run is well", scope_is="metric"),
@@ -47,6 +52,10 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
 
 @rule(
     "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
+    message=(
+        "The metric {scope} is {value}, outside its healthy range (from {low} to {high}).",
+        "The metric {scope} is {value}, beyond its declared limit of {bound}.",
+    ),
     remedies=(
         advise("inspect_layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
                "and `forewarn show RUN --metric '_metric/'` has all layers beside this one", scope_is="metric"),
@@ -76,8 +85,25 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
         yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricJump(Settings):
+    """When `metric-jump` fires."""
+
+    minimum: int = between(30, 4, counts="readings")
+    """Readings of a metric at one place before anything is judged; `Config.detail_window` is how many are kept."""
+    spans: float = between(5.0, 0.0)
+    """How far outside all earlier readings, in units of the whole range that they cover."""
+    share: float = between(0.5, 0.0)
+    """The same at least, as a share of their largest magnitude: one that hardly varies may vary a little more."""
+    lasting: int = between(2, 1, counts="readings")
+    """Readings in a row that must lie there, on the same side."""
+
+
 @rule(
     "M103", "metric-jump", reads=_EVERY, per_scope=True, keep=50,
+    settings=MetricJump,
+    message="The metric {scope} jumped to {value}; all earlier readings were between {lowest_before} and "
+    "{highest_before}.",
     remedies=(
         advise("inspect_layer", "what changed at that step: the data, the learning rate, a layer that was frozen or "
                "replaced", scope_is="metric"),
@@ -85,7 +111,7 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
                "a warning", scope_is="metric"),
     ),
 )  # fmt: skip
-def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
+def metric_jump(values: Panel, settings: MetricJump) -> Iterator[Finding]:
     """Metric of your own that has left all its earlier readings far behind at once.
 
     ## Why is this bad?
@@ -102,19 +128,19 @@ def metric_jump(values: Panel, config: MetricJump) -> Iterator[Finding]:
     quiet: activation_metric/kurtosis{layer} 3.0+0.5x60
     quiet: activation_metric/open_share{layer} 0.0x40 0.3x5
     """
-    recent, earlier = values.values[-config.lasting :], values.values[: -config.lasting]
-    if len(earlier) < config.minimum:
+    recent, earlier = values.values[-settings.lasting :], values.values[: -settings.lasting]
+    if len(earlier) < settings.minimum:
         return
     lowest, highest = np.fmin.reduce(earlier), np.fmax.reduce(earlier)
     outside = ((recent > highest) | (recent < lowest)).all(axis=0)
     for at in np.flatnonzero(outside & np.isfinite(recent[-1]) & (highest > lowest)):
         low, high, newest = float(lowest[at]), float(highest[at]), recent[:, at].astype(np.float64)
-        reach = max(config.spans * (high - low), config.share * max(abs(low), abs(high)))
+        reach = max(settings.spans * (high - low), settings.share * max(abs(low), abs(high)))
         above = bool((newest > high + reach).all())
         if not above and not (newest < low - reach).all():
             continue
         usual = earlier[np.isfinite(earlier[:, at]), at]
-        if len(usual) < config.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
+        if len(usual) < settings.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
             continue
         bound = high + reach if above else low - reach
         yield found(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
@@ -124,3 +150,10 @@ def _healthy(metric: str, info: RunInfo) -> tuple[float, float]:
     """The declared range of a metric, or of the one whose aggregation gave it a suffix."""
     named = [name for name in info.metrics if metric == name or metric.startswith(f"{name}_")]
     return info.metrics[max(named, key=len)] if named else (-np.inf, np.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleMetricThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    metric_jump: MetricJump = MetricJump()

@@ -20,6 +20,7 @@ _OF_NO_CONCERN = [
 @rule(
     "X101", "probe-failed", reads=("monitor/probe_failed",), per_scope=True,
     explains=("X103",),
+    message="The probe {scope} raised an error and is switched off.",
     remedies=(advise("report_bug", "the log of the training process has the traceback", scope_is="probe"),),
 )  # fmt: skip
 def probe_failed(failed: Panel) -> Iterator[Finding]:
@@ -39,6 +40,7 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
 
 @rule(
     "X102", "rule-failed", reads=("monitor/rule_failed",), per_scope=True,
+    message="The rule {scope} raised an error and is switched off.",
     remedies=(
         advise("report_bug", "the log of the training process has the traceback", scope_is="rule"),
         advise("disable_rule", "Config(disable=...) leaves it out, live and in every check", scope_is="rule"),
@@ -61,6 +63,7 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
 
 @rule(
     "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True,
+    message="{scope} cannot be measured: {reason}.",
     remedies=(
         advise("tell_the_monitor", "what it cannot see from its hooks, an argument of watch() can tell it: scaler, the "
                "module that is really called, or monitor.clip_grad_norm_ in the loop", scope_is="metric"),
@@ -87,6 +90,7 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
 @rule(
     "X104", "store-failed", reads=("monitor/store_failed",),
+    message="The run directory can no longer be written: nothing is stored from this step on.",
     remedies=(
         advise("free_the_disk", "df -h and the permissions of the run directory show whether it is full or read-only"),
         advise("resume_recording", "watch(run=..., resume=True) goes on with the same run directory"),

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Panel
-from forewarn.thresholds.activations import DeadExpert
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadExpert(Settings):
+    """When `dead-expert` fires."""
+
+    share: float = between(0.02, 0.0, 1.0)
+    """Share of an even load at or below which an expert is dead."""
+    window: int = between(8, 1, counts="readings")
+    """Checks over which the load is added up."""
+    tokens: int = between(64, 1)
+    """Tokens that an even load would have given each expert in that time, below which nothing is judged."""
 
 
 @rule(
     "A109", "dead-expert", reads=("router/tokens", "router/load_share"), per_scope=True, keep=200,
     explains=("U103", "G103"),
+    settings=DeadExpert,
+    message="The router {scope} leaves {dead_experts} of {experts} experts without tokens: {emptiest} gets "
+    "{value:.2%} of them (limit {bound:.2%}).",
     remedies=(
         advise("balance_loads", "an auxiliary loss on the loads gives the router a reason to use every expert "
                "(Switch Transformer)", scope_is="router", weight=0.01),
@@ -24,7 +40,7 @@ from forewarn.types import Finding, Severity
         lower_lr(0.5, "a router that settles before its experts differ never looks at some of them"),
     ),
 )  # fmt: skip
-def dead_expert(tokens: Panel, loads: Panel, config: DeadExpert) -> Iterator[Finding]:
+def dead_expert(tokens: Panel, loads: Panel, settings: DeadExpert) -> Iterator[Finding]:
     """Expert that gets next to no tokens.
 
     ## Why is this bad?
@@ -37,17 +53,17 @@ def dead_expert(tokens: Panel, loads: Panel, config: DeadExpert) -> Iterator[Fin
     quiet: router/tokens{gate} 64x8 | router/load_share{gate.expert_0} 0.9x8 | router/load_share{gate.expert_1} 0.1x8
     quiet: router/tokens{gate} 8x8 | router/load_share{gate.expert_0} 1x8 | router/load_share{gate.expert_1} 0x8
     """
-    if len(loads) < config.window or len(tokens) < config.window or loads.at != tokens.at:
+    if len(loads) < settings.window or len(tokens) < settings.window or loads.at != tokens.at:
         return
     owners = np.array([scope.rpartition(".expert_")[0] for scope in loads.scopes], object)
     for at, router in enumerate(tokens.scopes):
         own = np.flatnonzero(owners == router)
-        counts = tokens.values[-config.window :, at].astype(np.float64)
+        counts = tokens.values[-settings.window :, at].astype(np.float64)
         total = counts.sum()
-        if len(own) < 2 or not config.tokens <= total / len(own) < np.inf:
+        if len(own) < 2 or not settings.tokens <= total / len(own) < np.inf:
             continue
-        shares = (counts[:, None] * loads.values[-config.window :, own].astype(np.float64)).sum(axis=0) / total
-        bound = config.share / len(own)
+        shares = (counts[:, None] * loads.values[-settings.window :, own].astype(np.float64)).sum(axis=0) / total
+        bound = settings.share / len(own)
         dead = np.flatnonzero(shares <= bound)
         if len(dead):
             emptiest = own[np.argmin(shares)]
@@ -55,3 +71,10 @@ def dead_expert(tokens: Panel, loads: Panel, config: DeadExpert) -> Iterator[Fin
                 Severity.WARNING, float(np.min(shares)), bound, router,
                 experts=len(own), dead_experts=len(dead), emptiest=loads.scopes[emptiest],
             )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    dead_expert: DeadExpert = DeadExpert()

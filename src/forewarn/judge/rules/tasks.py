@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.registry import found, rule
 from forewarn.judge.remedies import advise, shift_task_weight, snapshot
 from forewarn.judge.series import Floats, Panel, Series
-from forewarn.thresholds.tasks import GradientConflict, TaskCollapse, TaskImbalance
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
 _RAISE = shift_task_weight(True, "its gradient then reaches the layers that the tasks share")
@@ -22,11 +22,39 @@ _BALANCE = advise(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskRatio(Settings):
+    """When a ratio of two tasks' gradients is judged, and when the weaker one is left in peace."""
+
+    window: int = between(10, 2, counts="readings")
+    """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
+    solved: float = between(0.2, 0.0, 1.0)
+    """Share of its first loss below which a weak task has learned its part, and is not neglected."""
+    ahead: float = between(0.8, 0.0, 1.0)
+    """The same for a weak task that has less than this share left of what the strong one has left."""
+    mending: float = between(1.1, 1.0)
+    """Times that its weight has risen against the strong one's where the tasks are being balanced already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskImbalance(_TaskRatio):
+    """When `task-imbalance` fires."""
+
+    minor: float = between(2.0, 1.0)
+    """Ratio of two tasks' gradients, either way round, above which it is information."""
+    significant: float = between(3.0, 1.0)
+    """The same above which it is a warning."""
+    starved: float = between(5.0, 1.0)
+    """The same above which it is no longer this but a collapse, which has a rule of its own."""
+
+
 @rule(
     "T101", "task-imbalance", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
+    settings=TaskImbalance,
+    message="The gradient of task {dominating} is {ratio} times that of task {starved}.",
     remedies=(_RAISE, _LOWER, _BALANCE),
 )  # fmt: skip
-def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, config: TaskImbalance) -> Iterator[Finding]:
+def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskImbalance) -> Iterator[Finding]:
     """One task pulls on the shared layers several times harder than another.
 
     ## Why is this bad?
@@ -47,20 +75,30 @@ def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, config: Task
     quiet: task/ratio{pointer/type} 1.0x20 20.0 1.0x3
     quiet: task/ratio{pointer/type} 4.0x12 | task/remaining{pointer} 0.9x12 | task/remaining{type} 0.3x12
     """
-    for one in _apart(ratios, remaining, weights, config, config.minor):
-        if one.apart > config.starved:
+    for one in _apart(ratios, remaining, weights, settings, settings.minor):
+        if one.apart > settings.starved:
             continue
-        significant = one.apart > config.significant
-        bound = config.significant if significant else config.minor
+        significant = one.apart > settings.significant
+        bound = settings.significant if significant else settings.minor
         yield one.finding(Severity.WARNING if significant else Severity.INFO, bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCollapse(_TaskRatio):
+    """When `task-collapse` fires."""
+
+    ratio: float = between(5.0, 1.0)
+    """Ratio of two tasks' gradients above which, or below one over which, the weaker one is starved."""
 
 
 @rule(
     "T102", "task-collapse", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     explains=("T101",),
+    settings=TaskCollapse,
+    message="Task {starved} is starved: the gradient of task {dominating} is {ratio} times as large.",
     remedies=(_RAISE, _LOWER, _BALANCE, snapshot()),
 )  # fmt: skip
-def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, config: TaskCollapse) -> Iterator[Finding]:
+def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskCollapse) -> Iterator[Finding]:
     """One task has the shared layers for itself, and another is starved.
 
     ## Why is this bad?
@@ -83,12 +121,29 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, config: TaskC
     quiet: task/ratio{pointer/type} 40.0x12 | task/weight{pointer} 1.0x12 | task/weight{type} 1.0+0.1x12
     quiet: task/ratio{pointer/type} 40.0x12 | task/remaining{pointer} 0.05x12 | task/remaining{type} 0.1x12
     """
-    for one in _apart(ratios, remaining, weights, config, config.ratio):
-        yield one.finding(Severity.CRITICAL, config.ratio)
+    for one in _apart(ratios, remaining, weights, settings, settings.ratio):
+        yield one.finding(Severity.CRITICAL, settings.ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientConflict(Settings):
+    """When `gradient-conflict` fires."""
+
+    window: int = between(20, 2, counts="readings")
+    """Measured steps that are judged together; so many there must be."""
+    cosine: float = between(-0.4, -1.0, 0.0)
+    """Mean cosine below which two tasks undo each other's steps in part: information."""
+    severe: float = between(-0.6, -1.0, 0.0)
+    """Mean cosine below which little is left of either: a warning."""
+    negative_share: float = between(0.8, 0.0, 1.0)
+    """Of the readings that must be negative for a conflict to be sustained."""
 
 
 @rule(
     "T103", "gradient-conflict", reads=("task/cosine", "task/ratio"), per_scope=True, hold=2, keep=100,
+    settings=GradientConflict,
+    message="Tasks {dominating} and {other} pull in opposite directions: the mean cosine of their gradients is "
+    "{value} (limit {bound}).",
     remedies=(
         advise("separate_layers", "a layer of its own for each task, above what they share, lets both have their way",
                scope_is="tasks"),
@@ -97,7 +152,7 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, config: TaskC
                "(PCGrad, Yu et al. 2020)", scope_is="tasks"),
     ),
 )  # fmt: skip
-def gradient_conflict(cosines: Panel, ratios: Panel, config: GradientConflict) -> Iterator[Finding]:
+def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict) -> Iterator[Finding]:
     """Two tasks pull what they share in opposite directions.
 
     ## Why is this bad?
@@ -111,19 +166,19 @@ def gradient_conflict(cosines: Panel, ratios: Panel, config: GradientConflict) -
     quiet: task/cosine{pointer/type} -0.1x30
     quiet: task/cosine{pointer/type} 0.1x20 -0.9 0.1x20
     """
-    recent = cosines.values[-config.window :].astype(np.float64)
-    if len(recent) < config.window:
+    recent = cosines.values[-settings.window :].astype(np.float64)
+    if len(recent) < settings.window:
         return
     known = np.isfinite(recent)
     means = np.where(known, recent, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     negative = (recent < 0).mean(axis=0)
-    lasting = known.all(axis=0) & (negative >= config.negative_share)
-    for at in np.flatnonzero(lasting & (means < config.cosine)):
-        severe = means[at] < config.severe
+    lasting = known.all(axis=0) & (negative >= settings.negative_share)
+    for at in np.flatnonzero(lasting & (means < settings.cosine)):
+        severe = means[at] < settings.severe
         ratio = Series(ratios, cosines.scopes[at]).last
         dominating, other = _strong_and_weak(cosines.scopes[at], not ratio < 1)
         yield found(
-            Severity.WARNING if severe else Severity.INFO, means[at], config.severe if severe else config.cosine,
+            Severity.WARNING if severe else Severity.INFO, means[at], settings.severe if severe else settings.cosine,
             cosines.scopes[at], negative_share=negative[at], dominating=dominating, other=other,
         )  # fmt: skip
 
@@ -149,19 +204,19 @@ class _Apart:
 
 
 def _apart(
-    ratios: Panel, remaining: Panel, weights: Panel, config: TaskImbalance | TaskCollapse, bound: float
+    ratios: Panel, remaining: Panel, weights: Panel, settings: TaskImbalance | TaskCollapse, bound: float
 ) -> Iterator[_Apart]:
     """The pairs whose mean ratio over a full window, on a log scale, is beyond a bound in either direction."""
-    if len(ratios) < config.window:
+    if len(ratios) < settings.window:
         return
-    logs = np.array([_mean_log(column, config.window) for column in ratios.values.T.astype(np.float64)])
+    logs = np.array([_mean_log(column, settings.window) for column in ratios.values.T.astype(np.float64)])
     with np.errstate(over="ignore"):
         means, apart = np.exp(logs), np.exp(np.abs(logs))
     for at in np.flatnonzero(apart > bound):
         strong, weak = _strong_and_weak(ratios.scopes[at], bool(means[at] > 1))
-        left, of_strong = (Series(remaining, task).median(config.window) for task in (weak, strong))
-        learned = left < config.solved or left < config.ahead * of_strong
-        if not learned and not _risen(weights, weak, strong) > config.mending:
+        left, of_strong = (Series(remaining, task).median(settings.window) for task in (weak, strong))
+        learned = left < settings.solved or left < settings.ahead * of_strong
+        if not learned and not _risen(weights, weak, strong) > settings.mending:
             yield _Apart(ratios.scopes[at], float(means[at]), float(apart[at]), strong, weak)
 
 
@@ -190,3 +245,12 @@ def _risen(weights: Panel, weak: str, strong: str) -> float:
 def _strong_and_weak(pair: str, first_is_strong: bool) -> tuple[str, str]:
     first, _, second = pair.partition("/")
     return (first, second) if first_is_strong else (second, first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    task_imbalance: TaskImbalance = TaskImbalance()
+    task_collapse: TaskCollapse = TaskCollapse()
+    gradient_conflict: GradientConflict = GradientConflict()

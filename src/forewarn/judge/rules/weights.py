@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,13 +20,14 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import Panel, median
 from forewarn.judge.tensor_kinds import kinds, matrices
-from forewarn.thresholds.weights import WeightNormsApart, WeightNormSpike, WeightShrinking
+from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 
 @rule(
     "W101", "non-finite-weight", reads=("weight/nonfinite",), per_scope=True, keep=100,
     explains=("L101", "G101", "W104", "A103", "M101"),
+    message="{scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
     remedies=(
         roll_back("no later step repairs a weight that is not a number, nor the optimizer's moments of it"),
         stop(),
@@ -50,12 +52,26 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
         yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNormSpike(Settings):
+    """When `weight-norm-spike` fires."""
+
+    factor: float = between(10.0, 1.0)
+    """Times the median of the earlier checks."""
+    minimum: int = between(8, 2, counts="readings")
+    """Earlier checks that must have been seen before anything is judged."""
+    growth: float = between(2.0, 1.0)
+    """Times its oldest kept norm up to which that median is a level; above, the tensor is growing into place."""
+
+
 @rule(
     "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
     explains=(
         "L101", "L102", "L103", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106", "A107", "A108",
         "M102", "M103",
     ),
+    settings=WeightNormSpike,
+    message="The weight norm of {scope} is {ratio} times its earlier level (norm {value}, usually {level}).",
     remedies=(
         lower_lr(0.3),
         roll_back(),
@@ -63,7 +79,7 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
         advise("inspect_layer", "whatever multiplies this weight has lost its scale", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_norm_spike(norm: Panel, config: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
+def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
     """Weight norm many times what it was at the earlier checks.
 
     ## Why is this bad?
@@ -77,25 +93,42 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, info: RunInfo) -> It
     quiet: weight/norm{layer.weight} 0.0+0.01x10 1.0 2.0 3.0
     """
     earlier, last = norm.values[:-1], norm.last
-    if len(earlier) < config.minimum:
+    if len(earlier) < settings.minimum:
         return
     # `last > factor · median` is the same as: at least half of the earlier ones lie below `last / factor`
-    least = last / np.float32(config.factor)
+    least = last / np.float32(settings.factor)
     likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, info))
     below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
     for at in itertools.compress(likely, 2 * below >= len(earlier)):
         column = earlier[np.isfinite(earlier[:, at]), at]
-        if len(column) < config.minimum:
+        if len(column) < settings.minimum:
             continue
         level = float(np.median(column))
-        if 0 < level <= config.growth * column[0] and last[at] > config.factor * level:
+        if 0 < level <= settings.growth * column[0] and last[at] > settings.factor * level:
             ratio = float(last[at]) / level
-            bound = config.factor * level
+            bound = settings.factor * level
             yield found(Severity.WARNING, last[at], bound, norm.scopes[at], level=level, ratio=ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNormsApart(Settings):
+    """When `weight-norms-apart` fires."""
+
+    factor: float = between(1000.0, 1.0)
+    """Largest over smallest root-mean-square weight among layers of the same kind."""
+    tensors: int = between(3, 2)
+    """Tensors of one kind that there must be to compare."""
+    minimum: int = between(8, 2, counts="readings")
+    """Checks that must have been seen before anything is judged."""
+    growth: float = between(1.5, 1.0)
+    """Times its oldest kept norm from which a small tensor counts as still growing into place."""
 
 
 @rule(
     "W103", "weight-norms-apart", reads=("weight/norm",), per_scope=True, hold=3, keep=200, explains=("G105", "G106"),
+    settings=WeightNormsApart,
+    message="The weights of {scope} are on another scale than those of other layers of its kind (root mean square "
+    "{root_mean_square}, usually {usual}).",
     remedies=(
         advise("inspect_layer", "check how it is initialised, whether it is normalised, and what multiplies it",
                scope_is="parameter"),
@@ -103,7 +136,7 @@ def weight_norm_spike(norm: Panel, config: WeightNormSpike, info: RunInfo) -> It
         lower_weight_decay(0.1, "a layer that shrinks away from its peers is decayed faster than it learns"),
     ),
 )  # fmt: skip
-def weight_norms_apart(norm: Panel, config: WeightNormsApart, info: RunInfo) -> Iterator[Finding]:
+def weight_norms_apart(norm: Panel, settings: WeightNormsApart, info: RunInfo) -> Iterator[Finding]:
     """Weights of one layer on a wholly different scale than those of the other layers of its kind.
 
     ## Why is this bad?
@@ -117,38 +150,50 @@ def weight_norms_apart(norm: Panel, config: WeightNormsApart, info: RunInfo) -> 
     quiet: weight/norm{a.weight} 5.0x12 | weight/norm{b.weight} 6.0x12 | weight/norm{c.weight} 0.0+0.0001x12
     quiet: weight/norm{a.weight} 5.0x12 | weight/norm{b.weight} 6.0x12 | weight/norm{c.weight} 0.1x12
     """
-    if len(norm) < config.minimum:
+    if len(norm) < settings.minimum:
         return
-    groups = kinds(norm.scopes, info, config.tensors)
+    groups = kinds(norm.scopes, info, settings.tensors)
     size = norm.last / groups.root_counts
-    growing = norm.last > config.growth * norm.values[0].astype(np.float64)
+    growing = norm.last > settings.growth * norm.values[0].astype(np.float64)
     for members in groups.members:
         known = members[np.isfinite(size[members]) & (size[members] > 0)]
         settled = known[~growing[known]]
-        if len(known) < config.tensors or not len(settled):
+        if len(known) < settings.tensors or not len(settled):
             continue
         smallest, largest = settled[np.argmin(size[settled])], known[np.argmax(size[known])]
         apart = float(size[largest] / size[smallest])
-        if apart <= config.factor:
+        if apart <= settings.factor:
             continue
         usual = median(size[known])
         outlier, peer = (largest, smallest) if size[largest] / usual > usual / size[smallest] else (smallest, largest)
         yield found(
-            Severity.WARNING, apart, config.factor, norm.scopes[outlier],
+            Severity.WARNING, apart, settings.factor, norm.scopes[outlier],
             root_mean_square=float(size[outlier]), usual=usual, compared_with=norm.scopes[peer],
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightShrinking(Settings):
+    """When `weight-shrinking` fires."""
+
+    share: float = between(0.1, 0.0, 1.0)
+    """Share of the norm it had in the oldest kept check below which a tensor counts as shrinking away."""
+    minimum: int = between(8, 2, counts="readings")
+    """Checks that must have been seen before anything is judged."""
 
 
 @rule(
     "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite"), per_scope=True, hold=3, keep=200,
     explains=("G103", "G105", "G106", "U102", "W103", "A104"),
+    settings=WeightShrinking,
+    message="The weight norm of {scope} has shrunk from {began_at} to {value} in {lasting_steps} steps.",
     remedies=(
         lower_weight_decay(0.1),
         advise("exempt_from_decay", "a tensor that gets little gradient is decayed to nothing", scope_is="parameter"),
         advise("inspect_layer", "a layer that nothing depends on is decayed to nothing", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
+def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
     """Weight norm that has fallen to a small share of what it was.
 
     ## Why is this bad?
@@ -159,9 +204,9 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, inf
     fires: weight/norm{layer.weight} 5.0-0.4x12 0.3x3
     quiet: weight/norm{layer.weight} 5.0-0.1x15
     """
-    if len(norm) < config.minimum:
+    if len(norm) < settings.minimum:
         return
-    bound = config.share * norm.values[0]
+    bound = settings.share * norm.values[0]
     shrunk = (norm.last < bound) & (norm.values[0] > 0)
     if not shrunk.any():
         return
@@ -172,3 +217,12 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, config: WeightShrinking, inf
                 Severity.WARNING, norm.last[at], bound[at], norm.scopes[at],
                 began_at=float(norm.values[0, at]), lasting_steps=norm.at - int(norm.steps[0]) + 1,
             )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    weight_norm_spike: WeightNormSpike = WeightNormSpike()
+    weight_norms_apart: WeightNormsApart = WeightNormsApart()
+    weight_shrinking: WeightShrinking = WeightShrinking()

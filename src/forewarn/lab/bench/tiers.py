@@ -10,7 +10,7 @@ from torch import Tensor
 from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.judge.history import History
-from forewarn.judge.rules import Judge, Judgement
+from forewarn.judge.judgement import Judge, Judgement
 from forewarn.lab.bench.contender import MAX_NORM, BareAgain, Contender, Turn
 from forewarn.lab.bench.workloads import Training
 from forewarn.measure.schedule import Schedule
@@ -25,7 +25,7 @@ class TimedJudge(Judge):
     """The monitor's judge with a clock: CPU time of the training thread, measured steps apart from the others."""
 
     def __init__(self, judge: Judge, seconds: dict[bool, list[float]]) -> None:
-        super().__init__(judge.rules, judge.config, judge.info)
+        super().__init__(judge.rule_set, judge.info)
         self._seconds = seconds
         self.depth = 0
 

@@ -19,11 +19,11 @@ class Spike(Settings):
     """The least excess in natural-log units, whatever the spread: 0.1 is 10%, ln 2 is a doubling."""
     ceiling: float = between(math.log(100.0), 0.0)
     """The excess that is an outlier whatever the spread: a loss that falls fast spreads widely by its trend alone."""
-    window: int = between(64, 8)
+    window: int = between(64, 8, counts="readings")
     """How many accepted values make the level."""
-    minimum: int = between(32, 4)
+    minimum: int = between(32, 4, counts="readings")
     """How many values must have been seen before anything is judged."""
-    readmit_after: int = between(32, 1)
+    readmit_after: int = between(32, 1, counts="readings")
     """After so many outliers in a row the new level is taken as the level."""
 
     def __post_init__(self) -> None:

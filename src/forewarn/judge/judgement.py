@@ -1,0 +1,134 @@
+"""How rules are judged: what they are and by which settings, and what they said of a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from forewarn.judge.history import History
+from forewarn.judge.registry import NO_BOUND, Rule, all_rules
+from forewarn.settings import Settings
+from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
+
+_log = logging.getLogger("forewarn")
+
+RULE_FAILED = "X102"
+
+_PATTERNS = 64
+"""Combinations of metrics whose rules are remembered: the steps of a run differ in few ways."""
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """What a run is judged by; `Config.rule_set()` makes one."""
+
+    rules: tuple[Rule, ...]
+    settings: Mapping[str, Settings]
+    """By the code of the rule, also of rules that are not judged: others show their bounds."""
+    history_window: int = 1024
+    detail_window: int = 64
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule]) -> RuleSet:
+        """These rules with their default settings."""
+        rules = tuple(rules)
+        return cls(rules, {rule.code: rule.settings() for rule in (*all_rules(), *rules) if rule.settings})
+
+    def history(self) -> History:
+        """A history as long as these rules look back."""
+        return History(self.history_window, self.detail_window, {name for rule in self.rules for name in rule.reads})
+
+    def settings_of(self, kind: type[S]) -> S:
+        """The settings of this class, which one rule has."""
+        return next(settings for settings in self.settings.values() if isinstance(settings, kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the rules said about one step."""
+
+    step: int
+    blocks: Sequence[Block]
+    """The new readings."""
+    judged: Mapping[str, Collection[str]]
+    """For the code of each rule that had something new to look at: the metrics that it was."""
+    findings: tuple[Finding, ...]
+    patterns: Collection[str] = ()
+    """The codes of rules about patterns of metrics, in whose findings the scopes are spelled out."""
+
+    def covered(self, code: str) -> set[str]:
+        """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
+        names = self.judged.get(code, ())
+        return {
+            spelled_out(block.name, block.scopes[index]) if code in self.patterns else block.scopes[index]
+            for block in self.blocks
+            if block.name in names
+            for index in np.flatnonzero(np.isfinite(block.values))
+        }
+
+
+class Judge:
+    """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
+
+    def __init__(self, rule_set: RuleSet, info: RunInfo) -> None:
+        self.rule_set = rule_set
+        self.info = info
+        self.failed: set[str] = set()
+        """Codes of rules that raised."""
+        rules = rule_set.rules
+        self._patterns = frozenset(rule.code for rule in rules if rule.is_about_a_pattern)
+        self._names = {rule.code: rule.name for rule in rules}
+        self._judging = {rule.code: rule.judging(rule_set.settings.get(rule.code), info) for rule in rules}
+        self._due = lru_cache(_PATTERNS)(self._due_for)
+        self._concerned: dict[str, list[str]] = {}
+        """By metric: the codes of the rules that new readings of it are for."""
+
+    def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
+        """Judge the step whose blocks have just joined the history."""
+        blocks = tuple(blocks)
+        due = self._due(tuple([block.name for block in blocks]))
+        findings: list[Finding] = []
+        for code, names in due.items():
+            if code in self.failed:
+                continue
+            try:
+                new = self._judging[code](step, history, names)
+                if new:
+                    findings += _read_now(new, blocks, names) if code in self._patterns else new
+            except Exception:
+                name = self._names[code]
+                _log.exception("the rule %s %s failed and is switched off", code, name)
+                self.failed.add(code)
+                findings.append(Finding(RULE_FAILED, name, step, Severity.WARNING, 1.0, NO_BOUND))
+        judged = {code: names for code, names in due.items() if code not in self.failed} if self.failed else due
+        return Judgement(step, blocks, judged, tuple(findings), self._patterns)
+
+    def _due_for(self, metrics: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """The codes of the rules that new readings of these metrics are for, and which of them each is to judge."""
+        due: dict[str, tuple[str, ...]] = {}
+        for metric in dict.fromkeys(metrics):
+            for code in self._rules_of(metric):
+                due[code] = (*due.get(code, ()), metric)
+        return due
+
+    def _rules_of(self, metric: str) -> list[str]:
+        codes = self._concerned.get(metric)
+        if codes is None:
+            rules = self.rule_set.rules
+            codes = [rule.code for rule in rules if any(fnmatchcase(metric, name) for name in rule.when)]
+            self._concerned[metric] = codes
+        return codes
+
+
+def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:
+    """Those about scopes that were read: to the check of a pattern what is missing looks like what is not finite."""
+    read = {spelled_out(block.name, scope) for block in blocks if block.name in names for scope in block.scopes}
+    return [one for one in findings if one.scope in read]

@@ -1,0 +1,94 @@
+"""The rule about a learning-rate schedule beside the epochs that were declared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.lr_course import is_rising, peak_rate, rates
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import (
+    advise,
+    declared,
+    plan_steps,
+)
+from forewarn.judge.series import Panel, Series
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, RunInfo, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleMismatch(Settings):
+    """When `schedule-mismatch` fires."""
+
+    tolerance: float = between(0.2, 0.0)
+    """Share by which the declared number of steps may differ from that which the epochs will take."""
+    floor: float = between(0.01, 0.0, 1.0)
+    """Share of its peak at or below which the lr has come to its end."""
+    left: float = between(0.2, 0.0, 1.0)
+    """Share of the run that must still be ahead for that to be too early."""
+    open_end: float = between(0.5, 0.0, 1.0)
+    """Share of its peak above which an lr that decays has not come to its end with the run."""
+
+
+@rule(
+    "E108", "schedule-mismatch", reads=("evaluation/epoch", "train/lr"), per_scope=True, keep=1,
+    settings=ScheduleMismatch,
+    message=(
+        "The schedule is planned for {value} steps, but {epochs} epochs take {steps_needed} steps.",
+        "The learning rate came to its end at step {ended}, with {left:.0%} of the run still ahead.",
+        "The run is over, but the learning rate is still {value}, not far below its peak of {peak}.",
+        "The run has taken {value} steps, but the schedule is planned for {bound} steps.",
+    ),
+    remedies=(plan_steps(), advise("check_stepping", "a scheduler made for epochs must not step with every batch")),
+)  # fmt: skip
+def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info: RunInfo) -> Finding | None:
+    """Learning-rate schedule that does not end with the training.
+
+    ## Why is this bad?
+    A schedule that ends early leaves epochs without learning; one that is made for a longer run never comes to the
+    small steps at its end, where much of the loss is won. Seen by the declared `total_steps` and `epochs`: the steps
+    that the epochs take are others than planned, the run goes on after the plan, or the learning rate has come to its
+    end long before the run has, or not at all (which is information).
+
+    ## Example
+    fires: _x49 5 | train/lr{0} 1e-3x20 1e-6x30 | facts/epochs 10
+    fires: _x49 5 | train/lr{0} 1e-3x50 | facts/epochs 10 | facts/total_steps 1000
+    fires: _x49 5 | train/lr{0} 1e-3x50 | facts/total_steps 30
+    fires: _x49 5 | train/lr{0} 1e-3x25 6e-4x25 | facts/epochs 5
+    quiet: _x49 5 | train/lr{0} 1e-3x50 | facts/epochs 10 | facts/total_steps 100
+    quiet: _x49 5 | train/lr{0} 1e-3x20 1e-6x30
+    """
+    count = Series(epoch).last
+    if not count > 0:
+        return None
+    done = epoch.at + 1
+    planned, epochs = declared(info, "total_steps"), declared(info, "epochs")
+    needed = done / count * epochs
+    expected = needed if math.isnan(planned) or abs(planned - needed) > settings.tolerance * needed else planned
+    steps_needed = round(done if math.isnan(expected) else max(done, expected))
+    if not math.isnan(planned) and expected != planned:
+        return found(Severity.WARNING, planned, expected, epochs=epochs, epochs_done=count, steps_needed=steps_needed)
+    if done > (1 + settings.tolerance) * planned:
+        return found(Severity.WARNING, done, planned, epochs_done=count, steps_needed=steps_needed)
+    if not len(lr) or is_rising(lr, 0):
+        return None
+    seen = rates(lr)
+    now, peak = float(seen[-1]), peak_rate(lr, info)
+    above = np.flatnonzero(seen > settings.floor * peak)
+    ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
+    left = 1 - ended / expected
+    if ended < done and left > settings.left:
+        return found(Severity.WARNING, now, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
+    if done >= expected and settings.open_end * peak < now < (1 - settings.floor) * peak:
+        return found(Severity.INFO, now, settings.open_end * peak, peak=peak, steps_needed=steps_needed)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochScheduleThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    schedule_mismatch: ScheduleMismatch = ScheduleMismatch()

@@ -1,0 +1,121 @@
+"""Rules about the training loss over the first epochs, against where the run started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forewarn.judge.epochs import improvement
+from forewarn.judge.lr_course import is_rising
+from forewarn.judge.registry import found, rule
+from forewarn.judge.remedies import (
+    advise,
+    clip_gradient,
+    lower_lr,
+    raise_lr,
+    warm_up,
+)
+from forewarn.judge.series import Panel, Series
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstEpochFlat(Settings):
+    """When `first-epoch-flat` fires."""
+
+    gain: float = between(0.02, 0.0, 1.0)
+    """Share of its level at the start of the run that the loss must have lost by the end of an epoch."""
+    rise: float = between(0.05, 0.0)
+    """Share of that level that it may have risen by: more is no standstill."""
+    steps: int = between(200, 1, counts="steps")
+    """Steps of the run before anything is judged: some models take a hundred to find their first direction."""
+
+
+@rule(
+    "E106", "first-epoch-flat", reads=("evaluation/end_loss", "evaluation/start_loss", "train/lr"), per_scope=True,
+    keep=1, explains=("E102", "E103", "E105"),
+    settings=FirstEpochFlat,
+    message="The training loss has barely moved in {lasting_steps} steps: it was {start_loss} at the start and is "
+    "{end_loss} now.",
+    remedies=(
+        raise_lr(10.0, "after an epoch the loss is where it was: the steps are too small"),
+        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+    ),
+)  # fmt: skip
+def first_epoch_flat(end: Panel, start: Panel, lr: Panel, settings: FirstEpochFlat) -> Finding | None:
+    """Training loss that an epoch has barely moved from where it started.
+
+    ## Why is this bad?
+    The first epoch is the one that teaches most. If it has taught nothing, the learning rate is too low, or there is
+    nothing to learn from. While the learning rate still rises it is waited for.
+
+    ## Example
+    fires: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
+    quiet: _x299 4.10 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
+    quiet: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7+1e-7x300
+    """
+    last, first = Series(end), Series(start)
+    if first.at != last.at or last.at < settings.steps or is_rising(lr, last.at // 2):
+        return None
+    moved = improvement(first.last, last.last)
+    if not -settings.rise < moved < settings.gain:
+        return None
+    return found(
+        Severity.WARNING, moved, settings.gain, start_loss=first.last, end_loss=last.last, lasting_steps=last.at + 1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstEpochSpike(Settings):
+    """When `first-epoch-spike` fires."""
+
+    factor: float = between(1.2, 1.0)
+    """Times the loss at the start of the run that no 16 losses in a row may lie above, by their median."""
+    recovery: float = between(0.05, 0.0, 1.0)
+    """Share of that loss that must be won by the end of the epoch for it to be information."""
+    critical_factor: float = between(3.0, 1.0)
+    """Times that loss above which the end of the epoch is critical."""
+
+
+@rule(
+    "E107", "first-epoch-spike", reads=("evaluation/peak_loss", "evaluation/start_loss", "evaluation/end_loss"),
+    keep=1, explains=("L102", "L103", "L104", "L106", "G102", "G104", "E102", "E103", "E104"),
+    settings=FirstEpochSpike,
+    message="The training loss rose to {value}, {ratio} times where the run started (start {start_loss}, end of the "
+    "epoch {end_loss}).",
+    remedies=(
+        lower_lr(0.1, "the loss rose above where it started: the first steps are far too large"), warm_up(),
+        clip_gradient(),
+    ),
+)  # fmt: skip
+def first_epoch_spike(peak: Series, start: Series, end: Series, settings: FirstEpochSpike) -> Finding | None:
+    """Training loss that an epoch has driven above where the run started.
+
+    ## Why is this bad?
+    Weights at random are a better model than what the run has made of them: the learning rate is far too high for the
+    beginning, or there is no warm-up. Where the loss has come down again by the end of the epoch it is information.
+
+    ## Example
+    fires: _x99 6.5 | evaluation/start_loss _x99 4.61 | evaluation/end_loss _x99 4.7
+    quiet: _x99 4.7 | evaluation/start_loss _x99 4.61 | evaluation/end_loss _x99 3.1
+    """
+    if not len(peak) or not start.at == end.at == peak.at or not start.last > 0:
+        return None
+    ratio = peak.last / start.last
+    if not ratio > settings.factor:
+        return None
+    recovered = improvement(start.last, end.last) > settings.recovery
+    lost = end.last > settings.critical_factor * start.last
+    severity = Severity.INFO if recovered else Severity.CRITICAL if lost else Severity.WARNING
+    return found(
+        severity, peak.last, settings.factor * start.last, start_loss=start.last, end_loss=end.last, ratio=ratio,
+        lasting_steps=peak.at + 1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstEpochThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    first_epoch_flat: FirstEpochFlat = FirstEpochFlat()
+    first_epoch_spike: FirstEpochSpike = FirstEpochSpike()

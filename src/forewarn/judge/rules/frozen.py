@@ -1,0 +1,191 @@
+"""Rules about weights that do not move, and an optimizer that does not step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.remedies import (
+    add_to_optimizer,
+    advise,
+    for_cause,
+    keep_in_float32,
+    raise_lr,
+)
+from forewarn.judge.rules.loss import is_solved
+from forewarn.judge.series import Panel, Series, trailing
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, FrozenCause, Severity
+
+_FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
+_WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
+"""What happens to every weight once the loss is all but zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenWeight(Settings):
+    """When `frozen-weight` fires."""
+
+    ratio: float = between(1e-12, 0.0)
+    """Update ratio at or below which a weight does not move."""
+    patience: int = between(3, 1, counts="readings")
+    """Checks in a row at or below that ratio after which it counts as frozen."""
+    negligible_share: float = between(1e-6, 0.0, 1.0)
+    """Share of the highest loss below which a gradient that has vanished is information: the task is solved."""
+
+
+@rule(
+    "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level"),
+    per_scope=True, keep=100,
+    settings=FrozenWeight,
+    message="{scope} does not move (cause: {cause:words}).",
+    remedies=(
+        for_cause(FrozenCause.NOT_IN_OPTIMIZER, add_to_optimizer()),
+        for_cause(FrozenCause.REQUIRES_GRAD_OFF, advise(
+            "set_requires_grad", "it was turned off during the run; requires_grad_(True) turns it on again",
+            scope_is="parameter",
+        )),
+        for_cause(FrozenCause.NO_GRADIENT, advise(
+            "check_graph", "a detach(), a no_grad() block or a layer that is never called cuts it off from the loss",
+            scope_is="parameter",
+        )),
+        for_cause(FrozenCause.ZERO_GRADIENT, advise(
+            "inspect_layer", "its output is multiplied by zero: dead units, a mask over everything, a shut gate",
+            scope_is="parameter",
+        )),
+        for_cause(FrozenCause.ZERO_LR, raise_lr(10.0, "at a learning rate of 0 nothing moves")),
+        for_cause(FrozenCause.OPTIMIZER_NOT_STEPPED, advise(
+            "call_optimizer_step", "backward() alone changes no weight"
+        )),
+        for_cause(FrozenCause.STEP_SKIPPED, advise(
+            "lower_loss_scale", "the scaler found overflows and left these steps out; a few are how it finds its scale",
+        )),
+        for_cause(FrozenCause.ROUNDED_AWAY, keep_in_float32()),
+        for_cause(FrozenCause.ROUNDED_AWAY, raise_lr(10.0, "an update must exceed the rounding of the weight")),
+        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+    ),
+)  # fmt: skip
+def frozen_weight(
+    causes: Panel, ratios: Panel, loss: Panel, levels: Panel, settings: FrozenWeight
+) -> Iterator[Finding]:
+    """Trainable weight that does not move.
+
+    ## Why is this bad?
+    It stays at its initial value while the rest of the model trains around it. Nothing fails, the loss even falls, only
+    less far. The evidence names the cause: not in an optimizer group, requires_grad off, no gradient, a gradient of
+    exactly zero, a learning rate of 0, an optimizer that does not step, or an update that is rounded away in low
+    precision. What was frozen before the run began is meant to be, and is not reported. Where the loss is all but zero,
+    a gradient that is zero or rounded away is information: nothing is left to learn.
+
+    ## Example
+    fires: update/frozen_cause{layer.weight} 0x3 5
+    quiet: update/frozen_cause{layer.weight} 0x4 | update/frozen_cause{embedding.weight} 1x4
+    """
+    frozen = np.flatnonzero(np.isin(causes.last, _FROZEN)) if (causes.last > FrozenCause.ON_PURPOSE).any() else ()
+    if not len(frozen):
+        return
+    ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}
+    solved = is_solved(loss, levels, settings.negligible_share)
+    for at in frozen:
+        cause, scope = FrozenCause(int(causes.last[at])), causes.scopes[at]
+        harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
+        severity = Severity.INFO if harmless else Severity.WARNING
+        ratio = float(ratio_of.get(scope, np.nan))
+        yield found(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerNotStepping(Settings):
+    """When `optimizer-not-stepping` fires."""
+
+    steps: int = between(3, 1, counts="readings")
+    """Calls of `monitor.step` in a row without an optimizer step."""
+    skipped_steps: int = between(20, 1, counts="readings")
+    """Steps skipped by the gradient scaler in a row; a few are how it finds its scale."""
+
+
+@rule(
+    "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
+    explains=("U101",),
+    settings=OptimizerNotStepping,
+    message=(
+        "The gradient scaler has skipped {overflows} optimizer steps in a row (loss scale {loss_scale}).",
+        "The optimizer has not stepped for {value} steps of the monitor (limit {bound}).",
+    ),
+    remedies=(
+        advise("call_optimizer_step", "backward() alone changes no weight"),
+        advise("step_the_monitor_less", "monitor.step() belongs after each optimizer.step(), not after each batch of "
+               "an accumulation"),
+        advise("use_bfloat16", "it has the range of float32 and needs no loss scale, if the scaler skips every step"),
+    ),
+)  # fmt: skip
+def optimizer_not_stepping(
+    steps: Series, skipped: Series, scale: Series, settings: OptimizerNotStepping
+) -> Finding | None:
+    """Training loop that goes round without an optimizer step.
+
+    ## Why is this bad?
+    Nothing is learned. Either optimizer.step() is missing or behind a condition that never holds, or a gradient scaler
+    finds an overflow in every step and leaves it out; a few of those are how it finds its scale. Where the monitor is
+    stepped for every batch of an accumulation, a gap as long as one between two earlier steps is not reported.
+
+    ## Example
+    fires: 1x5 0x3
+    fires: 0x20 | update/skipped 1x20
+    quiet: 1x5 0x2 1x5
+    quiet: 0x8 1 | update/skipped 1x8 0
+    """
+    if not len(steps) or steps.last > 0:
+        return None
+    gaps = np.diff(np.flatnonzero(np.append(np.append(True, steps.values > 0), True))) - 1
+    idle, longest = int(gaps[-1]), int(gaps[1:-1].max(initial=0))
+    overflows = min(trailing(skipped.values > 0), idle) if skipped.at == steps.at else 0
+    if overflows >= settings.skipped_steps:
+        return found(
+            Severity.WARNING,
+            idle,
+            settings.skipped_steps,
+            lasting_steps=idle,
+            overflows=overflows,
+            loss_scale=scale.last,
+        )
+    bound = max(settings.steps, longest + 1)
+    if idle - overflows < bound:
+        return None
+    return found(Severity.WARNING, idle, bound, lasting_steps=idle)
+
+
+@rule(
+    "U106", "parameter-not-in-optimizer", reads=("update/frozen_cause",), per_scope=True, keep=100,
+    explains=("U101", "G109"),
+    message="{scope} is trainable, but no optimizer group holds it.",
+    remedies=(
+        add_to_optimizer(),
+        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+    ),
+)  # fmt: skip
+def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
+    """Trainable parameter that no optimizer group holds.
+
+    ## Why is this bad?
+    It gets gradients and never moves. It was added to the model after the optimizer was made, is left out by a filter
+    over names, or was replaced by another tensor when the model was moved or tied. Its gradient is not cleared by
+    optimizer.zero_grad() either, and grows without end.
+
+    ## Example
+    fires: update/frozen_cause{head.weight} 2
+    quiet: update/frozen_cause{head.weight} 0 1 5
+    """
+    for at in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
+        yield found(Severity.WARNING, causes.last[at], NO_BOUND, causes.scopes[at])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    frozen_weight: FrozenWeight = FrozenWeight()
+    optimizer_not_stepping: OptimizerNotStepping = OptimizerNotStepping()

@@ -1,0 +1,293 @@
+"""What holds for every rule, each clause as a function that raises an AssertionError where it does not."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import re
+import sys
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import numpy as np
+
+import forewarn
+from forewarn.judge.examples import Example, examples
+from forewarn.judge.headlines import headline, keys
+from forewarn.judge.history import History
+from forewarn.judge.judgement import Judge, RuleSet
+from forewarn.judge.registry import Rule
+from forewarn.measure.aggregates import spread
+from forewarn.settings import Settings
+from forewarn.types import Block, Finding, RunInfo, spelled_out
+from tests.judge.rules.runs import Run, info
+
+SOURCE = Path(forewarn.__file__).parent
+SCOPES = ("a.weight", "b.weight", "c.weight", "a.bias")
+FACTS = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"], groups=[{"lr": 1e-3, "weight_decay": 0.1}])
+WAITS = ("window", "steps", "checks", "minimum", "readings", "levels", "patience")
+"""Words in the name of a setting that is a length of time."""
+SMALL = frozenset({0, 1, 2, 3, 4})
+"""Numbers that need no name: places, halves, quarters and squares."""
+MADE_ELSEWHERE = {"monitor/rule_failed", "*_metric/*"}
+"""What the judge makes a finding of by itself, and what metrics of the user's own are called."""
+SAID_ONCE = {"X101"}
+"""Rules whose finding stays true without a further reading: a probe that failed does not come back."""
+JUDGED_OVER_A_COURSE = {"L103", "L104", "L105", "L106", "T101", "T102", "U105"}
+"""Rules about many readings in a row: among them one without a finite value does not matter."""
+
+
+def metrics_of(rule: Rule) -> tuple[str, ...]:
+    """What it reads; a pattern stands for one of its metrics."""
+    return tuple(name.replace("*", "any") for name in rule.reads)
+
+
+def strange_values() -> dict[str, np.ndarray]:
+    """Readings by what is strange about them, [steps × scopes]."""
+    columns = len(SCOPES)
+    filled = {
+        "constant": np.full((40, columns), 1.0), "nan": np.full((40, columns), np.nan),
+        "inf": np.full((40, columns), np.inf), "zero": np.zeros((40, columns)),
+        "negative": np.full((40, columns), -2.0), "minus inf": np.full((40, columns), -np.inf),
+        "empty": np.empty((0, columns)), "one": np.full((1, columns), 2.0), "two": np.full((2, columns), 2.0),
+        "huge": np.geomspace(1e-38, 3e38, 40 * columns).reshape(40, columns),
+        "falling": np.geomspace(3e38, 1e-38, 40 * columns).reshape(40, columns),
+        "mixed": np.resize([1.0, np.nan, np.inf, -1.0, 0.0, 1e30, 2.0], (150, columns)),
+        "noise": np.random.default_rng(0).normal(size=(200, columns)),
+    }  # fmt: skip
+    return {name: values.astype(np.float32) for name, values in filled.items()}
+
+
+def default_settings(rule: Rule) -> Settings | None:
+    return None if rule.settings is None else rule.settings()
+
+
+def findings_of(rule: Rule, example: Example) -> list[Finding]:
+    """What the rule sees anywhere in an example."""
+    history, judge = History(), Judge(RuleSet.of([rule]), example.info)
+    findings: list[Finding] = []
+    for step, blocks in example.steps():
+        history.append(blocks)
+        findings += judge(step, history, blocks).findings
+    assert not judge.failed
+    return findings
+
+
+def bears_strange_values(rule: Rule, values: np.ndarray, scopes: tuple[str, ...]) -> None:
+    """Nothing makes it raise, and it speaks only of what can take the finding back."""
+    history = History(window=256, detail_window=16)
+    settings, names = default_settings(rule), metrics_of(rule)
+    for step, row in enumerate(values):
+        for name in names:
+            history.append([Block(step, 0.0, name, scopes, row[: len(scopes)])])
+        places = [spelled_out(names[0], scope) for scope in scopes] if rule.is_about_a_pattern else scopes
+        for finding in rule.judge(step, history, settings, FACTS, names):
+            assert finding.code == rule.code
+            assert finding.step == step
+            assert finding.scope in places, "a finding has the scope of a reading that can take it back"
+    rule.judge(0, History(), settings, RunInfo())
+
+
+def speaks_only_of_new_readings(rule: Rule, exempt: Collection[str] = SAID_ONCE | JUDGED_OVER_A_COURSE) -> None:
+    """Once an example has fired, only a new finite reading of a metric in `when` can renew the alert, and its own."""
+    for example in examples(rule):
+        if not example.fires:
+            continue
+        for new in _later_steps(rule, example):
+            run = _fed(rule, example)
+            before = run.ledger.alerts
+            assert before, example.text
+            run.history.append(new)
+            judgement = run.judge(new[0].step, run.history, new)
+            run.ledger.update(judgement, run.history, run.info)
+            triggers = [block for block in new if any(fnmatchcase(block.name, name) for name in rule.when)]
+            read = {
+                (spelled_out(block.name, scope) if rule.is_about_a_pattern else scope): value
+                for block in triggers
+                for scope, value in zip(block.scopes, block.values.tolist(), strict=True)
+            }
+            for finding in judgement.findings:
+                assert triggers, "it speaks at a step at which nothing was read that it judges"
+                assert finding.scope in read or rule.code in exempt, f"{finding.scope} was not read at this step"
+                is_new = not math.isfinite(read.get(finding.scope, 0.0)) and not math.isfinite(finding.value)
+                assert is_new or rule.code in exempt, "it takes an old reading for a new one"
+            if not judgement.findings:
+                renewed = {alert.identity: alert.last for alert in run.ledger.alerts}
+                assert all(renewed[alert.identity] == alert.last for alert in before), "an old reading renewed an alert"
+
+
+def _fed(rule: Rule, example: Example) -> Run:
+    run = Run(info=example.info)
+    run.judge, run.ledger = Judge(RuleSet.of([rule]), example.info), type(run.ledger)([rule])
+    for step, blocks in example.steps():
+        run.feed(blocks, step)
+    return run
+
+
+def _later_steps(rule: Rule, example: Example) -> Iterator[list[Block]]:
+    """Steps after an example that hold nothing new for the rule to speak of.
+
+    Companions alone with what they last were; and each metric in `when` alone, without a finite value, of the scopes
+    that it had or of one that was never there before.
+    """
+    steps = list(example.steps())
+    last = {block.name: block for _, blocks in steps for block in blocks}
+    later = steps[-1][0] + 1
+    triggers = {name for name in last if any(fnmatchcase(name, pattern) for pattern in rule.when)}
+    companions = [dataclasses.replace(block, step=later) for name, block in last.items() if name not in triggers]
+    if companions:
+        yield companions
+    for name in triggers:
+        scopes = last[name].scopes
+        nothing = np.full(len(scopes), np.nan, np.float32)
+        yield [Block(later, 0.0, name, scopes, nothing)]
+        if scopes != ("",):
+            yield [Block(later, 0.0, name, ("never.seen",), nothing[:1])]
+
+
+def reads_every_setting(rule: Rule, except_for: Collection[str] = ()) -> None:
+    """Each of its settings is looked at, or read on behalf of the rule, while its examples and strange values run."""
+    assert rule.settings is not None
+    unread = {field.name for field in dataclasses.fields(rule.settings)} - settings_read(rule)
+    assert unread == set(except_for), f"{rule.name} never looks at {sorted(unread)}"
+
+
+def settings_read(rule: Rule) -> set[str]:
+    """The names of the settings whose values were looked at."""
+    assert rule.settings is not None
+    read: set[str] = set()
+    recording = _recording(rule.settings, read)
+    for readings, facts, names in _everything_to_judge(rule):
+        history = History(window=1024, detail_window=64)
+        judge = rule.judging(recording, facts)
+        for step, blocks in readings:
+            history.append(blocks)
+            judge(step, history, names)
+    return read
+
+
+def _recording(kind: type[Settings], read: set[str]) -> Settings:
+    """Default settings that write down which of their fields are looked at, once they are made."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    made = False
+
+    class Recording(kind):  # type: ignore[valid-type, misc]
+        def __getattribute__(self, name: str) -> Any:
+            # the identity of a baseline is made of all its numbers, whether or not it goes on to use them
+            if made and name in names and sys._getframe(1).f_code.co_name != "key":
+                read.add(name)
+            return super().__getattribute__(name)
+
+    recording = Recording()
+    made = True
+    return recording
+
+
+def _everything_to_judge(rule: Rule) -> Iterator[tuple[list[tuple[int, list[Block]]], RunInfo, tuple[str, ...]]]:
+    names = metrics_of(rule)
+    for example in examples(rule):
+        steps = list(example.steps())
+        yield steps, example.info, tuple({block.name for _, blocks in steps for block in blocks})
+    for values, scopes in itertools.product(strange_values().values(), (SCOPES, ("",))):
+        yield (
+            [
+                (step, [Block(step, 0.0, name, scopes, row[: len(scopes)]) for name in names])
+                for step, row in enumerate(values)
+            ],
+            FACTS,
+            names,
+        )
+
+
+def says_what_its_settings_count(kind: type[Settings]) -> None:
+    """A setting that is a length of time says whether it counts steps, readings or epochs."""
+    for field in dataclasses.fields(kind):
+        is_wait = any(word in field.name for word in WAITS)
+        counts = field.metadata.get("counts")
+        assert counts in ("steps", "readings", "epochs") or not is_wait, f"{kind.__name__}.{field.name} counts what?"
+
+
+def message_fits(rule: Rule) -> None:
+    """The findings of its examples have the keys of a message, each message is used, and each number has a name."""
+    seen = [finding for example in examples(rule) if example.fires for finding in findings_of(rule, example)]
+    assert seen
+    used: set[str] = set()
+    for finding in seen:
+        known = {"value", "bound", *finding.evidence, *(["scope"] if finding.scope else [])}
+        fitting = [message for message in rule.messages if keys(message) <= known]
+        assert fitting, f"no message has only the keys {sorted(known)}"
+        used.add(fitting[0])
+        said = headline(rule, finding)
+        assert re.fullmatch(r".+\.", said), said
+        assert not re.search(r"[{}]|\bnan\b", said), said
+    assert used == set(rule.messages), f"no example leads to {set(rule.messages) - used}"
+    names = {key for finding in seen for key, value in finding.evidence.items() if isinstance(value, str)}
+    for message in rule.messages:
+        _labels_its_numbers(message, {"scope", *names})
+
+
+def _labels_its_numbers(message: str, names: set[str]) -> None:
+    parts = list(Formatter().parse(message))
+    for position, (before, key, spec, _) in enumerate(parts):
+        assert not any(letter.isdigit() for letter in before), f"a number that is not from the evidence: {before!r}"
+        if key is None or key in names:
+            continue
+        after = parts[position + 1][0] if position + 1 < len(parts) else ""
+        left, right = before.rstrip(" (:,").split(" ")[-1], after.lstrip(" )").split(" ")[0]
+        assert _is_word(left) or _is_word(right), f"nothing says what {{{key}}} is in {message!r}"
+        if key.endswith("_steps"):
+            assert "step" in before + after, f"{{{key}}} has no unit in {message!r}"
+        if spec and spec.endswith("%"):
+            assert after, message
+
+
+def _is_word(text: str) -> bool:
+    return sum(map(str.isalpha, text)) >= 2
+
+
+def numbers_are_settings(source: str) -> None:
+    """No number of a rule hides in a function: it is a setting, or a constant of the file with a reason beside it."""
+    tree = ast.parse(source)
+    for node, after in itertools.zip_longest(tree.body, tree.body[1:]):
+        if isinstance(node, ast.FunctionDef):
+            numbers = {value for part in node.body for value in _numbers(part)}
+            assert numbers <= SMALL, f"{node.name} compares with {sorted(numbers - SMALL)}"
+        elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and set(_numbers(node)) - SMALL:
+            explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            assert explained, f"line {node.lineno}: nothing says what this number is for"
+
+
+def _numbers(node: ast.AST) -> Iterator[float]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, int | float) and not isinstance(part.value, bool):
+            yield part.value
+
+
+def reads_what_is_written(rule: Rule) -> None:
+    """A probe, the monitor or the judge itself writes each metric that it reads."""
+    for name in rule.reads:
+        written = name in MADE_ELSEWHERE | MADE_OF_PARTS or {name, name.partition("/")[2]} & _names_in_probes()
+        assert written, f"nobody writes {name}"
+
+
+@lru_cache(maxsize=1)
+def _names_in_probes() -> frozenset[str]:
+    """Every string in what measures: whole names of metrics, or quantities that are joined to a family."""
+    files = [*(SOURCE / "measure").rglob("*.py"), SOURCE / "monitor.py"]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+MADE_OF_PARTS = {f"monitor/update_ratio_{name}" for name in spread(np.ones(1))}
+"""Names that are put together from more than a family and a quantity."""
+
+
+def source_of(rule: Rule) -> Path:
+    return Path(inspect.getfile(rule.check))

@@ -1,0 +1,95 @@
+"""Rules about what does not move: a frozen weight is named with its cause, one that is meant to be is not."""
+
+import pytest
+
+from forewarn.types import FrozenCause, RunInfo, Severity
+from tests.judge.rules.runs import Run, info
+
+KNOWN = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
+
+
+def test_a_frozen_weight_names_its_cause_and_what_to_do_about_it():
+    wanted = {
+        FrozenCause.NOT_IN_OPTIMIZER: "add_to_optimizer",
+        FrozenCause.REQUIRES_GRAD_OFF: "set_requires_grad",
+        FrozenCause.NO_GRADIENT: "check_graph",
+        FrozenCause.ZERO_GRADIENT: "inspect_layer",
+        FrozenCause.ZERO_LR: "raise_lr",
+        FrozenCause.OPTIMIZER_NOT_STEPPED: "call_optimizer_step",
+        FrozenCause.STEP_SKIPPED: "lower_loss_scale",
+        FrozenCause.ROUNDED_AWAY: "keep_in_float32",
+    }
+    assert set(wanted) == set(FrozenCause) - {FrozenCause.MOVING, FrozenCause.ON_PURPOSE}
+    for cause, action in wanted.items():
+        run = Run("U101", info=RunInfo(groups=({"lr": 1e-3},)))
+        lr = 0.0 if cause is FrozenCause.ZERO_LR else 1e-3
+        run.feed({"train/lr": {"0": lr}, "update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": 0.0}})
+        (alert,) = run.ledger.firing
+        assert alert.finding.evidence["cause"] == cause.name.lower()
+        assert alert.finding.value == 0.0
+        assert alert.remedies[0].action == action
+        assert alert.severity is (Severity.INFO if cause is FrozenCause.STEP_SKIPPED else Severity.WARNING)
+
+
+@pytest.mark.parametrize(("left", "severity"), [(1e-14, Severity.INFO), (0.0, Severity.INFO), (0.1, Severity.WARNING)])
+@pytest.mark.parametrize("cause", [FrozenCause.ROUNDED_AWAY, FrozenCause.ZERO_GRADIENT, FrozenCause.MOVING])
+def test_on_a_solved_task_weights_that_stand_still_are_information(left, severity, cause):
+    run = Run("U101", "U103", info=KNOWN)
+    ratio = 1e-9 if cause is FrozenCause.MOVING else 0.0
+    for step in range(30):
+        readings = {"train/loss": 2.0 if step < 20 else left, "train/lr": {"0": 1e-3}}
+        if step >= 20:
+            readings |= {"update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": ratio}}
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert (alert.code, alert.severity) == ("U103" if ratio else "U101", severity)
+
+
+def test_the_levels_remember_how_high_the_loss_was_and_other_causes_stay_warnings():
+    for cause, severity in ((FrozenCause.ROUNDED_AWAY, Severity.INFO), (FrozenCause.NO_GRADIENT, Severity.WARNING)):
+        run = Run("U101")
+        run.feed({"train/loss": 1e-14, "train/loss_level": 2.0, "update/frozen_cause": {"a.weight": cause}})
+        assert run.ledger.alerts[0].severity is severity
+
+
+def test_what_moves_or_is_frozen_on_purpose_is_not_reported():
+    run = Run("U101", "U106")
+    for _ in range(10):
+        run.feed({"update/frozen_cause": {"a.weight": FrozenCause.MOVING, "b.weight": FrozenCause.ON_PURPOSE}})
+    assert run.ledger.alerts == ()
+
+
+def test_a_parameter_outside_the_optimizer_is_the_reason_why_it_is_frozen():
+    run = Run("U101", "U106")
+    run.feed({"train/lr": {"0": 1e-3}, "update/frozen_cause": {"head.weight": FrozenCause.NOT_IN_OPTIMIZER}})
+    assert [alert.code for alert in run.ledger.firing] == ["U106", "U101"]
+    assert str(run.ledger.firing[0].remedies[0]) == "add_to_optimizer parameter head.weight lr 0.001"
+
+
+def test_an_optimizer_that_never_steps_is_named_after_three_steps():
+    run = Run("U105").series("update/optimizer_steps", [0, 0, 0])
+    assert run.ledger.firing[0].finding.evidence["lasting_steps"] == 3
+
+
+def test_a_monitor_that_is_stepped_for_every_batch_of_an_accumulation_learns_the_gap():
+    run = Run("U105").series("update/optimizer_steps", [0, 0, 0, 0, 0, 0, 0, 1] * 20)
+    assert [alert.since for alert in run.ledger.alerts] == [2]
+    assert run.ledger.firing == ()
+
+
+def test_a_scaler_may_skip_some_steps_but_not_all():
+    def skipping(steps):
+        run = Run("U105")
+        for _ in range(steps):
+            run.feed({"update/optimizer_steps": 0.0, "update/skipped": 1.0, "train/loss_scale": 1.0})
+        return run
+
+    assert skipping(19).ledger.alerts == ()
+    assert skipping(20).ledger.firing[0].finding.evidence["overflows"] == 20
+
+
+def test_a_forgotten_step_is_seen_with_a_scaler_too():
+    run = Run("U105")
+    for skipped in (1.0, 0.0, 0.0, 0.0):
+        run.feed({"update/optimizer_steps": 0.0, "update/skipped": skipped})
+    assert run.ledger.firing
