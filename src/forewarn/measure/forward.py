@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import Tree
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 if TYPE_CHECKING:
@@ -107,19 +108,6 @@ def _tree(model: nn.Module) -> Tree:
     return _passing.get(id(model)) or Tree(model)
 
 
-def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
+def differentiable(output: Any) -> Iterator[Tensor]:
     """The tensors in what a module takes or gives that a backward pass comes through; a parameter in it is none."""
-    if isinstance(output, Tensor):
-        if output.grad_fn is not None:
-            yield output
-        return
-    inside: Iterable[Any] = ()
-    if isinstance(output, Mapping):
-        inside = output.values()
-    elif isinstance(output, list | tuple):
-        inside = output
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
-    if depth < 3:
-        for one in inside:
-            yield from differentiable(one, depth + 1)
+    return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)

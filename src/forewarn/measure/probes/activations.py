@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
 from forewarn.measure.forward import any_compiled, hookable_modules
-from forewarn.measure.layers import Layer, Layers, Output, is_leaf, tensors_of
+from forewarn.measure.layers import Layer, Layers, Output, is_leaf
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.units import DeadUnits, SaturatedUnits, from_state
@@ -77,7 +78,7 @@ class ActivationProbe(Probe):
         """A sigmoid or softmax that is the model's own answer is meant to be sure: it is not called saturated."""
         unsure = [each for each in self._layers.outputs.values() if each.tally.look in (Look.INSIDE, Look.PEAKED)]
         if unsure:
-            for _, tensor in tensors_of(output):
+            for _, tensor in nested_tensors(output):
                 for each in unsure:
                     each.is_answer = each.is_answer or each.is_in(tensor)
 

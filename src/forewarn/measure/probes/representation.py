@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.layers import is_leaf, tensors_of
+from forewarn.measure.layers import is_leaf
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 
@@ -54,7 +55,7 @@ class RepresentationProbe(Probe):
         return left
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
+        given = next((tensor for _, tensor in nested_tensors([*args, *kwargs.values()])), None)
         if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
             self._take(given)
 

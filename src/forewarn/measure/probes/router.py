@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import clean_name, unwrapped
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.types import Reason
 
@@ -122,10 +123,8 @@ class RouterProbe(Probe):
 
 def router_logits(output: Any) -> Tensor | None:
     """The tensor in a router's output with a number per expert: the widest, for it may also give the few it chose."""
-    several = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else (output,)
-    )
-    rows = [each for each in several if isinstance(each, Tensor) and each.is_floating_point() and each.dim() >= 2]
+    several = (tensor for _, tensor in nested_tensors(output, max_depth=1))
+    rows = [tensor for tensor in several if tensor.is_floating_point() and tensor.dim() >= 2]
     widest = max(rows, key=lambda each: each.shape[-1], default=None)
     return widest if widest is not None and widest.shape[-1] >= 2 and widest.numel() else None
 
