@@ -141,7 +141,7 @@ def test_a_probe_that_fails_when_asked_whether_it_heeds_is_switched_off_and_trai
         def needs_every_backward(self):
             raise ValueError("who knows")
 
-        def backward_begins(self, measured): ...
+        def backward_begins(self, step): ...
 
     loop = Loop(model, [], [Undecided()], Stopwatch())
     model(torch.ones(2, 3)).sum().backward()
@@ -153,9 +153,9 @@ def test_a_probe_that_only_waits_for_the_begin_is_heeded_on_every_step(model):
     begun = []
 
     class Waiting(Probe):
-        def backward_begins(self, measured):
-            begun.append(measured)
+        def backward_begins(self, step):
+            begun.append(step)
 
     Loop(model, [], [Waiting()], Stopwatch())
     model(torch.ones(2, 3)).sum().backward()
-    assert begun == [False]
+    assert [step.measured for step in begun] == [False]

@@ -15,6 +15,7 @@ from forewarn.measure.layers import is_leaf
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 MAX_ROWS = 64
 """Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
@@ -69,7 +70,7 @@ class RepresentationProbe(Probe):
                 self._sample.append(rows.to(wide(given.device), copy=True))
             self._num_rows += len(self._sample[-1])
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         sample, self._sample, self._num_rows = self._sample, [], 0
         if not sample or sum(map(len, sample)) < 2:
             return None
