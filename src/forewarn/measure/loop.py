@@ -155,12 +155,20 @@ class Loop:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer itself as well
             closure = kwargs.get("closure", given[0] if given else None)
-            if self.step.measured and self._parameter_index is not None and event == "before_update":
-                with self.stopwatch:
-                    self._parameter_index.refresh()
+            if self.step.measured and event == "before_update":
+                self._refresh_parameters()
             self._tell(event, at, optimizer, self.step, closure is not None)
 
         return stepped
+
+    def _refresh_parameters(self) -> None:
+        """Look whether the model has other parameters by now, before any probe asks for them."""
+        if self._parameter_index is not None:
+            with self.stopwatch:
+                try:
+                    self._parameter_index.refresh()
+                except Exception as error:
+                    self.report("list of parameters", "parameters", error)
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._forward is None and not self.step.measured:
