@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,27 @@ from torch import Tensor
 from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_course import LossCourse
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.metrics import is_reserved
 from forewarn.types import is_metric_name
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLoss:
+    """The course of the training loss in the epoch that ended; NaN where there were too few losses."""
+
+    mean: float
+    start: float
+    """Where the run started."""
+    end: float
+    peak: float
 
 
 class LossProbe(Probe):
     """`train/loss`, its moving average, its level every 32 steps, and whatever else `monitor.step` is given."""
 
     name = "loss"
+    provides = (EpochLoss,)
 
     def __init__(self, decay: float | None) -> None:
         self.course = LossCourse(decay)
@@ -32,7 +46,9 @@ class LossProbe(Probe):
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
         self._extra |= {name: as_scalar(name, value) for name, value in extra.items()}
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
+        if step.ends_epoch:
+            return Pending(decode=lambda _: self._end_epoch(step))
         given, self._extra = self._extra, {}
         if not given:
             return None
@@ -46,6 +62,12 @@ class LossProbe(Probe):
                         yield Reading(metric, ONE, reading)
 
         return Pending(list(given.values()), decode)
+
+    def _end_epoch(self, step: Step) -> Sequence[Reading]:
+        course = self.course
+        step.provide(EpochLoss(course.mean, course.start, course.end, course.peak))
+        course.begin_epoch()
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         return self.course.state_dict()

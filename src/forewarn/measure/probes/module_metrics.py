@@ -26,7 +26,8 @@ from forewarn.measure.metric_kinds import (
 from forewarn.measure.module_outputs import ROOT, tensors_in
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
-from forewarn.measure.probes.stepping import SteppingProbe
+from forewarn.measure.probes.stepping import Stepping
+from forewarn.measure.step import Step
 from forewarn.measure.step_log import StepLog
 from forewarn.types import is_metric_name
 
@@ -43,17 +44,15 @@ class MetricsProbe(Probe):
 
     name = "metrics"
 
-    def __init__(
-        self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[ModuleMetric]
-    ) -> None:
+    def __init__(self, parameter_index: ParameterIndex, metrics: Sequence[ModuleMetric]) -> None:
         self._parameter_index = parameter_index
-        self._stepping = stepping
         self._given = tuple(metrics)
         self._metrics = Metrics(_SEPARATOR)
         for each in metrics:
             _check(each)
             self._metrics.add(each)
         self._check_whole()
+        self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
         self._log = StepLog()
         self._comparisons = [
@@ -74,16 +73,16 @@ class MetricsProbe(Probe):
         for each in self._comparisons:
             each.forget()
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and not closure:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and not closure:
             self._ask_gradients(at, getattr(optimizer, "grad_scale", None))
 
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and closure:
+    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and closure:
             self._ask_gradients(at, None)
 
-    def collect(self, measured: bool) -> Pending | None:
-        if measured:
+    def collect(self, step: Step) -> Pending | None:
+        if step.measured:
             self._ask_parameters()
         if not self._log:
             return None
@@ -91,13 +90,13 @@ class MetricsProbe(Probe):
         packed = log.pack()
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            settled = packed.unpack(arrays)
+            settled, stepping = packed.unpack(arrays), step.get(Stepping)
             for key, error in settled.failures.items():
                 self._evaluation.failed(key.replace(_SEPARATOR, "/"), error)
             found: dict[str, dict[str, float]] = {}
             for key, value in settled.averages().items():
                 kind, scope, metric = key.split(_SEPARATOR, 2)
-                if kind != "gradient" or not self._stepping.skipped:
+                if kind != "gradient" or (stepping is not None and not stepping.skipped):
                     found.setdefault(self._series(kind, metric), {})[scope] = value
             for name, values in found.items():
                 yield Reading(name, tuple(values), list(values.values()))
