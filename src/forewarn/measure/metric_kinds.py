@@ -73,6 +73,11 @@ class Metric:
         return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
     @property
+    def compared_with(self) -> nn.Module | None:
+        """The reference that a difference metric was declared with."""
+        return getattr(self, "reference", None)
+
+    @property
     def built_in(self) -> str | None:
         """The quantity of the statistics engine that this metric is, if it is one."""
         if callable(self.fn):
@@ -140,10 +145,10 @@ class Metrics:
 
     def __init__(self, separator: str = "/") -> None:
         """`separator` stands between the parts of a key: kind, name of the module or parameter, name of the metric."""
-        self._separator = separator
+        self.separator = separator
         self._all: dict[tuple[str, str], Metric] = {}
         self._off: set[tuple[str, str]] = set()
-        self._asked: dict[tuple[str, str, str], Asked] = {}
+        self._asked: dict[tuple[str, str, str, int], Asked] = {}
 
     def __iter__(self) -> Iterator[Metric]:
         """Those that have not failed."""
@@ -165,25 +170,27 @@ class Metrics:
         """Whether there are metrics of these kinds."""
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
-    def built_in(self, kind: str, name: str) -> list[Metric]:
+    def built_in(self, kind: str, name: str, reference: nn.Module | None = None) -> list[Metric]:
         """The metrics of one kind that the statistics engine answers for the module or parameter of this name."""
-        return [each for each in self._matching(kind, name) if each.built_in]
+        return [each for each in self._matching(kind, name, reference) if each.built_in]
 
-    def asked(self, kind: str, name: str, prefix: str = "") -> Asked:
+    def asked(self, kind: str, name: str, prefix: str = "", reference: nn.Module | None = None) -> Asked:
         """What the metrics of one kind ask of the module or parameter of this name, in the order of adding.
 
-        Keys begin with `prefix`, by default the kind.
+        Keys begin with `prefix`, by default the kind. `reference` is the one that the metrics were declared with.
         """
-        known = self._asked.get((kind, name, prefix))
-        if known is None:
-            known = self._asked[kind, name, prefix] = self._found(kind, name, prefix or kind)
-        return known
+        place = (kind, name, prefix, id(reference))
+        if place not in self._asked:
+            self._asked[place] = self._found(kind, name, prefix or kind, reference)
+        return self._asked[place]
 
-    def _matching(self, kind: str, name: str) -> list[Metric]:
-        return [each for each in self if each.kind == kind and re.match(each.regex, name)]
+    def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[Metric]:
+        alike = (each for each in self if each.kind == kind and each.compared_with is reference)
+        return [each for each in alike if re.match(each.regex, name)]
 
-    def _found(self, kind: str, name: str, prefix: str) -> Asked:
-        matching = [(self._separator.join((prefix, name, each.name)), each) for each in self._matching(kind, name)]
+    def _found(self, kind: str, name: str, prefix: str, reference: nn.Module | None) -> Asked:
+        several = self._matching(kind, name, reference)
+        matching = [(self.separator.join((prefix, name, each.name)), each) for each in several]
         return Asked(
             tuple((key, each.built_in) for key, each in matching if each.built_in),
             tuple((key, each) for key, each in matching if not each.built_in),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forewarn.measure.comparison import Comparison
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.metric_evaluation import Evaluation, is_sharded
 from forewarn.measure.metric_kinds import (
@@ -21,13 +21,18 @@ from forewarn.measure.metric_kinds import (
     ActivationDifferenceMetric,
     Metric,
     Metrics,
-    ParameterDifferenceMetric,
 )
-from forewarn.measure.module_outputs import ROOT, tensors_in
+from forewarn.measure.module_outputs import (
+    ROOT,
+    NamedModules,
+    default_format_module_name_fn,
+    passing_on,
+    tensors_in,
+)
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import SteppingProbe
-from forewarn.measure.step_log import StepLog
+from forewarn.measure.references import Reference
 from forewarn.types import is_metric_name
 
 _SEPARATOR = "\n"
@@ -52,24 +57,31 @@ class MetricsProbe(Probe):
             _check(each)
             self._metrics.add(each)
         self._check_whole()
-        self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
-        self._log = StepLog()
-        self._comparisons = [
-            Comparison(several, _SEPARATOR, parameter_index, reference) for reference, several in _by_reference(metrics)
+        self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
+        declared = {id(each.compared_with): each.compared_with for each in metrics if each.compared_with is not None}
+        self._references = [
+            Reference(
+                NamedModules(each, default_format_module_name_fn, lambda name: False), self._evaluation, declared=each
+            )
+            for each in declared.values()
         ]
+        for reference in self._references:
+            self._check_reference(reference)
+        self._at_first = {name: parameter.detach().clone() for name, parameter in self._compared(None)}
+        """The weights at attaching, where a metric compares with them."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        running = [each for each in self._comparisons if each.runs]
+        running = [each for each in self._references if self._compares_activations(each)]
         if not running and not self._metrics.any("activation"):
             return ()
         reachable = hookable_modules(self._parameter_index.called)
-        places = [ModuleTap(module, left=self._leaving(name)) for name, module in reachable.items() if name]
-        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *places]
+        outputs = [passing_on(name, module, self._returned) for name, module in reachable.items() if name]
+        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *outputs]
 
     def forward_ended(self, output: Any) -> None:
         self._returned(ROOT, output)
         self._evaluation.forget()
-        for each in self._comparisons:
+        for each in self._references:
             each.forget()
 
     def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
@@ -83,32 +95,27 @@ class MetricsProbe(Probe):
     def collect(self, measured: bool) -> Pending | None:
         if measured:
             self._ask_parameters()
-        if not self._log:
+        if not self._evaluation.log:
             return None
-        log, self._log = self._log, StepLog()
-        packed = log.pack()
+        tensors, unpack = self._evaluation.take_log().pack()
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            settled = packed.unpack(arrays)
-            for key, error in settled.failures.items():
-                self._evaluation.failed(key.replace(_SEPARATOR, "/"), error)
             found: dict[str, dict[str, float]] = {}
-            for key, value in settled.averages().items():
+            for key, value in self._evaluation.averages(unpack(arrays)).items():
                 kind, scope, metric = key.split(_SEPARATOR, 2)
                 if kind != "gradient" or not self._stepping.skipped:
                     found.setdefault(self._series(kind, metric), {})[scope] = value
             for name, values in found.items():
                 yield Reading(name, tuple(values), list(values.values()))
 
-        return Pending(packed.tensors, decode)
+        return Pending(tensors, decode)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first().items()}}
+        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        at_first = self._at_first()
         for name, weights in state["at_first"].items():
-            known = at_first.get(name)
+            known = self._at_first.get(name)
             if known is not None and tuple(known.shape) == tuple(weights.shape):
                 known.copy_(_tensor(weights))
 
@@ -118,14 +125,11 @@ class MetricsProbe(Probe):
         suffix = re.sub(r"[^A-Za-z0-9.]+", "_", answer[len(metric.name) :]).strip("_.")
         return f"{series_name(metric)}_{suffix}" if suffix else series_name(metric)
 
-    def _leaving(self, name: str) -> Callable[..., None]:
-        return lambda args, kwargs, output: self._returned(name, output)
-
     def _returned(self, name: str, output: Any) -> None:
         for place, tensor in tensors_in(name, output):
-            self._evaluation.activation(self._log, "activation", place, tensor)
-            for each in self._comparisons:
-                each.activation(self._log, place, tensor)
+            self._evaluation.activation("activation", place, tensor)
+            for each in self._references:
+                each.compare(place, tensor)
 
     def _ask_gradients(self, at: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
@@ -134,26 +138,74 @@ class MetricsProbe(Probe):
                 for one in self._parameter_index.of(at)
             ]
             present = ((name, (_unscaled(gradient, scale),)) for name, gradient in held if gradient is not None)
-            self._evaluation.parameters(self._log, "gradient", present)
+            self._evaluation.parameters("gradient", present)
 
     def _ask_parameters(self) -> None:
         if not self._given:
             return
-        named: list[tuple[str, nn.Parameter]] = list(
-            zip(self._parameter_index.names, self._parameter_index.parameters, strict=True)
-        )
-        if self._metrics.any("parameter"):
-            self._evaluation.parameters(self._log, "parameter", ((name, (one,)) for name, one in named))
-        for each in self._comparisons:
-            each.parameters(self._log, named)
+        named = self._parameters()
+        self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
+        self._ask_differences(named, self._at_first, None)
+        for each in self._references:
+            if self._compared(each.declared):
+                self._ask_differences(named, dict(each.modules.parameters()), each.declared)
 
-    def _at_first(self) -> dict[str, Tensor]:
-        return {name: weights for each in self._comparisons for name, weights in each.at_first.items()}
+    def _ask_differences(
+        self, named: Iterable[tuple[str, nn.Parameter]], others: Mapping[str, Tensor], reference: nn.Module | None
+    ) -> None:
+        """All differences of parameters from others of the same names; not where a layer has got another shape."""
+        pairs = (
+            (name, (one, others[name])) for name, one in named if name in others and others[name].shape == one.shape
+        )
+        self._evaluation.parameters("parameter_difference", pairs, reference=reference)
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self._parameter_index.names, self._parameter_index.parameters, strict=True))
+
+    def _compared(self, reference: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that a difference metric with this reference asks about."""
+        ask = partial(self._metrics.asked, "parameter_difference", reference=reference)
+        return [(name, one) for name, one in self._parameters() if ask(name) != NOTHING]
+
+    def _compares_activations(self, reference: Reference) -> bool:
+        return any(
+            isinstance(each, ActivationDifferenceMetric) and each.compared_with is reference.declared
+            for each in self._metrics
+        )
+
+    def _check_reference(self, reference: Reference) -> None:
+        """A reference that can not be compared with is an error at attaching."""
+        others = dict(reference.modules.parameters())
+        own = {each.data_ptr() for each in self._parameter_index.parameters}
+        own -= {0}  # neither empty ones nor shards have an address
+        for name, each in others.items():
+            if each.data_ptr() in own:
+                raise ValueError(
+                    f"metrics: the reference shares {name} with the watched model; use copy.deepcopy(model)"
+                )
+            if is_sharded(each):
+                raise ValueError(
+                    f"metrics: {name} of the reference is sharded, and watch runs in the first process only"
+                )
+        for name, each in self._compared(reference.declared):
+            if name not in others or others[name].shape != each.shape:
+                raise ValueError(f"metrics: the reference has no {name} of shape {tuple(each.shape)} to compare with")
+        if self._compares_activations(reference):
+            names = (default_format_module_name_fn(name) for name, _ in self._parameter_index.model.named_modules())
+            reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
+            if any(module.training for module in reference.modules.root.modules()):
+                raise ValueError(
+                    "metrics: the reference is in training mode, where it would drop units at random and move its "
+                    "running statistics; call reference.eval() first"
+                )
 
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
-        for name, parameter in zip(self._parameter_index.names, self._parameter_index.parameters, strict=True):
-            if is_sharded(parameter) and any(self._metrics.asked(kind, name) != NOTHING for kind in kinds):
+        references = {id(each.compared_with): each.compared_with for each in self._given}.values()
+        for name, parameter in self._parameters():
+            if is_sharded(parameter) and any(
+                self._metrics.asked(kind, name, reference=each) != NOTHING for kind in kinds for each in references
+            ):
                 raise ValueError(
                     f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
                     "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
@@ -179,15 +231,6 @@ def series_name(metric: Metric) -> str:
 
 def _length(metric: Metric) -> int:
     return len(metric.name)
-
-
-def _by_reference(metrics: Sequence[Metric]) -> list[tuple[nn.Module | None, list[Metric]]]:
-    """The difference metrics, those of one reference together."""
-    found: dict[int, tuple[nn.Module | None, list[Metric]]] = {}
-    for each in metrics:
-        if isinstance(each, ActivationDifferenceMetric | ParameterDifferenceMetric):
-            found.setdefault(id(each.reference), (each.reference, []))[1].append(each)
-    return list(found.values())
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:

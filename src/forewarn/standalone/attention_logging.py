@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.measure.engine import attention_summary
-from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+from forewarn.standalone.module_monitor import ModuleMonitor
 
 
 def monitor_scaled_dot_product_attention(
