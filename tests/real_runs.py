@@ -19,7 +19,7 @@ from forewarn.lab.data import TokenBatches, bursts, classification, images, sequ
 from forewarn.lab.dual_task import DualTaskLSTM
 from forewarn.lab.gpt import GPT, GPTConfig
 from forewarn.lab.networks import CNN, MLP, LSTMClassifier
-from forewarn.measure.metric_kinds import Metric
+from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.views.task_lines import TaskView
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -63,7 +63,9 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def healthy(kind: str, seed: int, run: Path, steps: int = 200, metrics: Sequence[Metric] = ()) -> forewarn.Monitor:
+def healthy(
+    kind: str, seed: int, run: Path, steps: int = 200, metrics: Sequence[ModuleMetric] = ()
+) -> forewarn.Monitor:
     """A run as people train: AdamW, warm-up and cosine, clipping."""
     torch.manual_seed(seed)
     model, batches, peak = KINDS[kind](seed)
@@ -103,7 +105,7 @@ class Breakable:
         self.batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
         self.run = run
         self.config = forewarn.Config()
-        self.metrics: Sequence[Metric] = ()
+        self.metrics: Sequence[ModuleMetric] = ()
         self.resume = False
         self.clip: float | None = 1.0
         self.zero_grad = self.step_optimizer = True

@@ -19,7 +19,7 @@ from forewarn.config import Config
 from forewarn.judge.rules import enabled_rules
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
-from forewarn.measure.metric_kinds import Metric
+from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import unwrapped
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
@@ -66,7 +66,7 @@ def watch(
     policy: str | Policy = "observe",
     scaler: Any = None,
     resume: bool = False,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[ModuleMetric] = (),
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -168,7 +168,11 @@ def _check_plan(parameter_index: ParameterIndex, config: Config) -> None:
 
 
 def _probes(
-    parameter_index: ParameterIndex, config: Config, scaler: Any, stopwatch: Stopwatch, metrics: Sequence[Metric] = ()
+    parameter_index: ParameterIndex,
+    config: Config,
+    scaler: Any,
+    stopwatch: Stopwatch,
+    metrics: Sequence[ModuleMetric] = (),
 ) -> dict[str, Probe]:
     """Every probe, in the order in which they are read: what others build on comes first."""
     thresholds = config.thresholds
@@ -214,7 +218,7 @@ def _run_info(
     parameter_index: ParameterIndex,
     config: Config,
     predicate: Callable[[int], bool],
-    metrics: Sequence[Metric],
+    metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     return RunInfo(
         model=type(unwrapped(model)).__name__,
@@ -225,7 +229,7 @@ def _run_info(
         groups=tuple(_numbers(group) for each in parameter_index.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
-        metrics={series_name(each): each.range for each in metrics if isinstance(each, Metric)},
+        metrics={series_name(each): each.range for each in metrics if isinstance(each, ModuleMetric)},
         device=str(parameter_index.parameters[0].device),
         versions={
             "forewarn": __version__,

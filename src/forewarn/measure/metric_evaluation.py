@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from forewarn.measure.engine import Measurement, measure
 from forewarn.measure.engine.memory import is_dense
-from forewarn.measure.metric_kinds import NOTHING, Keys, Metric, Metrics
+from forewarn.measure.metric_kinds import NOTHING, Keys, Metrics, ModuleMetric
 from forewarn.measure.probes.loss import TAKE_A_PART
 from forewarn.measure.ranks import ELEMENTS, OWN, ROWS
 from forewarn.measure.step_log import Settled, StepLog
@@ -109,7 +109,7 @@ class Evaluation:
                     found = measure(wanted if in_one_piece else [_readable((one,)) for one in wanted])
                     self.log.rows(keys, found, how)
 
-    def _ask(self, metric: Metric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
+    def _ask(self, metric: ModuleMetric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
         if sharded and metric.reduce is None:
             raise ValueError(
                 "the tensor is sharded, and the metric does not say how the values of its shards make that of the "
@@ -137,7 +137,7 @@ class Evaluation:
                 self.logger.warning("the aggregation function of %s failed: %s; it is left out", told, _told(error))
         return settled.averages()
 
-    def _give_up(self, metric: Metric, name: str, error: Exception) -> None:
+    def _give_up(self, metric: ModuleMetric, name: str, error: Exception) -> None:
         what = f"{metric.kind} metric {metric.name!r} failed on {name}"
         if self._strict:
             raise RuntimeError(f"{what}: {_told(error)}") from error
@@ -157,7 +157,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _called(metric: Metric, tensors: Sequence[Tensor]) -> Tensor | float:
+def _called(metric: ModuleMetric, tensors: Sequence[Tensor]) -> Tensor | float:
     assert callable(metric.fn)
     result = metric.fn(*tensors)
     if not isinstance(result, _NUMBERS):

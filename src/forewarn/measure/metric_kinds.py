@@ -24,7 +24,7 @@ BUILT_IN = (*QUANTITIES, "abs_max", "rms")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ModuleMetric:
     """One question under a name, of one of the five kinds below.
 
     `fn` is a function of the tensor, or the name of a built-in metric: by default the one that is called `name`.
@@ -86,14 +86,14 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationMetric(Metric):
+class ActivationMetric(ModuleMetric):
     """Of what a module returns: `fn(activation)`."""
 
     kind = "activation"
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationDifferenceMetric(Metric):
+class ActivationDifferenceMetric(ModuleMetric):
     """Of what a module and its twin in the reference return for the same input: `fn(activation, reference)`."""
 
     kind = "activation_difference"
@@ -102,14 +102,14 @@ class ActivationDifferenceMetric(Metric):
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterMetric(Metric):
+class ParameterMetric(ModuleMetric):
     """Of a parameter: `fn(parameter)`, one number."""
 
     kind = "parameter"
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterDifferenceMetric(Metric):
+class ParameterDifferenceMetric(ModuleMetric):
     """Of a parameter and the reference's: `fn(parameter, reference)`, one number."""
 
     kind = "parameter_difference"
@@ -118,7 +118,7 @@ class ParameterDifferenceMetric(Metric):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientMetric(Metric):
+class GradientMetric(ModuleMetric):
     """Of a parameter's gradient: `fn(gradient)`, one number."""
 
     kind = "gradient"
@@ -132,7 +132,7 @@ class Asked(NamedTuple):
     """What is asked of one activation, parameter or gradient, each with the key of its answer."""
 
     built_in: Keys = ()
-    functions: tuple[tuple[str, Metric], ...] = ()
+    functions: tuple[tuple[str, ModuleMetric], ...] = ()
     aggregates: tuple[tuple[str, Aggregate], ...] = ()
     """Of built-in metrics that have one."""
 
@@ -146,15 +146,15 @@ class Metrics:
     def __init__(self, separator: str = "/") -> None:
         """`separator` stands between the parts of a key: kind, name of the module or parameter, name of the metric."""
         self.separator = separator
-        self._all: dict[tuple[str, str], Metric] = {}
+        self._all: dict[tuple[str, str], ModuleMetric] = {}
         self._off: set[tuple[str, str]] = set()
         self._asked: dict[tuple[str, str, str, int], Asked] = {}
 
-    def __iter__(self) -> Iterator[Metric]:
+    def __iter__(self) -> Iterator[ModuleMetric]:
         """Those that have not failed."""
         return (each for place, each in self._all.items() if place not in self._off)
 
-    def add(self, metric: Metric) -> None:
+    def add(self, metric: ModuleMetric) -> None:
         place = (metric.kind, metric.name)
         if place in self._all:
             kind = metric.kind.replace("_", " ").capitalize()
@@ -162,7 +162,7 @@ class Metrics:
         self._all[place] = metric
         self._asked.clear()
 
-    def switch_off(self, metric: Metric) -> None:
+    def switch_off(self, metric: ModuleMetric) -> None:
         self._off.add((metric.kind, metric.name))
         self._asked.clear()
 
@@ -170,7 +170,7 @@ class Metrics:
         """Whether there are metrics of these kinds."""
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
-    def built_in(self, kind: str, name: str, reference: nn.Module | None = None) -> list[Metric]:
+    def built_in(self, kind: str, name: str, reference: nn.Module | None = None) -> list[ModuleMetric]:
         """The metrics of one kind that the statistics engine answers for the module or parameter of this name."""
         return [each for each in self._matching(kind, name, reference) if each.built_in]
 
@@ -184,7 +184,7 @@ class Metrics:
             self._asked[place] = self._found(kind, name, prefix or kind, reference)
         return self._asked[place]
 
-    def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[Metric]:
+    def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[ModuleMetric]:
         alike = (each for each in self if each.kind == kind and each.compared_with is reference)
         return [each for each in alike if re.match(each.regex, name)]
 

@@ -29,7 +29,12 @@ def default_format_module_name_fn(name: str) -> str:
 class NamedModules:
     """The modules of one model by name, and hooks on those that are listened to."""
 
-    def __init__(self, model: nn.Module, format_name: Callable[[str], str], excluded: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        format_name: Callable[[str], str] = default_format_module_name_fn,
+        excluded: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         self.model = model
         self.root = unwrapped(model)
         self.names = {module: format_name(name) for name, module in self.root.named_modules()}

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from forewarn.measure.metric_evaluation import Evaluation
-from forewarn.measure.metric_kinds import NOTHING
+from forewarn.measure.metric_kinds import NOTHING, ModuleMetric
 from forewarn.measure.module_outputs import NamedModules, Returned, tensors_in
 
 
@@ -47,6 +47,11 @@ class Reference:
         self._missing = missing
         self._kept: dict[str, list[Tensor]] = {}
         self._compared: Counter[str] = Counter()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a metric asks about its activations."""
+        return any(each.kind == "activation_difference" for each in self._asking())
 
     def listen(self, returned: Returned | None = None) -> None:
         """Hear what its modules return; by default it is kept."""
@@ -97,24 +102,27 @@ class Reference:
 
         If it fails, nothing is compared with it any more.
         """
-        root, metrics = self.modules.root, self._evaluation.metrics
+        root = self.modules.root
         self.listen()
         try:
             if any(module.training for module in root.modules()):
                 raise RuntimeError("it is in training mode; call eval() on it")
             given, named = _copied((args, kwargs))
-            with torch.no_grad(), _random_numbers_kept(root):
+            with torch.no_grad(), random_numbers_kept(root.parameters()):
                 root(*given, **named)
         except Exception as error:
-            asking = [each for each in metrics if each.compared_with is self.declared]
+            asking = self._asking()
             self._evaluation.logger.warning(
                 "the reference of %s failed: %s: %s; nothing is compared with it from here on",
                 ", ".join(each.name for each in asking), type(error).__name__, error,
             )  # fmt: skip
             for each in asking:
-                metrics.switch_off(each)
+                self._evaluation.metrics.switch_off(each)
         finally:
             self.modules.stop_listening()
+
+    def _asking(self) -> list[ModuleMetric]:
+        return [each for each in self._evaluation.metrics if each.compared_with is self.declared]
 
     def _is_asked(self, name: str) -> bool:
         metrics = self._evaluation.metrics
@@ -141,9 +149,9 @@ def _copied(given: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _random_numbers_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever is drawn in this block, by torch, numpy or Python itself, was never drawn."""
-    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
+def random_numbers_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Whatever is drawn in this block, by torch on their devices, by numpy or Python itself, was never drawn."""
+    devices = {each.device for each in tensors if each.device.type == "cuda"}
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices):

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from forewarn.measure.module_hooks import ModuleHooks
 from forewarn.measure.module_outputs import ROOT, NamedModules
 from forewarn.measure.probe import ModuleTap
-from forewarn.measure.references import Reference
+from forewarn.measure.references import Reference, random_numbers_kept
 from forewarn.standalone.module_monitor import ModuleMonitor
 
 
@@ -46,11 +47,7 @@ class _Call:
         return first if isinstance(first, Tensor) and first.is_floating_point() else None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> _Call:
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        kwargs = {name: changed(each) for name, each in self.kwargs.items()}
-        return _Call(tuple(map(changed, self.args)), kwargs, change(self.output))
+        return _Call(*tree_map_only(Tensor, change, (self.args, self.kwargs, self.output)))
 
 
 class RefinedCoordinateCheck:
@@ -196,10 +193,9 @@ def _terms(
 
 def _forward(reference: nn.Module, now: _Call) -> Tensor:
     """What a module of the reference makes of another's input: no random number, no buffer and no input is changed."""
-    device = now.output.device
     call = now.mapped(lambda tensor: tensor.detach().clone())
     buffers = [(each, each.clone()) for each in reference.buffers()] if reference.training else []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with random_numbers_kept([now.output]):
         output = reference(*call.args, **call.kwargs)
     for buffer, before in buffers:
         buffer.copy_(before)

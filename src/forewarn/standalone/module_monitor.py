@@ -18,8 +18,8 @@ from forewarn.measure.metric_kinds import (
     ActivationMetric,
     Aggregate,
     GradientMetric,
-    Metric,
     Metrics,
+    ModuleMetric,
     ParameterDifferenceMetric,
     ParameterMetric,
     Reduce,
@@ -42,20 +42,9 @@ class ModuleMonitor:
     Results stay on their device until `end_step()` and reach the host in one transfer. There are hooks on the modules
     during a monitored step; during other steps there are none.
 
-    For code that logs through a monitor from elsewhere (attention, coordinate check):
-
-    - `is_monitoring(is_reference)`: whether what is logged now counts. A reference's activations count on the whole of
-      a monitored step, also within `no_monitor()`.
-    - `name_of(module)`: the name that a module of the model or of the reference is logged under, and whether it is the
-      reference's; `excluded(name)` tells whether that name is not to be monitored.
-    - `monitor_activations(name, tensor, is_reference)`: all activation metrics of a tensor. With `is_reference` a clone
-      is kept, if a difference metric asks for that name, until the next forward of the reference or the end of the
-      micro-batch.
-    - `log_tensor(key, tensor)`: keeps only the sum of the elements, on the device. It does nothing while a forward of
-      the reference is under way.
-    - `ignoring_reference()`: forwards of the reference within it are not taken for reference activations.
-    - `module`, `reference_module`: as they were given; `modules.heard` and `reference.modules.heard`: (name, module)
-      of all that is not excluded.
+    Code that logs from elsewhere (attention, the coordinate check) uses `is_monitoring`, `name_of`, `excluded`,
+    `monitor_activations`, `log_tensor` and `ignoring_reference`; `modules.heard` and `reference.modules.heard` are
+    (name, module) of all that is not excluded.
     """
 
     def __init__(
@@ -119,7 +108,7 @@ class ModuleMonitor:
         """`fn(gradient)`, as `gradient/{parameter}/{name}`."""
         self.add(GradientMetric(name, fn, metric_regex, reduce=reduce))
 
-    def add(self, metric: Metric) -> None:
+    def add(self, metric: ModuleMetric) -> None:
         """Add a metric of any kind; a name that its kind has already is an error."""
         if metric.healthy is not None:
             raise ValueError(f"metric {metric.name!r}: healthy= is judged in a watched run; use watch(metrics=[...])")
@@ -290,7 +279,10 @@ class ModuleMonitor:
             self.log_scalar(key, value, force=force)
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregate | None = None) -> None:
-        """The elements of a tensor: their mean over all micro-batches, or what `aggregation_fn` makes of them."""
+        """The elements of a tensor: their mean over all micro-batches, or what `aggregation_fn` makes of them.
+
+        Only their sum is kept unless there is such a function. Nothing is logged while the reference runs.
+        """
         if self.is_monitoring() and not self._within_reference():
             kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
             self._evaluation.log.tensor(key, kept, aggregation_fn)
@@ -300,7 +292,8 @@ class ModuleMonitor:
     def monitor_activations(self, module: str | nn.Module, activations: Any, is_reference: bool = False) -> None:
         """All activation metrics of a tensor, or of each tensor in a tuple, mapping or dataclass.
 
-        Hooks call this for the output of every module; call it for a tensor that is no module's output.
+        Call it for a tensor that is no module's output: hooks see the others. Of a reference, what a difference metric
+        asks for is kept until its next forward or the end of the micro-batch.
         """
         name, is_reference = self.name_of(module, is_reference)
         if not self.excluded(name):
@@ -357,14 +350,13 @@ class ModuleMonitor:
 
     def _listen(self, wanted: bool) -> None:
         """Have hooks on the modules while a monitored step is under way, and none else."""
+        for side in (self.modules, self.reference):
+            if side is not None and not wanted:
+                side.stop_listening()
         if self.modules is not None and wanted:
             self.modules.listen(self._forward_begins, self.heard, self._evaluation.forget)
-        elif self.modules is not None:
-            self.modules.stop_listening()
         if self.reference is not None and wanted:
             self.reference.listen(partial(self.heard, is_reference=True))
-        elif self.reference is not None:
-            self.reference.stop_listening()
 
     def _forward_begins(self) -> None:
         if self.reference is not None:
@@ -374,11 +366,8 @@ class ModuleMonitor:
         return self.reference is not None and self.reference.running > 0
 
     def _tell_missing_reference(self, name: str) -> None:
-        self.logger.warning(
-            "step %s: no reference activation for %s; run the reference before the monitored module",
-            self.current_step,
-            name,
-        )
+        text = "step %s: no reference activation for %s; run the reference before the monitored module"
+        self.logger.warning(text, self.current_step, name)
 
     def _tell_silence(self) -> None:
         """Hooks never fire inside compiled code: say so rather than log nothing."""

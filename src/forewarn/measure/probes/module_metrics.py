@@ -19,8 +19,8 @@ from forewarn.measure.metric_evaluation import Evaluation, is_sharded
 from forewarn.measure.metric_kinds import (
     NOTHING,
     ActivationDifferenceMetric,
-    Metric,
     Metrics,
+    ModuleMetric,
 )
 from forewarn.measure.module_outputs import (
     ROOT,
@@ -48,7 +48,9 @@ class MetricsProbe(Probe):
 
     name = "metrics"
 
-    def __init__(self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[Metric]) -> None:
+    def __init__(
+        self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[ModuleMetric]
+    ) -> None:
         self._parameter_index = parameter_index
         self._stepping = stepping
         self._given = tuple(metrics)
@@ -59,19 +61,14 @@ class MetricsProbe(Probe):
         self._check_whole()
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
         declared = {id(each.compared_with): each.compared_with for each in metrics if each.compared_with is not None}
-        self._references = [
-            Reference(
-                NamedModules(each, default_format_module_name_fn, lambda name: False), self._evaluation, declared=each
-            )
-            for each in declared.values()
-        ]
+        self._references = [Reference(NamedModules(each), self._evaluation, each) for each in declared.values()]
         for reference in self._references:
             self._check_reference(reference)
         self._at_first = {name: parameter.detach().clone() for name, parameter in self._compared(None)}
         """The weights at attaching, where a metric compares with them."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        running = [each for each in self._references if self._compares_activations(each)]
+        running = [each for each in self._references if each.is_compared]
         if not running and not self._metrics.any("activation"):
             return ()
         reachable = hookable_modules(self._parameter_index.called)
@@ -121,7 +118,10 @@ class MetricsProbe(Probe):
 
     def _series(self, kind: str, answer: str) -> str:
         """The series of a metric, and behind it what its aggregation added: `spread[max]` is `spread_max`."""
-        metric = max((each for each in self._given if each.kind == kind and answer.startswith(each.name)), key=_length)
+        metric = max(
+            (each for each in self._given if each.kind == kind and answer.startswith(each.name)),
+            key=lambda each: len(each.name),
+        )
         suffix = re.sub(r"[^A-Za-z0-9.]+", "_", answer[len(metric.name) :]).strip("_.")
         return f"{series_name(metric)}_{suffix}" if suffix else series_name(metric)
 
@@ -147,8 +147,7 @@ class MetricsProbe(Probe):
         self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
         self._ask_differences(named, self._at_first, None)
         for each in self._references:
-            if self._compared(each.declared):
-                self._ask_differences(named, dict(each.modules.parameters()), each.declared)
+            self._ask_differences(named, dict(each.modules.parameters()), each.declared)
 
     def _ask_differences(
         self, named: Iterable[tuple[str, nn.Parameter]], others: Mapping[str, Tensor], reference: nn.Module | None
@@ -167,12 +166,6 @@ class MetricsProbe(Probe):
         ask = partial(self._metrics.asked, "parameter_difference", reference=reference)
         return [(name, one) for name, one in self._parameters() if ask(name) != NOTHING]
 
-    def _compares_activations(self, reference: Reference) -> bool:
-        return any(
-            isinstance(each, ActivationDifferenceMetric) and each.compared_with is reference.declared
-            for each in self._metrics
-        )
-
     def _check_reference(self, reference: Reference) -> None:
         """A reference that can not be compared with is an error at attaching."""
         others = dict(reference.modules.parameters())
@@ -190,7 +183,7 @@ class MetricsProbe(Probe):
         for name, each in self._compared(reference.declared):
             if name not in others or others[name].shape != each.shape:
                 raise ValueError(f"metrics: the reference has no {name} of shape {tuple(each.shape)} to compare with")
-        if self._compares_activations(reference):
+        if reference.is_compared:
             names = (default_format_module_name_fn(name) for name, _ in self._parameter_index.model.named_modules())
             reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
             if any(module.training for module in reference.modules.root.modules()):
@@ -201,11 +194,8 @@ class MetricsProbe(Probe):
 
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
-        references = {id(each.compared_with): each.compared_with for each in self._given}.values()
         for name, parameter in self._parameters():
-            if is_sharded(parameter) and any(
-                self._metrics.asked(kind, name, reference=each) != NOTHING for kind in kinds for each in references
-            ):
+            if is_sharded(parameter) and any(each.kind in kinds and re.match(each.regex, name) for each in self._given):
                 raise ValueError(
                     f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
                     "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
@@ -213,7 +203,7 @@ class MetricsProbe(Probe):
 
 
 def _check(metric: Any) -> None:
-    if not isinstance(metric, Metric) or not metric.kind:
+    if not isinstance(metric, ModuleMetric) or not metric.kind:
         raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and their like, not {metric!r}")
     if isinstance(metric, ActivationDifferenceMetric) and metric.reference is None:
         raise ValueError(
@@ -224,13 +214,9 @@ def _check(metric: Any) -> None:
         raise ValueError(f"metrics: {metric.name!r} can not be the name of a series; use letters, digits and _")
 
 
-def series_name(metric: Metric) -> str:
+def series_name(metric: ModuleMetric) -> str:
     """The name under which a metric is recorded; a suffix of its aggregation comes after it."""
     return f"{metric.kind}_metric/{metric.name}"
-
-
-def _length(metric: Metric) -> int:
-    return len(metric.name)
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:
