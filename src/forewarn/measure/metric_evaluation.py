@@ -46,7 +46,7 @@ class Evaluation:
     def activation(self, kind: str, name: str, *tensors: Tensor, reference: nn.Module | None = None) -> None:
         """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
         asked = self.metrics.asked(kind, name, reference=reference)
-        if asked == NOTHING:
+        if asked is NOTHING:
             return
         if asked.built_in:
             try:
@@ -90,7 +90,7 @@ class Evaluation:
         with torch.no_grad():
             for name, tensors in named:
                 asked = self.metrics.asked(kind, name, prefix, reference)
-                if asked == NOTHING:
+                if asked is NOTHING:
                     continue
                 sharded = is_sharded(tensors[0])
                 own = tuple(map(local, tensors)) if sharded else tensors

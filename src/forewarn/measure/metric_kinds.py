@@ -148,7 +148,7 @@ class Metrics:
         self.separator = separator
         self._all: dict[tuple[str, str], ModuleMetric] = {}
         self._off: set[tuple[str, str]] = set()
-        self._asked: dict[tuple[str, str, str, int], Asked] = {}
+        self._asked: dict[tuple[str, str, str, nn.Module | None], Asked] = {}
 
     def __iter__(self) -> Iterator[ModuleMetric]:
         """Those that have not failed."""
@@ -179,10 +179,10 @@ class Metrics:
 
         Keys begin with `prefix`, by default the kind. `reference` is the one that the metrics were declared with.
         """
-        place = (kind, name, prefix, id(reference))
-        if place not in self._asked:
-            self._asked[place] = self._found(kind, name, prefix or kind, reference)
-        return self._asked[place]
+        known = self._asked.get((kind, name, prefix, reference))
+        if known is None:
+            known = self._asked[kind, name, prefix, reference] = self._found(kind, name, prefix or kind, reference)
+        return known
 
     def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[ModuleMetric]:
         alike = (each for each in self if each.kind == kind and each.compared_with is reference)
@@ -191,11 +191,12 @@ class Metrics:
     def _found(self, kind: str, name: str, prefix: str, reference: nn.Module | None) -> Asked:
         several = self._matching(kind, name, reference)
         matching = [(self.separator.join((prefix, name, each.name)), each) for each in several]
-        return Asked(
+        asked = Asked(
             tuple((key, each.built_in) for key, each in matching if each.built_in),
             tuple((key, each) for key, each in matching if not each.built_in),
             tuple((key, each.aggregate) for key, each in matching if each.built_in and each.aggregate),
         )
+        return NOTHING if asked == NOTHING else asked  # always the same object, so callers can use `is`
 
 
 def _is_range(given: Any) -> bool:

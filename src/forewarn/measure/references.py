@@ -126,7 +126,7 @@ class Reference:
 
     def _is_asked(self, name: str) -> bool:
         metrics = self._evaluation.metrics
-        return metrics.asked("activation_difference", name, reference=self.declared) != NOTHING
+        return metrics.asked("activation_difference", name, reference=self.declared) is not NOTHING
 
     def _begins(self) -> None:
         self.running += 1

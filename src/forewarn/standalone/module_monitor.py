@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.metric_evaluation import Evaluation
 from forewarn.measure.metric_kinds import (
     ActivationDifferenceMetric,
@@ -284,8 +285,9 @@ class ModuleMonitor:
         Only their sum is kept unless there is such a function. Nothing is logged while the reference runs.
         """
         if self.is_monitoring() and not self._within_reference():
-            kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
-            self._evaluation.log.tensor(key, kept, aggregation_fn)
+            with hidden_from_checkpointing():
+                kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
+                self._evaluation.log.tensor(key, kept, aggregation_fn)
 
     # Measuring
 
@@ -297,7 +299,8 @@ class ModuleMonitor:
         """
         name, is_reference = self.name_of(module, is_reference)
         if not self.excluded(name):
-            self.heard(name, activations, is_reference)
+            with hidden_from_checkpointing():
+                self.heard(name, activations, is_reference)
 
     def heard(self, name: str, activations: Any, is_reference: bool = False) -> None:
         """What a module that is not excluded has returned."""

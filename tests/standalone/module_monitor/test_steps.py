@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from forewarn import ModuleMonitor
+from forewarn import ModuleMonitor, MonitorMixin, monitor_scaled_dot_product_attention
 from tests.test_no_host_sync import Counting
 
 
@@ -231,11 +231,22 @@ def test_training_is_bit_identical_with_the_monitor_dropout_included():
     assert torch.equal(bare[2], monitored[2])
 
 
+class LogsProducts(MonitorMixin, nn.Module):
+    """Logs what costs matrix products of its own, from inside its forward."""
+
+    def forward(self, x):
+        if self.is_monitoring:
+            monitor = self.get_module_monitor()
+            monitor.monitor_activations("by hand", x)
+            monitor_scaled_dot_product_attention(monitor, self, *3 * [x[None]])
+        return x.tanh()
+
+
 def test_gradients_survive_selective_checkpointing():
     """It hands out what the forward kept as "the third `mm`": a metric's own `mm` in between must not count."""
 
     def policy(context, operation, *args, **kwargs):
-        save = operation in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        save = operation in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
         return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
     class Selective(nn.Sequential):
@@ -245,18 +256,19 @@ def test_gradients_survive_selective_checkpointing():
 
     torch.manual_seed(0)
     linear = functools.partial(nn.Linear, 4, 4, bias=False)
-    layers = [linear(), nn.Tanh(), linear(), nn.Tanh(), linear()]
+    layers = [linear(), LogsProducts(), linear(), LogsProducts(), linear()]
     x = torch.randn(3, 4)
     bare = torch.autograd.grad(nn.Sequential(*layers)(x).square().sum(), layers[0].weight)[0]
     model = Selective(*layers)
     monitor = ModuleMonitor(lambda step: True)
     monitor.set_module(model)
-    monitor.add_activation_metric("gram", lambda y: torch.mm(y, y.T).sum())
+    monitor.add_activation_metric("gram", lambda y: (y @ y.mT).sum())
     monitor.begin_step(0)
     model(x).square().sum().backward()
     monitor.end_step()
     assert torch.equal(layers[0].weight.grad, bare)
-    assert len(monitor.get_step_metrics()) == 6
+    found = monitor.get_step_metrics()
+    assert {"activation/by hand/gram", "activation/1.head_0.key/gram", "attention_entropy/3.head_0"} < found.keys()
 
 
 @pytest.mark.parametrize("built_in", [False, True])

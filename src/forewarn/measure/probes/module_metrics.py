@@ -164,7 +164,7 @@ class MetricsProbe(Probe):
     def _compared(self, reference: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
         """The parameters that a difference metric with this reference asks about."""
         ask = partial(self._metrics.asked, "parameter_difference", reference=reference)
-        return [(name, one) for name, one in self._parameters() if ask(name) != NOTHING]
+        return [(name, one) for name, one in self._parameters() if ask(name) is not NOTHING]
 
     def _check_reference(self, reference: Reference) -> None:
         """A reference that can not be compared with is an error at attaching."""
