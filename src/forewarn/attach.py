@@ -97,7 +97,7 @@ def watch(
     first = _is_first_process(policy)
     stopwatch = Stopwatch()
     probes = _probes(parameter_index, settings, scaler, stopwatch, metrics)
-    loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch)
+    loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch, parameter_index)
     writer = None
     if first:
         resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
@@ -174,26 +174,29 @@ def _probes(
     stopwatch: Stopwatch,
     metrics: Sequence[ModuleMetric] = (),
 ) -> dict[str, Probe]:
-    """Every probe, in the order in which they are read: what others build on comes first."""
+    """Every probe by its name, in any order: they are called in the order that follows from what they need."""
     thresholds = config.thresholds
-    stepping = SteppingProbe(parameter_index.optimizers, scaler)
     reader = TensorReader(HISTOGRAM_BLOCKS[config.histograms], config.exact_percentiles)
-    gradients = GradientProbe(
-        parameter_index, stepping, scaler, reader,
-        vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
-    )  # fmt: skip
-    updates = UpdateProbe(
-        parameter_index, stepping, gradients, sample_size=config.sample_size,
-        threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
-    )  # fmt: skip
-    loss = LossProbe(config.ema_decay if config.enable_ema_loss else None)
-    plateau = thresholds.validation_plateau
     everything: list[Probe] = [
-        LearningRateProbe(parameter_index.optimizers, config.plan.share), stepping, loss, gradients,
-        GainProbe(parameter_index, config.blocks, gradients, config.mean_gain_drift_window), updates,
-        WeightProbe(parameter_index, updates, reader), SpeedProbe(stopwatch), SystemProbe(), UserProbe(),
-        MetricsProbe(parameter_index, stepping, metrics), TaskProbe(parameter_index, scaler),
-        EvaluationProbe(loss, change=plateau.change, window=plateau.window),
+        LearningRateProbe(parameter_index.optimizers, config.plan.share),
+        SteppingProbe(parameter_index.optimizers, scaler),
+        LossProbe(config.ema_decay if config.enable_ema_loss else None),
+        GradientProbe(
+            parameter_index, scaler, reader,
+            vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
+        ),
+        GainProbe(parameter_index, config.blocks, config.mean_gain_drift_window),
+        UpdateProbe(
+            parameter_index, sample_size=config.sample_size,
+            threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
+        ),
+        WeightProbe(parameter_index, reader),
+        SpeedProbe(stopwatch),
+        SystemProbe(),
+        UserProbe(),
+        MetricsProbe(parameter_index, metrics),
+        TaskProbe(parameter_index, scaler),
+        EvaluationProbe(change=thresholds.validation_plateau.change, window=thresholds.validation_plateau.window),
     ]  # fmt: skip
     if config.activations:
         everything.append(ActivationProbe(

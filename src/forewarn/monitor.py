@@ -32,6 +32,7 @@ from forewarn.measure.probes.tasks import Shared
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.recording import Collected, recorded
 from forewarn.measure.schedule import Escalation
+from forewarn.measure.step import Step
 from forewarn.measure.transfer import Transfer
 from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunInfo, Severity
@@ -113,7 +114,7 @@ class Monitor:
         with self._stopwatch:
             try:
                 self._give(loss, extra)
-                now = Collected(self.at, time.time(), self._loop.collect())
+                now = Collected(self.at, time.time(), *self._loop.collect())
                 self._transfer.send(now, now.tensors)
                 outcome = self._conclude(self._transfer.receive())
                 self._loop.measured = self._schedule.measured(self.at + 1)
@@ -146,7 +147,7 @@ class Monitor:
             try:
                 self.at = max(self.at, self._epoch_ended + 2)  # an epoch without a step has a number of its own
                 self._epoch_ended = self.at - 1
-                return self._keep(probe, wait=True)
+                return self._keep((self._probes["loss"], probe), Step(ends_epoch=True), wait=True)
             except Exception as error:
                 self._loop.report("monitor itself", "monitor", error)
                 return Outcome()
@@ -174,7 +175,9 @@ class Monitor:
         self._check_open()
         gradients = self._probes["gradients"]
         assert isinstance(gradients, GradientProbe)
-        return gradients.clip(max_norm, error_if_nonfinite)
+        norm = gradients.clip(max_norm, error_if_nonfinite)
+        self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+        return norm
 
     def combine_losses(
         self,
@@ -255,7 +258,8 @@ class Monitor:
             "patience": self._patience.state_dict(),
             "adjusted": sorted(map(list, self._adjusted)),
             "balance": self._tasks.state_dict(),
-            "probes": {name: probe.state_dict() for name, probe in self._probes.items()},
+            "unavailable": self._loop.availability.state_dict(),
+            "probes": {name: self._loop.guard(probe, probe.state_dict) or {} for name, probe in self._probes.items()},
         }
         portable: dict[str, Any] = to_tensors(state)
         return portable
@@ -276,7 +280,8 @@ class Monitor:
         self._tasks.load_state_dict(state.get("balance", {}))
         for name, probe in self._probes.items():
             if state["probes"].get(name):
-                probe.load_state_dict(state["probes"][name])
+                self._loop.guard(probe, probe.load_state_dict, state["probes"][name])
+        self._loop.availability.load_state_dict(state.get("unavailable", {}))
         if self._writer is not None and self._writer.failure is None:
             self._writer.close("rewound")
             self._writer = RunWriter(self._writer.path, info=self.info, config=self.config.to_dict(), resume_at=self.at)
@@ -341,7 +346,8 @@ class Monitor:
 
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
         """The readings of one step in the form that is stored, and those that are judged."""
-        readings = [*step.readings(arrays, self._loop.guard), *self._troubles()]
+        readings = step.readings(arrays, self._loop.guard)
+        readings += [*self._loop.unavailable(step.context), *self._troubles()]
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
         return recorded(step.step, step.time, readings)
@@ -362,14 +368,15 @@ class Monitor:
 
     def _keep_what_was_logged(self) -> None:
         """Take what was logged since the last step into that step."""
-        self._keep(self._probes["user"], wait=self._closed)
+        self._keep((self._probes["user"],), Step(), wait=self._closed)
 
-    def _keep(self, probe: Probe, wait: bool) -> Outcome:
-        """Take what a probe was given since the last step into that step."""
-        pending = probe.collect(False)
-        if pending is None:
+    def _keep(self, probes: Sequence[Probe], context: Step, wait: bool) -> Outcome:
+        """Take what some probes were given since the last step into that step."""
+        pending = self._loop.collect_from(probes, context)
+        if not pending:
             return Outcome()
-        self._transfer.send(Collected(max(0, self.at - 1), time.time(), [(probe, pending)]), pending.tensors)
+        late = Collected(max(0, self.at - 1), time.time(), context, pending)
+        self._transfer.send(late, late.tensors)
         return self._conclude(self._transfer.receive(wait=wait))
 
     def _check_open(self) -> None:

@@ -129,6 +129,7 @@ class Reason(IntEnum):
     NO_FORWARD_SEEN = 6
     UNEVEN_SCALE = 7
     EVALUATION_MODE = 8
+    PROVIDER_FAILED = 9
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
@@ -156,6 +157,7 @@ _REASON_IN_WORDS = {
     Reason.ONE_BATCH: "a step has one batch, with none to compare it to",
     Reason.RANK_GRADIENT_UNSEEN: "the gradient of one rank can not be seen before those of all ranks are averaged",
     Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
+    Reason.PROVIDER_FAILED: "the probe it builds on failed",
 }
 
 

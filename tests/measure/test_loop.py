@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import forewarn
 from forewarn.measure.loop import Loop
-from forewarn.measure.probe import GradientTap, Probe
+from forewarn.measure.probe import ONE, GradientTap, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.transfer import Transfer
 
 
 class Follower(Probe):
@@ -141,7 +143,7 @@ def test_a_probe_that_fails_when_asked_whether_it_heeds_is_switched_off_and_trai
         def needs_every_backward(self):
             raise ValueError("who knows")
 
-        def backward_begins(self, measured): ...
+        def backward_begins(self, step): ...
 
     loop = Loop(model, [], [Undecided()], Stopwatch())
     model(torch.ones(2, 3)).sum().backward()
@@ -153,9 +155,156 @@ def test_a_probe_that_only_waits_for_the_begin_is_heeded_on_every_step(model):
     begun = []
 
     class Waiting(Probe):
-        def backward_begins(self, measured):
-            begun.append(measured)
+        def backward_begins(self, step):
+            begun.append(step)
 
     Loop(model, [], [Waiting()], Stopwatch())
     model(torch.ones(2, 3)).sum().backward()
-    assert begun == [False]
+    assert [step.measured for step in begun] == [False]
+
+
+# ---- one step and the next ----
+
+
+class Counter(Probe):
+    """As simple as a probe can be."""
+
+    name = "counter"
+
+    def __init__(self):
+        self.steps = 0
+
+    def collect(self, step):
+        self.steps += 1
+        return Pending(decode=lambda arrays: [Reading("user/steps", ONE, self.steps)])
+
+
+def test_a_name_and_collect_make_a_probe(model):
+    loop = Loop(model, [], [Counter()], Stopwatch())
+    _, [(probe, pending)] = loop.collect()
+    assert probe.name == "counter"
+    assert list(pending.decode([])) == [Reading("user/steps", ("",), 1)]
+
+
+def test_what_was_provided_for_one_step_is_gone_at_the_next(model):
+    loop = Loop(model, [], [], Stopwatch())
+    loop.step.provide(3.5)
+    first, _ = loop.collect()
+    assert first.get(float) == 3.5
+    assert loop.step.get(float) is None
+
+
+def test_readings_that_arrive_a_step_later_are_those_of_readings_that_are_there_at_once(small, watch):
+    class Late(Transfer):
+        """Keeps the newest step back, as an accelerator does."""
+
+        def receive(self, wait=False):
+            newest = [] if wait else [self._queue.pop()]
+            received = super().receive(wait)
+            self._queue.extend(newest)
+            return received
+
+    def run(transfer, fail_at=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = watch(model, optimizer)
+        monitor._transfer = transfer
+        for step in range(6):
+            if step == fail_at:
+                monitor._probes["stepping"].before_update = None
+                monitor._loop._listeners.clear()
+            loss = model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+        monitor.close()
+        with forewarn.open_run(monitor._writer.path) as stored:
+            wanted = ("update/ratio", "gradient/norm", "gradient/global_norm", "update/frozen_cause")
+            series = [stored.series(name, scope) for name in wanted for scope in stored.scopes(name)]
+            return [(one.steps.tolist(), one.values.tolist()) for one in series], monitor.alerts
+
+    assert run(Late()) == run(Transfer())
+    readings, alerts = run(Late(), fail_at=3)
+    assert {tuple(steps) for steps, _ in readings} == {(0, 1, 2)}
+    assert {alert.code for alert in alerts} == {"X101", "X103"}
+
+
+# ---- doors ----
+
+
+def explode(*args):
+    raise RuntimeError("broken on purpose")
+
+
+@pytest.mark.parametrize(
+    ("event", "answer"),
+    [
+        ("module_taps", lambda: [3]),
+        ("module_taps", lambda: 3),
+        ("gradient_taps", lambda: [3]),
+        ("gradient_taps", lambda: [GradientTap(torch.ones(1), print)]),
+        ("collect", lambda step: 3),
+        ("collect", lambda step: Pending([torch.empty(1, device="meta")])),
+        ("collect", lambda step: Pending(decode=lambda arrays: None)),
+    ],
+)
+def test_wrong_answers_of_a_probe_stay_behind_the_door(event, answer, small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    monitor._loop.probes.append(wrong := Counter())
+    setattr(wrong, event, answer)
+    _train(model, optimizer, monitor)
+    assert list(monitor._loop.failures) == ["counter"]
+
+
+def test_a_tap_on_a_tensor_without_a_gradient_stays_behind_the_door(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    monitor._loop.probes.append(wrong := Counter())
+    tap = GradientTap(torch.ones(1), print)
+    wrong.module_taps = lambda: [ModuleTap(model[0], left=lambda args, kwargs, output: [tap])]
+    _train(model, optimizer, monitor)
+    assert list(monitor._loop.failures) == ["counter"]
+
+
+@pytest.mark.parametrize(
+    "part", ["_forward_begins", "_forward_ended", "_backward_reached", "_backward_ended", "_gradients_settled", "_tell"]
+)
+def test_a_failure_of_the_loop_itself_stays_behind_the_door(part, small, watch, monkeypatch):
+    model, optimizer = small
+    monkeypatch.setattr(Loop, part, explode)
+    monitor = watch(model, optimizer)
+    _train(model, optimizer, monitor)
+    assert list(monitor._loop.failures) == ["hooks"]
+
+
+def test_parameters_that_can_not_be_listed_are_one_failure_and_hide_no_step(small, watch, monkeypatch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    monkeypatch.setattr("forewarn.measure.parameters.ParameterIndex.refresh", explode)
+    _train(model, optimizer, monitor)
+    assert [alert.scope for alert in monitor.alerts] == ["parameters"]
+    assert monitor.history.series("update/optimizer_steps").values.tolist() == [1, 1, 1]
+
+
+def test_clipping_works_whatever_becomes_of_its_norm(small, watch, monkeypatch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    monkeypatch.setattr(monitor._probes["gradients"], "clipped", explode)
+    model(torch.ones(3, 4)).square().sum().backward()
+    norm = monitor.clip_grad_norm_(1e-3)
+    clipped = torch.cat([each.grad.flatten() for each in model.parameters()]).norm()
+    assert float(norm) > 1e-3
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+    assert list(monitor._loop.failures) == ["gradients"]
+
+
+def _train(model, optimizer, monitor, steps=3):
+    for _ in range(steps):
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)

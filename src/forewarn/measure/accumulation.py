@@ -13,6 +13,7 @@ from torch import Tensor
 from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.noise_scale import NoiseScale
 from forewarn.measure.probe import ONE, Array, Reading
+from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 
@@ -55,8 +56,6 @@ class Accumulation:
         """Times that passes followed an optimizer step within this step."""
         self._num_forwards = 0
         self._noise = NoiseScale()
-        self._reason = Reason.AVAILABLE
-        """Why there was no noise scale the last time."""
 
     def forward_begins(self) -> None:
         self._num_forwards += 1
@@ -102,7 +101,9 @@ class Accumulation:
         self._rounds = self._num_forwards = 0
         return passes
 
-    def readings(self, passes: Passes, left: Array, first: float, last: float, num_ranks: int) -> Iterator[Reading]:
+    def readings(
+        self, step: Step, passes: Passes, left: Array, first: float, last: float, num_ranks: int
+    ) -> Iterator[Reading]:
         """What is recorded; `left` is what was in the gradients when each pass of the step began."""
         if not passes.places:
             return
@@ -116,19 +117,13 @@ class Accumulation:
         if whole and passes.num_forwards >= num_passes:  # several losses of one forward pass are not several batches
             per_pass = num_ranks if passes.is_alone else 1
             self._noise.update(num_passes * per_pass, first, last * per_pass, per_pass)
-            yield from self._unavailable(Reason.AVAILABLE)
+            step.unavailable("gradient/noise_scale", Reason.AVAILABLE)
             if not math.isnan(scale := self._noise.value):
                 yield Reading("gradient/noise_scale", ONE, scale)
         elif num_ranks > 1 and passes.first is None:
-            yield from self._unavailable(Reason.RANK_GRADIENT_UNSEEN)
+            step.unavailable("gradient/noise_scale", Reason.RANK_GRADIENT_UNSEEN)
         elif num_passes == 1:
-            yield from self._unavailable(Reason.ONE_BATCH)
-
-    def _unavailable(self, reason: Reason) -> Iterator[Reading]:
-        """Said when it changes: it is a property of the loop."""
-        if reason is not self._reason:
-            self._reason = reason
-            yield Reading("monitor/unavailable", ("gradient/noise_scale",), [float(reason)])
+            step.unavailable("gradient/noise_scale", Reason.ONE_BATCH)
 
     def state_dict(self) -> dict[str, Any]:
         return {"expected": self.expected, "noise": self._noise.state_dict()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_hooks import ModuleHooks, first_forward_only
 from forewarn.measure.module_tree import Tree
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ class ForwardPass:
         _passing[id(root)] = loop.tree
         try:
             for probe in self._probes:
-                loop.guard(probe, probe.forward_begins)
-                for place in loop.guard(probe, probe.module_taps) or ():
-                    self._put(probe, place)
+                loop.guard(probe, self._begin, probe)
         finally:
             _passing.clear()
 
@@ -52,11 +51,16 @@ class ForwardPass:
             self._loop.guard(probe, probe.forward_ended, output)
         self._given, self._leaving_root = ((), {}), []  # hooks that tensors keep must not hold what the model was given
 
-    def _put(self, probe: Probe, place: ModuleTap) -> None:
-        entered = None if place.entered is None else self._passing_on(probe, place.entered)
-        left = None if place.left is None else self._passing_on(probe, place.left)
-        if place.module is not self._root:
-            self._hooks.put_on(ModuleTap(place.module, entered, left))
+    def _begin(self, probe: Probe) -> None:
+        probe.forward_begins()
+        for tap in probe.module_taps():
+            self._put(probe, tap)
+
+    def _put(self, probe: Probe, tap: ModuleTap) -> None:
+        entered = None if tap.entered is None else self._passing_on(probe, tap.entered)
+        left = None if tap.left is None else self._passing_on(probe, tap.left)
+        if tap.module is not self._root:
+            self._hooks.put_on(ModuleTap(tap.module, entered, left))
             return
         if entered is not None:
             first_forward_only(entered)(self._root, *self._given)
@@ -64,11 +68,14 @@ class ForwardPass:
             self._leaving_root.append(first_forward_only(left))
 
     def _passing_on(self, probe: Probe, target: Callable[..., Iterable[GradientTap] | None]) -> Callable[..., None]:
+        def follow(*what: Any) -> None:
+            for tap in target(*what) or ():
+                tap.tensor.register_hook(Hook(guarded(self._loop, probe, tap.reached)))
+
         def seen(*what: Any) -> None:
             if self._is_open and probe in self._loop.probes:
                 with self._loop.stopwatch:
-                    for each in self._loop.guard(probe, target, *what) or ():
-                        each.tensor.register_hook(Hook(guarded(self._loop, probe, each.reached)))
+                    self._loop.guard(probe, follow, *what)
 
         return seen
 
@@ -102,19 +109,6 @@ def _tree(model: nn.Module) -> Tree:
     return _passing.get(id(model)) or Tree(model)
 
 
-def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
+def differentiable(output: Any) -> Iterator[Tensor]:
     """The tensors in what a module takes or gives that a backward pass comes through; a parameter in it is none."""
-    if isinstance(output, Tensor):
-        if output.grad_fn is not None:
-            yield output
-        return
-    inside: Iterable[Any] = ()
-    if isinstance(output, Mapping):
-        inside = output.values()
-    elif isinstance(output, list | tuple):
-        inside = output
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = (getattr(output, name, None) for name in output.__dataclass_fields__)
-    if depth < 3:
-        for one in inside:
-            yield from differentiable(one, depth + 1)
+    return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)

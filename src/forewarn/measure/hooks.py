@@ -24,12 +24,21 @@ def own_pass() -> Iterator[None]:
 
 
 class Hook:
-    """A hook whose copy and whose pickle do nothing, so that `deepcopy(model)` and `torch.save(model)` work."""
+    """A door through which torch calls us; its copy and its pickle do nothing, so that models can be copied and saved.
+
+    With `failed` it is also the outer guard: no exception gets through to torch, and `failed` is told of it.
+    """
 
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
 
-    def __init__(self, target: Callable[..., None] | None = None, traced: bool = False) -> None:
+    def __init__(
+        self,
+        target: Callable[..., None] | None = None,
+        traced: bool = False,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._target = target
+        self._failed = failed
         self._traced = traced
         """Whether torch.compile may meet it while it traces a model: it is then left out of the graph."""
 
@@ -37,7 +46,12 @@ class Hook:
         if self._traced and torch.compiler.is_compiling():
             return
         if self._target is not None and not _own_passes:
-            self._target(*args)
+            try:
+                self._target(*args)
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._failed(error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()

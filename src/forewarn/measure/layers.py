@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Tally
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
+from forewarn.measure.nested import nested_tensors
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -24,8 +24,6 @@ _NOT_ZERO_BELOW_ZERO = ("leaky", "prelu", "rrelu")
 """Parts of the names of those relatives of ReLU in which a unit is never off."""
 _ROWS_PER_PLANE = 8
 """The positions of one image resemble each other: a plane counts as so many rows of a sample."""
-_DEPTH = 3
-"""Levels of tuples, mappings and dataclasses in which the tensors of an output are looked for."""
 
 
 def is_leaf(name: str, module: nn.Module) -> bool:
@@ -34,23 +32,6 @@ def is_leaf(name: str, module: nn.Module) -> bool:
         return False
     children = (child for child, _ in module.named_children() if child != "parametrizations")
     return isinstance(module, nn.MultiheadAttention) or next(children, None) is None
-
-
-def tensors_of(output: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in an output, each with where it is: `[0]`, `[1][state]`."""
-    if isinstance(output, Tensor):
-        yield name, output
-        return
-    inside: Any = ()
-    if isinstance(output, Mapping):
-        inside = output.items()
-    elif isinstance(output, list | tuple):
-        inside = enumerate(output)
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = ((field, getattr(output, field, None)) for field in output.__dataclass_fields__)
-    if depth < _DEPTH:
-        for key, one in inside:
-            yield from tensors_of(one, f"{name}[{key}]", depth + 1)
 
 
 class Layers:
@@ -88,7 +69,7 @@ class Layer:
                 self._only = self._output(self._scope)
             self._only.see(output)
         else:
-            for suffix, tensor in tensors_of(output):
+            for suffix, tensor in nested_tensors(output):
                 self._output(self._scope + suffix).see(tensor)
 
     def _output(self, scope: str) -> Output:

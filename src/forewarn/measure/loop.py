@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.measure.availability import Availability
+from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
 from forewarn.measure.forward import ForwardPass, differentiable, guarded
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import Tree
-from forewarn.measure.probe import Pending, Probe
+from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.step import Step
 from forewarn.measure.transfer import on_host
+from forewarn.types import Reason
 
 _log = logging.getLogger("forewarn")
 
@@ -29,14 +34,22 @@ class Loop:
     """Watches one model and its optimizers, and keeps every failure of a probe away from the training."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], probes: Sequence[Probe], stopwatch: Stopwatch
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        probes: Sequence[Probe],
+        stopwatch: Stopwatch,
+        parameter_index: ParameterIndex | None = None,
     ) -> None:
-        self.measured = False
-        """Whether the step under way is measured in detail."""
+        self.step = Step()
+        """The step under way."""
+        self.availability = Availability()
+        self._dependencies = Dependencies(probes)
+        self._parameter_index = parameter_index
         self.failures: dict[str, str] = {}
         """Probes that raised, with what they said; they are switched off."""
-        self.probes = list(probes)
-        """Those that are still switched on."""
+        self.probes = list(self._dependencies.order)
+        """Those that are still switched on, each after those it builds on."""
         self._listeners: dict[str, list[Probe]] = {}
         """By event: those of them that do something then; worked out at the first event after a change."""
         self.stopwatch = stopwatch
@@ -47,12 +60,21 @@ class Loop:
         self._followed: list[tuple[Tensor, Any]] = []
         """Parameters with a hook of this backward pass, and how to take it off."""
         self._handles = [
-            model.register_forward_pre_hook(Hook(self._forward_begins, traced=True), with_kwargs=True),
-            model.register_forward_hook(Hook(self._forward_ended, traced=True), always_call=True),
+            model.register_forward_pre_hook(self._door(self._forward_begins, traced=True), with_kwargs=True),
+            model.register_forward_hook(self._door(self._forward_ended, traced=True), always_call=True),
         ]
         for at, optimizer in enumerate(optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(Hook(self._stepper("before_update", at))))
-            self._handles.append(optimizer.register_step_post_hook(Hook(self._stepper("after_update", at))))
+            self._handles.append(optimizer.register_step_pre_hook(self._door(self._stepper("before_update", at))))
+            self._handles.append(optimizer.register_step_post_hook(self._door(self._stepper("after_update", at))))
+
+    @property
+    def measured(self) -> bool:
+        """Whether the step under way is measured in detail."""
+        return self.step.measured
+
+    @measured.setter
+    def measured(self, measured: bool) -> None:
+        self.step.measured = measured
 
     def close(self) -> None:
         """Take every hook back."""
@@ -62,18 +84,31 @@ class Loop:
         self._end_forward(None)
         self._let_go()
 
-    def collect(self) -> list[tuple[Probe, Pending]]:
-        """The readings of the step that ends now, each ready to travel."""
+    def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
+        """The step that ends now and its readings, each ready to travel."""
         self._let_go()  # a pass that raised has not come to its end
+        step, self.step = self.step, Step(self.step.measured)
+        return step, self.collect_from(self.probes, step)
+
+    def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
+        """The readings of some probes, which come in the order in which they build on each other."""
         collected = []
-        for probe in list(self.probes):
+        for probe in list(probes):
             try:
-                pending = probe.collect(self.measured)
+                pending = None if probe.name in self.failures else probe.collect(step)
                 if pending is not None:
                     collected.append((probe, _ready(pending)))
             except Exception as error:
                 self._switch_off(probe, error)
         return collected
+
+    def unavailable(self, step: Step) -> Iterator[Reading]:
+        """What could not be measured on a step, once all its readings are decoded."""
+        if self.failures:
+            for metric in self._dependencies.lost(step, self.probes):
+                step.unavailable(metric, Reason.PROVIDER_FAILED)
+        if step.reasons:
+            yield from self.availability.news(step.reasons)
 
     def runs(self, probe: Probe) -> bool:
         """Whether a probe measures in this process: not on other ranks, and not once it has failed."""
@@ -98,6 +133,10 @@ class Loop:
             _log.error("the %s failed; training goes on without it", what, exc_info=error)
             self.failures[name] = f"{type(error).__name__}: {error}"
 
+    def _door(self, target: Callable[..., None], traced: bool = False) -> Hook:
+        """A hook that torch may call: nothing that raises behind it gets out."""
+        return Hook(target, traced, lambda error: self.report("hooks of the monitor", "hooks", error))
+
     def _tell(self, event: str, *args: Any) -> None:
         with self.stopwatch:
             for probe in self._listening(event):
@@ -116,16 +155,27 @@ class Loop:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer itself as well
             closure = kwargs.get("closure", given[0] if given else None)
-            self._tell(event, at, optimizer, self.measured, closure is not None)
+            if self.step.measured and event == "before_update":
+                self._refresh_parameters()
+            self._tell(event, at, optimizer, self.step, closure is not None)
 
         return stepped
 
+    def _refresh_parameters(self) -> None:
+        """Look whether the model has other parameters by now, before any probe asks for them."""
+        if self._parameter_index is not None:
+            with self.stopwatch:
+                try:
+                    self._parameter_index.refresh()
+                except Exception as error:
+                    self.report("list of parameters", "parameters", error)
+
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._forward is None and not self.measured:
+        if self._forward is None and not self.step.measured:
             return
         with self.stopwatch:
             self._end_forward(None)
-            if self.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
+            if self.step.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
                 self._forward = ForwardPass(self, module, args, kwargs)
 
     def _end_forward(self, output: Any) -> None:
@@ -140,11 +190,11 @@ class Loop:
                 self._end_forward(output)
         if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
             return
-        if not self.measured and not self._is_heeded():
+        if not self.step.measured and not self._is_heeded():
             return
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
-                tensor.register_hook(Hook(self._backward_reached, traced=True))
+                tensor.register_hook(self._door(self._backward_reached, traced=True))
         except Exception as error:  # an output that can not even be looked at
             self.report("watch on the backward pass", "backward", error)
 
@@ -158,8 +208,8 @@ class Loop:
         if task == self._graph_task:
             return
         self._graph_task = task
-        self._tell("backward_begins", self.measured)
-        if self.measured:
+        self._tell("backward_begins", self.step)
+        if self.step.measured:
             self._follow()
         self._at_the_end(self._backward_ended)
 
@@ -171,9 +221,9 @@ class Loop:
                 self.guard(probe, self._follow_for, probe)
 
     def _follow_for(self, probe: Probe) -> None:
-        for each in probe.gradient_taps():
-            hook = Hook(guarded(self, probe, each.reached))
-            self._followed.append((each.tensor, each.tensor.register_hook(hook)))
+        for tap in probe.gradient_taps():
+            hook = Hook(guarded(self, probe, tap.reached))
+            self._followed.append((tap.tensor, tap.tensor.register_hook(hook)))
 
     def _let_go(self) -> None:
         """Take them off, and what torch would call in their place: an empty list of hooks costs time too."""
@@ -189,11 +239,11 @@ class Loop:
 
     def _gradients_settled(self) -> None:
         self._let_go()
-        self._tell("backward_ended", self.measured)
+        self._tell("backward_ended", self.step)
 
     def _at_the_end(self, callback: Callable[[], None]) -> None:
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(callback)
+            torch.autograd.Variable._execution_engine.queue_callback(self._door(callback))
         except Exception as error:  # compiled autograd takes none
             self.report("watch on the backward pass", "backward", error)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from forewarn.measure.module_hooks import ModuleHooks
 from forewarn.measure.module_tree import clean_name, unwrapped
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ModuleTap
 
@@ -87,22 +88,11 @@ def passing_on(name: str, module: nn.Module, returned: Returned) -> ModuleTap:
     return ModuleTap(module, left=lambda args, kwargs, output: returned(name, output))
 
 
-def tensors_in(name: str, output: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of an output: itself under `name`, those in tuples, mappings and dataclasses under `name[place]`.
 
     Inside such a structure only tensors of real or complex numbers count: indices and masks have no mean.
     """
-    if isinstance(output, Tensor):
-        if depth == 0 or output.is_floating_point() or output.is_complex():
-            yield name, output
-        return
-    inside: Mapping[Any, Any] = {}
-    if isinstance(output, Mapping):
-        inside = output
-    elif isinstance(output, list | tuple):
-        inside = dict(enumerate(output))
-    elif hasattr(output, "__dataclass_fields__"):
-        inside = {field: getattr(output, field, None) for field in output.__dataclass_fields__}
-    if depth < _MAX_DEPTH:
-        for place, one in inside.items():
-            yield from tensors_in(f"{name}[{place}]", one, depth + 1)
+    for place, tensor in nested_tensors(output, _MAX_DEPTH):
+        if not place or tensor.is_floating_point() or tensor.is_complex():
+            yield name + place, tensor

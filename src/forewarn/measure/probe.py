@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import Numbers
+from forewarn.measure.step import Step
 from forewarn.types import Counts
 
 Array = NDArray[np.float64]
@@ -45,7 +46,7 @@ class Pending:
 
     tensors: Sequence[Numbers] = ()
     decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
-    """Takes one float64 array of the same shape per tensor."""
+    """Takes one float64 array of the same shape per tensor; on an accelerator, a step later."""
 
 
 class GradientTap(NamedTuple):
@@ -71,44 +72,50 @@ class ModuleTap:
 
 
 class Probe:
-    """Base of all probes; a probe overrides the events it needs. Whatever it raises switches it off, never the run.
+    """Base of all probes. A simple one has a `name` and overrides `collect`; others override the events they need.
 
-    Nothing here may draw random numbers, change a tensor or wait for the device.
+    Whatever a probe raises switches it off and never reaches the run. Nothing here may draw random numbers, change a
+    tensor or wait for the device. What one probe knows and another needs goes through the `Step`: no probe holds
+    another, and the order in which they are called follows from what they declare here.
     """
 
     name = ""
+    provides: Sequence[type] = ()
+    """The types of the facts that this probe leaves with `step.provide`: frozen dataclasses."""
+    needs: Mapping[type, Sequence[str]] = {}
+    """The types of the facts that it takes with `step.get`, and which of its metrics are unavailable without each."""
 
     def forward_begins(self) -> None:
-        """A forward pass of the model, in training mode and on a measured step, is about to run."""
+        """The model is about to run forward, in training mode and on a measured step."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        """Where to look while that pass runs."""
+        """The modules to look at during that forward pass."""
         return ()
 
     def forward_ended(self, output: Any) -> None:
-        """That pass is over, also when it or this probe failed; `output` is None if it raised."""
+        """The forward pass is over, also when it or this probe failed; `output` is None if it raised."""
 
     def needs_every_backward(self) -> bool:
-        """Whether a probe that overrides the next ones has a use for them even if this step is not measured."""
+        """Whether this probe needs backward events on unmeasured steps."""
         return True
 
-    def backward_begins(self, measured: bool) -> None:
-        """The first gradient of a backward pass through the model is about to be computed."""
+    def backward_begins(self, step: Step) -> None:
+        """A backward pass through the model is about to compute its first gradient."""
 
     def gradient_taps(self) -> Sequence[GradientTap]:
-        """Parameters whose gradients to see in the pass that begins, on a measured step; let go at its end."""
+        """The parameters whose gradients to see in that backward pass, on a measured step."""
         return ()
 
-    def backward_ended(self, measured: bool) -> None:
-        """All gradients of a backward pass through the model have been accumulated."""
+    def backward_ended(self, step: Step) -> None:
+        """The backward pass has accumulated all its gradients."""
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         """Optimizer number `at` is about to step; with a closure, gradients do not exist yet."""
 
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         """Optimizer number `at` has stepped."""
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         """The readings of the step that ends now; called once per `monitor.step`."""
         return None
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.types import Block, Distribution
 
 
@@ -19,6 +20,7 @@ class Collected:
 
     step: int
     time: float
+    context: Step
     pending: list[tuple[Probe, Pending]]
 
     @property

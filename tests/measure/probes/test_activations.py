@@ -10,7 +10,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import forewarn
-from forewarn.measure.layers import is_leaf, tensors_of
+from forewarn.measure.layers import is_leaf
+from forewarn.measure.nested import nested_tensors
 from forewarn.types import Reason
 from tests.conftest import last
 from tests.test_no_host_sync import Counting
@@ -173,7 +174,7 @@ def test_deeply_nested_outputs_are_not_followed_for_ever():
     nested = torch.ones(1)
     for _ in range(5):
         nested = [nested]
-    assert list(tensors_of(nested)) == []
+    assert list(nested_tensors(nested)) == []
 
 
 # ---- units ----

@@ -312,7 +312,7 @@ def test_a_model_that_passes_a_parameter_on_gathers_no_hooks(watch):
 
 def test_an_output_that_can_not_be_looked_at_is_left_alone(watch):
     class Strange(dict):
-        def values(self):
+        def items(self):
             raise RuntimeError("not now")
 
     class Model(nn.Linear):

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from forewarn.lab.gpt import GPT, GPTConfig
 from forewarn.measure.probes.logits import LogitsProbe, output_logits
+from forewarn.measure.step import Step
 from tests.conftest import last
 
 X, TARGETS = torch.linspace(-2, 2, 60).reshape(12, 5), torch.arange(12) % 4
@@ -154,5 +155,5 @@ def test_without_a_backward_pass_nothing_is_said():
     probe = LogitsProbe(net())
     probe.forward_begins()
     probe.forward_ended(net()(X))
-    assert probe.collect(True) is None
-    assert probe.collect(True) is None
+    assert probe.collect(Step(measured=True)) is None
+    assert probe.collect(Step(measured=True)) is None

@@ -152,7 +152,7 @@ def test_gradients_are_left_alone_and_no_probe_takes_the_pass_for_a_backward_pas
     monitor = watch(model, optimizer)
     told = []
     gradients = monitor._probes["gradients"]
-    gradients.backward_begins = gradients.backward_ended = lambda measured: told.append(measured)
+    gradients.backward_begins = gradients.backward_ended = told.append
     loss = monitor.combine_losses(losses_of(model))
     assert told == []
     assert all(parameter.grad is None for parameter in model.parameters())

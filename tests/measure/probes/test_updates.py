@@ -266,3 +266,24 @@ class TestWeightUpdateMonitor:
     def test_settings_out_of_range_are_refused(self):
         with pytest.raises(ValueError, match="sample_size must be at least 1"):
             WeightUpdateMonitor(sample_size=0)
+
+
+@pytest.mark.parametrize("event", ["before_update", "after_update", "collect"])
+def test_weights_are_not_called_frozen_when_it_is_unknown_whether_the_optimizer_stepped(event, small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+
+    def explode(*args):
+        raise RuntimeError("broken on purpose")
+
+    setattr(monitor._probes["stepping"], event, explode)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+    assert {alert.name for alert in monitor.alerts} == {"probe-failed", "unavailable"}
+    assert "update/frozen_cause" not in monitor.history.names()
+    unavailable = {alert.scope: alert.finding.evidence["reason"] for alert in monitor.alerts if alert.code == "X103"}
+    assert unavailable["update/frozen_cause"] == "the probe it builds on failed"

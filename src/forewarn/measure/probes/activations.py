@@ -12,9 +12,11 @@ from torch.optim import Optimizer
 
 from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
 from forewarn.measure.forward import any_compiled, hookable_modules
-from forewarn.measure.layers import Layer, Layers, Output, is_leaf, tensors_of
+from forewarn.measure.layers import Layer, Layers, Output, is_leaf
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.measure.units import DeadUnits, SaturatedUnits, from_state
 from forewarn.types import Reason
 
@@ -51,8 +53,6 @@ class ActivationProbe(Probe):
         self._hidden = False
         """Whether part of the model is compiled."""
         self._updated = False
-        self._reason = Reason.AVAILABLE
-        """What was said last about readings that are missing."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
         self._layers.channels_first = None
@@ -77,16 +77,16 @@ class ActivationProbe(Probe):
         """A sigmoid or softmax that is the model's own answer is meant to be sure: it is not called saturated."""
         unsure = [each for each in self._layers.outputs.values() if each.tally.look in (Look.INSIDE, Look.PEAKED)]
         if unsure:
-            for _, tensor in tensors_of(output):
+            for _, tensor in nested_tensors(output):
                 for each in unsure:
                     each.is_answer = each.is_answer or each.is_in(tensor)
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         self._updated = True
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         updated, self._updated = self._updated, False
-        if not measured:
+        if not step.measured:
             return None
         outputs = self._layers.outputs
         scopes, places = tuple(outputs), [output.tally.at for output in outputs.values()]
@@ -97,11 +97,11 @@ class ActivationProbe(Probe):
             for quantity, value in self._of_units(scope, output):
                 of_units.setdefault(quantity, {})[scope] = value
         travelling = [one for values in of_units.values() for one in values.values() if isinstance(one, Tensor)]
-        news = self._news(seen, updated)
+        reason = self._reason(seen)
+        if reason is Reason.AVAILABLE or reason is Reason.COMPILED or updated:
+            step.unavailable("activation/mean", reason)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            if news is not None:
-                yield Reading("monitor/unavailable", ("activation/mean",), [float(news)])
             if not seen:
                 return
             arrived = iter(arrays[len(parts) :])
@@ -138,26 +138,22 @@ class ActivationProbe(Probe):
             units.update(fired, sums, positions)
             yield _QUANTITIES[look], units.share(self._window, self._least_positions)
 
-    def _news(self, seen: bool, updated: bool) -> Reason | None:
-        """What is to be said about readings that are missing: once, and once when they are there again."""
-        watched, said = self._parameter_index.called, self._reason
+    def _reason(self, seen: bool) -> Reason:
+        """Why readings are missing, if they are."""
+        watched = self._parameter_index.called
         if not seen:  # a root that is compiled in place passes no hook
             self._hidden = any_compiled(watched)
         if self._hidden:
-            self._reason = Reason.COMPILED
-        elif seen:
-            self._reason = Reason.AVAILABLE
-        elif updated:
-            self._reason = Reason.NO_FORWARD_SEEN if watched.training else Reason.EVALUATION_MODE
-        return None if self._reason is said else self._reason
+            return Reason.COMPILED
+        if seen:
+            return Reason.AVAILABLE
+        return Reason.NO_FORWARD_SEEN if watched.training else Reason.EVALUATION_MODE
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "reason": int(self._reason),
             "scopes": list(self._units),
             "units": [each.state_dict() for each in self._units.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reason = Reason(int(state["reason"]))
         self._units = dict(zip(state["scopes"], map(from_state, state["units"]), strict=True))

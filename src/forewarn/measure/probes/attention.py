@@ -17,6 +17,7 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 MAX_LOGITS = 2**20
@@ -63,7 +64,6 @@ class AttentionProbe(Probe):
         self._seen: dict[str, AttentionSummary] = {}
         """By the scope of the layer; micro-batches are added up."""
         self._left_out = Reason.AVAILABLE
-        self._told = Reason.AVAILABLE
         self._failure: Exception | None = None
 
     def forward_begins(self) -> None:
@@ -131,20 +131,19 @@ class AttentionProbe(Probe):
         else:
             self._seen[scope] = known.merge(found)
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         STAND_IN.remove(self._attended)  # an interrupted pass has no end
         seen, self._seen = self._seen, {}
         reason, self._left_out = self._left_out, Reason.AVAILABLE
-        if not measured:
+        if not step.measured:
             return None
+        if seen or reason is not Reason.AVAILABLE:
+            step.unavailable("attention/entropy", reason)
         tensors = [
             torch.stack([each.entropy_sum, each.log_context_sum, each.max_logit, each.rows]) for each in seen.values()
         ]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            if reason is not Reason.AVAILABLE and reason is not self._told:
-                self._told = reason
-                yield Reading("monitor/unavailable", ("attention/entropy",), [float(reason)])
             if seen:
                 yield from _readings(tuple(seen), arrays)
 

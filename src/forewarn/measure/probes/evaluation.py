@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from forewarn.judge.epochs import gap, improvement, is_plateau
 from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
-from forewarn.measure.probes.loss import LossProbe, as_scalar
+from forewarn.measure.probes.loss import EpochLoss, as_scalar
+from forewarn.measure.step import Step
 
 
 class EvaluationProbe(Probe):
@@ -21,9 +22,9 @@ class EvaluationProbe(Probe):
     """
 
     name = "evaluation"
+    needs: Mapping[type, Sequence[str]] = {EpochLoss: ("evaluation/end_loss",)}
 
-    def __init__(self, loss: LossProbe, *, change: float, window: int) -> None:
-        self._loss = loss
+    def __init__(self, *, change: float, window: int) -> None:
         self._change = change
         self._window = window
         self._epoch = 0
@@ -36,24 +37,24 @@ class EvaluationProbe(Probe):
         both = {"train_loss": train_loss, "val_loss": val_loss}
         self._given = {name: as_scalar(name, value) for name, value in both.items() if value is not None}
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         given, self._given = self._given, None
         if given is None:
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             told = {name: float(np.float32(array)) for name, array in zip(given, arrays, strict=True)}  # as stored
-            readings = self._readings(told.get("train_loss", math.nan), told.get("val_loss", math.nan))
+            told = {"train_loss": math.nan, "val_loss": math.nan, **told}
+            readings = self._readings(told["train_loss"], told["val_loss"], step.get(EpochLoss))
             for name, value in readings.items():
                 if not math.isnan(value):
                     yield Reading(name, ONE, value)
 
         return Pending(list(given.values()), decode)
 
-    def _readings(self, train: float, validation: float) -> dict[str, float]:
-        """Everything that is known of the epoch that ended; it is over after this."""
-        seen = self._loss.epoch
-        train = seen.mean if math.isnan(train) else train
+    def _readings(self, train: float, validation: float, seen: EpochLoss | None) -> dict[str, float]:
+        """Everything that is known of the epoch that ended."""
+        train = seen.mean if math.isnan(train) and seen is not None else train
         before = self._validation[-1] if self._validation else math.nan
         if math.isfinite(validation):
             self._validation = [*self._validation, validation][-max(self._window, 1) :]
@@ -65,7 +66,7 @@ class EvaluationProbe(Probe):
             "evaluation/improvement_rate": improvement(before, validation),
             "evaluation/train_val_gap": gap(train, validation),
         }
-        if math.isfinite(seen.end):
+        if seen is not None and math.isfinite(seen.end):
             readings |= {
                 "evaluation/start_loss": seen.start,
                 "evaluation/end_loss": seen.end,
@@ -73,7 +74,6 @@ class EvaluationProbe(Probe):
             }
         if math.isfinite(validation):
             readings["evaluation/plateau_detected"] = is_plateau(self._validation, self._change, self._window)
-        seen.begin()
         return readings
 
     def state_dict(self) -> dict[str, Any]:

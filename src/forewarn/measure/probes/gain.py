@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from forewarn.measure.engine import COLUMNS, Numbers, measure
 from forewarn.measure.forward import differentiable, hookable_modules
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import ONE, Array, GradientTap, ModuleTap, Pending, Probe, Reading
-from forewarn.measure.probes.gradients import GradientProbe
+from forewarn.measure.probes.gradients import GradientNorms
+from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 _SUM_SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinite")
@@ -39,13 +40,13 @@ class GainProbe(Probe):
     """
 
     name = "gain"
+    needs: Mapping[type, Sequence[str]] = {GradientNorms: ("gradient/block_norm",)}
 
-    def __init__(self, parameter_index: ParameterIndex, blocks: str, gradients: GradientProbe, window: int) -> None:
+    def __init__(self, parameter_index: ParameterIndex, blocks: str, window: int) -> None:
         reachable = hookable_modules(parameter_index.called)
         self._names = block_names(parameter_index.model, blocks)
         self._modules = [reachable[name] for name in self._names if name in reachable]
         self._parameter_index = parameter_index
-        self._gradients = gradients
         self._means: deque[float] = deque(maxlen=window)
         self._output: Tensor | None = None
         """What the last block gave; the next one usually takes it as it is."""
@@ -53,8 +54,6 @@ class GainProbe(Probe):
         self._reached: list[tuple[int, _Boundary, Numbers]] = []
         """Per gradient that came by: the backward pass it belongs to, where, and its statistics."""
         self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
-        self._norms: Array | None = None
-        self._told_compiled = False
 
     def module_taps(self) -> Sequence[ModuleTap]:
         return [ModuleTap(module, self._entered(at), self._left(at)) for at, module in enumerate(self._modules)]
@@ -62,17 +61,18 @@ class GainProbe(Probe):
     def forward_ended(self, output: Any) -> None:
         self._output = None
 
-    def collect(self, measured: bool) -> Pending | None:
-        if not measured or not self._names:
+    def collect(self, step: Step) -> Pending | None:
+        if not step.measured or not self._names:
             return None
         reached, self._reached = self._reached, []
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             yield from self._gains([(task, where) for task, where, _ in reached], arrays)
-            yield from self._block_norms()
-            if len(self._modules) < len(self._names) and not self._told_compiled:
-                self._told_compiled = True
-                yield Reading("monitor/unavailable", ("gain/block",), [float(Reason.COMPILED)])
+            gradients = step.get(GradientNorms)
+            if gradients is not None:
+                yield from self._block_norms(gradients.norms)
+            if len(self._modules) < len(self._names):
+                step.unavailable("gain/block", Reason.COMPILED)
 
         return Pending([row for _, _, row in reached], decode)
 
@@ -132,11 +132,7 @@ class GainProbe(Probe):
         if len(self._means) > 1 and self._means[0] > 0:
             yield Reading("gain/drift", ONE, mean / self._means[0] - 1)
 
-    def _block_norms(self) -> Iterator[Reading]:
-        norms = self._gradients.norms
-        if norms is self._norms:  # nothing was measured since
-            return
-        self._norms = norms
+    def _block_norms(self, norms: Array) -> Iterator[Reading]:
         if self._owners[0] != self._parameter_index.version:
             self._owners = (self._parameter_index.version, _owners(self._parameter_index.names, self._names))
         owners = self._owners[1]

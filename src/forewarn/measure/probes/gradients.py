@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
@@ -22,13 +22,11 @@ from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.gradient_writes import GradientWriteDetector
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
-from forewarn.measure.probes.stepping import SteppingProbe, calling_scaler, present_scale
+from forewarn.measure.probes.stepping import FoundScaler, Stepping, present_scale
 from forewarn.measure.rank_gradient import RankGradient
+from forewarn.measure.step import Step
 from forewarn.measure.tensor_reader import Statistics, TensorReader, Visit, power_of_two
 from forewarn.types import Reason
-
-_UPDATES_SEARCHED = 3
-"""Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
 
 _STARTING_STEPS = 10
 """Steps whose median gradient norm is the level that the run began with."""
@@ -50,6 +48,21 @@ class _Measured:
     """What they are still to be divided by (fused optimizers unscale as they step)."""
 
 
+@dataclass(frozen=True, slots=True)
+class GradientNorms:
+    """The gradients of a measured step, per tensor; known once its readings are decoded."""
+
+    norms: Array
+    """NaN where there was no gradient, and everywhere if no optimizer used any."""
+    missing: NDArray[np.bool_]
+    """Whether a tensor had no gradient when an optimizer stepped."""
+
+    @classmethod
+    def of_nothing(cls, names: Sequence[str]) -> GradientNorms:
+        """Where no optimizer used a gradient."""
+        return cls(np.full(len(names), np.nan), np.zeros(len(names), bool))
+
+
 class GradientProbe(Probe):
     """`gradient/global_norm` before clipping on every step; per tensor `gradient/…` as the optimizer uses it.
 
@@ -58,11 +71,12 @@ class GradientProbe(Probe):
     """
 
     name = "gradients"
+    provides = (GradientNorms,)
+    needs: Mapping[type, Sequence[str]] = {Stepping: ("gradient/global_norm", "gradient/norm"), FoundScaler: ()}
 
     def __init__(
         self,
         parameter_index: ParameterIndex,
-        stepping: SteppingProbe,
         scaler: Any,
         reader: TensorReader,
         *,
@@ -70,7 +84,6 @@ class GradientProbe(Probe):
         exploding: float,
     ) -> None:
         self._parameter_index = parameter_index
-        self._stepping = stepping
         self._scaler = scaler
         self._reader = reader
         self._bounds = (vanishing, exploding)
@@ -92,25 +105,21 @@ class GradientProbe(Probe):
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
-        self._uneven_scale = False
-        self._was_unavailable = False
-        self._updates = 0
-        self.missing = np.zeros(len(parameter_index.names), bool)
-        """Per tensor: whether it had no gradient when an optimizer last stepped on a measured step."""
-        self.norms = np.full(len(parameter_index.names), np.nan)
-        """Gradient norm per tensor at the last decoded measured step; NaN where there was none."""
+        self._missing = np.zeros(0, bool)
+        """Per tensor: whether it had no gradient when an optimizer was last measured."""
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-        """Clip all that the model has now, as torch does, and keep the norm that this computes anyway."""
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._parameter_index.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
-        )
+        """Clip all that the model has now, as torch does."""
+        parameters = self._parameter_index.model.parameters()
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite)
+
+    def clipped(self, norm: Any, max_norm: float) -> None:
+        """Keep the norm that clipping has computed."""
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
             self._accumulation.drop()  # what was clipped between two passes has not grown by itself
         self._clip_norm = _unscaled(whole, self._loss_scale())
         self._clip = float(max_norm)
-        return norm
 
     def forward_begins(self) -> None:
         self._accumulation.forward_begins()
@@ -118,9 +127,9 @@ class GradientProbe(Probe):
     def needs_every_backward(self) -> bool:
         return not self._clipped_last_step  # else the norm will be known from clipping
 
-    def backward_begins(self, measured: bool) -> None:
+    def backward_begins(self, step: Step) -> None:
         self._gradient_writes.begins()
-        if measured:
+        if step.measured:
             for at in range(self._parameter_index.num_optimizers):
                 held = self._held(at)
                 left = [
@@ -136,10 +145,10 @@ class GradientProbe(Probe):
         is_first = not self._accumulation.is_under_way
         return self._rank.follow(self._parameter_index.live) if is_first and not self._accumulation.expected else ()
 
-    def backward_ended(self, measured: bool) -> None:
+    def backward_ended(self, step: Step) -> None:
         if not self._gradient_writes.has_come():
             return  # a pass that filled no gradient, such as torch.autograd.grad
-        is_first = measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
+        is_first = step.measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
         live = self._parameter_index.live()
@@ -168,32 +177,23 @@ class GradientProbe(Probe):
         held = {id(each) for at in range(self._parameter_index.num_optimizers) for each in self._held(at)}
         return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured:
-            self._parameter_index.refresh()
-        if self._scaler is None and self._updates < _UPDATES_SEARCHED:
-            self._find_scaler()
-        self._updates += 1
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        found = step.get(FoundScaler)
+        if found is not None and self._scaler is None:
+            self._scaler = found.scaler
+            self._accumulation.drop()  # it was taken for the norm of gradients that are not scaled
+            self._latest_scale = found.scaler._scale.detach().clone()
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
             self._commit(at, scale if self._scaler is None else None)
-            if measured:
+            if step.measured:
                 self._measure(at, scale)
 
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if closure:
             self._commit(at, None)
-            if measured:
+            if step.measured:
                 self._measure(at, None)
-
-    def _find_scaler(self) -> None:
-        """Take up a gradient scaler that nobody declared but that is stepping the optimizer at this moment."""
-        scaler = calling_scaler()
-        if scaler is not None:
-            self._scaler = scaler
-            self._stepping.watch_scaler(scaler)
-            self._accumulation.drop()  # it was taken for the norm of gradients that are not scaled
-            self._latest_scale = scaler._scale.detach().clone()
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
@@ -208,13 +208,14 @@ class GradientProbe(Probe):
     def _held(self, at: int) -> list[nn.Parameter]:
         return [each for group in self._parameter_index.optimizers[at].param_groups for each in group["params"]]
 
-    def collect(self, measured: bool) -> Pending:
+    def collect(self, step: Step) -> Pending:
         clip, self._clip = self._clip, None
         self._clipped_last_step = clip is not None
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         found, self._measured = list(self._measured.values()), {}
+        missing = self._missing
         residual, self._residual = list(self._residual.values()), {}
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
@@ -235,29 +236,40 @@ class GradientProbe(Probe):
                 left = by_pass.max(axis=0)
                 yield Reading("gradient/residual_norm", ONE, by_pass.min(axis=1).max())
             first = math.nan if passes.first is None else float(waiting.pop(0))
-            statistics = self._statistics(found, waiting, len(names)) if found else None
-            if self._stepping.skipped:
-                yield from self._unavailable(Reason.STEP_SKIPPED, measured)
+            statistics, is_uneven = self._statistics(found, waiting, len(names)) if found else (None, False)
+            stepping = step.get(Stepping)
+            if stepping is None:
+                return
+            if stepping.skipped:
+                if step.measured:
+                    step.unavailable("gradient/global_norm", Reason.STEP_SKIPPED)
+                    step.provide(GradientNorms.of_nothing(names))
                 return
             at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
             if statistics is not None and from_backward and self._scaler is None:
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
+            reason = Reason.AVAILABLE
             if norm is None:
-                yield from self._unavailable(Reason.NO_BACKWARD_SEEN, measured)
+                reason = Reason.NO_BACKWARD_SEEN
             elif from_backward and self._looks_scaled:
-                yield from self._unavailable(Reason.SCALED_GRADIENTS, measured)
+                reason = Reason.SCALED_GRADIENTS
             else:
                 yield Reading("gradient/global_norm", ONE, before)
-                yield from self._share_of_start(before, measured)
-                yield from self._accumulation.readings(passes, left, first, before, num_ranks)
-                yield from self._unavailable(Reason.AVAILABLE, measured)
+                yield from self._share_of_start(before, step.measured)
+                yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
+            if step.measured:
+                step.unavailable("gradient/global_norm", reason)
             if clip is not None:
                 yield Reading("train/clip", ONE, clip)
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, clip) if before == before else before)
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
             if statistics is not None:
-                yield from self._details(statistics, found, names)
+                norms = yield from self._details(statistics, found, names)
+                step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
+                step.provide(GradientNorms(norms, missing))
+            elif step.measured:
+                step.provide(GradientNorms.of_nothing(names))
 
         return Pending(tensors, decode)
 
@@ -268,32 +280,36 @@ class GradientProbe(Probe):
 
     def _details(
         self, statistics: Statistics, found: Sequence[_Measured], names: tuple[str, ...]
-    ) -> Iterator[Reading | Histograms]:
-        for each in statistics.readings("gradient", names):
-            if each.name == "gradient/norm" and isinstance(each, Reading):
-                self.norms = each.values.astype(np.float64)
-            yield each
+    ) -> Generator[Reading | Histograms, None, Array]:
+        """The readings of each tensor; returns their norms."""
+        norms = np.full(len(names), np.nan)
+        for reading in statistics.readings("gradient", names):
+            if reading.name == "gradient/norm" and isinstance(reading, Reading):
+                norms = reading.values.astype(np.float64)
+            yield reading
         missing = np.zeros(len(names), np.float32)
         for one in found:
             missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        for name, value in gradient_aggregates(self.norms, *self._bounds).items():
+        for name, value in gradient_aggregates(norms, *self._bounds).items():
             yield Reading(f"monitor/{name}", ONE, value)
-        if self._uneven_scale:
-            yield Reading("monitor/unavailable", ("gradient/histogram",), [float(Reason.UNEVEN_SCALE)])
+        return norms
 
-    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> Statistics:
-        """Those of every parameter of the model; NaN for parameters that no optimizer used."""
+    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> tuple[Statistics, bool]:
+        """Those of every parameter of the model, NaN where no optimizer used one; and whether histograms are off.
+
+        They are where the loss scale is not a power of two.
+        """
         parts = []
-        self._uneven_scale = False
+        is_uneven = False
         for each in found:
             part = each.visit.decode(arrays)
             if each.scale is not None:
                 scale = float(arrays.pop(0))
                 part = part.over(scale)
-                self._uneven_scale |= part.counts is not None and power_of_two(scale) is None
+                is_uneven |= part.counts is not None and power_of_two(scale) is None
             parts.append((each.which, part))
-        return Statistics.of(parts, num_tensors)
+        return Statistics.of(parts, num_tensors), is_uneven
 
     def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
         if len(self._start) < _STARTING_STEPS:
@@ -309,17 +325,11 @@ class GradientProbe(Probe):
         if "accumulation" in state:
             self._accumulation.load_state_dict(state["accumulation"])
 
-    def _unavailable(self, reason: Reason, measured: bool) -> Iterator[Reading]:
-        """Said on measured steps, and taken back once when the reading is there again."""
-        if measured and (reason is not Reason.AVAILABLE or self._was_unavailable):
-            self._was_unavailable = reason is not Reason.AVAILABLE
-            yield Reading("monitor/unavailable", ("gradient/global_norm",), [float(reason)])
-
     def _measure(self, at: int, scale: Any) -> None:
         which, parameters = self._parameter_index.of(at), self._parameter_index.parameters
         gradients = list(map(_gradient_of, parameters))
-        self.missing = np.array([gradient is None for gradient in gradients], bool)
-        missing = self.missing[which]
+        self._missing = np.array([gradient is None for gradient in gradients], bool)
+        missing = self._missing[which]
         for place in np.flatnonzero(missing):
             missing[place] = parameters[which[place]].requires_grad
         own = gradients if np.array_equal(which, np.arange(len(gradients))) else [gradients[one] for one in which]

@@ -12,6 +12,7 @@ from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 _MAX_VALUES = 2**20
 """Logits read per forward pass; beyond, evenly spaced rows."""
@@ -87,7 +88,7 @@ class LogitsProbe(Probe):
 
         return seen
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         total, rows, shift = self._total, self._rows, self._shift
         self._total, self._rows, self._shift = None, 0, None
         failure, self._failure = self._failure, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,31 @@ from forewarn.measure.ema import Ema
 from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_levels import EpochLosses, Levels
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.types import is_metric_name
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLoss:
+    """The course of the training loss in the epoch that ended; NaN where there were too few losses."""
+
+    mean: float
+    start: float
+    """Where the run started."""
+    end: float
+    peak: float
 
 
 class LossProbe(Probe):
     """`train/loss`, its moving average, its level every 32 steps, and whatever else `monitor.step` is given."""
 
     name = "loss"
+    provides = (EpochLoss,)
 
     def __init__(self, decay: float | None) -> None:
         self._ema = None if decay is None else Ema(decay)
         self._levels = Levels()
-        self.epoch = EpochLosses()
+        self._epoch = EpochLosses()
         self._extra: dict[str, Numbers] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -34,7 +48,9 @@ class LossProbe(Probe):
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
         self._extra |= {name: as_scalar(name, value) for name, value in extra.items()}
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
+        if step.ends_epoch:
+            return Pending(decode=lambda _: self._end_epoch(step))
         given, self._extra = self._extra, {}
         if not given:
             return None
@@ -51,26 +67,31 @@ class LossProbe(Probe):
         """What follows from the loss and those before it."""
         if self._ema is not None:
             yield Reading("train/loss_ema", ONE, self._ema.update(as_stored))
-        self.epoch.add(as_stored)
+        self._epoch.add(as_stored)
         level = self._levels.add(as_stored)
         if level is not None:
             yield Reading("train/loss_level", ONE, level)
 
+    def _end_epoch(self, step: Step) -> Sequence[Reading]:
+        step.provide(EpochLoss(self._epoch.mean, self._epoch.start, self._epoch.end, self._epoch.peak))
+        self._epoch.begin()
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         ema = {} if self._ema is None else {"ema": self._ema.value}
-        return {**ema, "levels": self._levels.state_dict(), "epoch": self.epoch.state_dict()}
+        return {**ema, "levels": self._levels.state_dict(), "epoch": self._epoch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._ema is not None and "ema" in state:
             self._ema.value = float(state["ema"])
-        for name, part in (("levels", self._levels), ("epoch", self.epoch)):
+        for name, part in (("levels", self._levels), ("epoch", self._epoch)):
             if name in state:
                 part.load_state_dict(state[name])
 
     def recall(self, ema: float, start: float) -> None:
         """Go on after stored readings where no state was saved: the average, and where the run started (or NaN)."""
         self.load_state_dict({"ema": ema, "levels": {"started": True, "losses": []}})
-        self.epoch.recall(start)
+        self._epoch.recall(start)
 
 
 _OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation", "task")

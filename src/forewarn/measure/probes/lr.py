@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.measure.probe import Array, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 
 class LearningRateProbe(Probe):
@@ -28,7 +29,7 @@ class LearningRateProbe(Probe):
         self._scopes: tuple[str, ...] = ()
         self._peaks = [_peak(group) for each in self._optimizers for group in each.param_groups]
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         self._used[at] = _rates(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -39,7 +40,7 @@ class LearningRateProbe(Probe):
         if len(state["peaks"]) == len(self._peaks):  # else the groups are others now
             self._peaks = [float(each) for each in state["peaks"]]
 
-    def collect(self, measured: bool) -> Pending:
+    def collect(self, step: Step) -> Pending:
         used, self._used = self._used, {}
         planned = [self._planned_share(self._steps, group) for group in range(len(self._peaks))]
         self._steps += bool(used)

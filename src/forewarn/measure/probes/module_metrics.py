@@ -31,8 +31,9 @@ from forewarn.measure.module_outputs import (
 )
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
-from forewarn.measure.probes.stepping import SteppingProbe
+from forewarn.measure.probes.stepping import Stepping
 from forewarn.measure.references import Reference
+from forewarn.measure.step import Step
 from forewarn.types import is_metric_name
 
 _SEPARATOR = "\n"
@@ -48,17 +49,15 @@ class MetricsProbe(Probe):
 
     name = "metrics"
 
-    def __init__(
-        self, parameter_index: ParameterIndex, stepping: SteppingProbe, metrics: Sequence[ModuleMetric]
-    ) -> None:
+    def __init__(self, parameter_index: ParameterIndex, metrics: Sequence[ModuleMetric]) -> None:
         self._parameter_index = parameter_index
-        self._stepping = stepping
         self._given = tuple(metrics)
         self._metrics = Metrics(_SEPARATOR)
         for each in metrics:
             _check(each)
             self._metrics.add(each)
         self._check_whole()
+        self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
         declared = {id(each.compared_with): each.compared_with for each in metrics if each.compared_with is not None}
         self._references = [Reference(NamedModules(each), self._evaluation, each) for each in declared.values()]
@@ -81,26 +80,27 @@ class MetricsProbe(Probe):
         for each in self._references:
             each.forget()
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and not closure:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and not closure:
             self._ask_gradients(at, getattr(optimizer, "grad_scale", None))
 
-    def after_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if measured and closure:
+    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and closure:
             self._ask_gradients(at, None)
 
-    def collect(self, measured: bool) -> Pending | None:
-        if measured:
+    def collect(self, step: Step) -> Pending | None:
+        if step.measured:
             self._ask_parameters()
         if not self._evaluation.log:
             return None
         tensors, unpack = self._evaluation.take_log().pack()
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            stepping = step.get(Stepping)
             found: dict[str, dict[str, float]] = {}
             for key, value in self._evaluation.averages(unpack(arrays)).items():
                 kind, scope, metric = key.split(_SEPARATOR, 2)
-                if kind != "gradient" or not self._stepping.skipped:
+                if kind != "gradient" or (stepping is not None and not stepping.skipped):
                     found.setdefault(self._series(kind, metric), {})[scope] = value
             for name, values in found.items():
                 yield Reading(name, tuple(values), list(values.values()))

@@ -14,6 +14,7 @@ from forewarn.measure.engine import in_order, measure
 from forewarn.measure.module_tree import clean_name
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.types import BatchNormState
 
 _SUMS = slice(1, 5)
@@ -37,8 +38,8 @@ class BatchNormProbe(Probe):
         self._before: dict[str, Array] = {}
         """Statistics of the running statistics at the last measured step."""
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if not measured:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if not step.measured:
             return
         if self._known is None or self._known[0] != self._parameter_index.version:
             self._known = self._parameter_index.version, dict(_batch_norms(self._parameter_index.model))
@@ -46,7 +47,7 @@ class BatchNormProbe(Probe):
             self._norms[name] = norm
             self._modes[name] = _mode(norm)
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         norms, self._norms = self._norms, {}
         modes, self._modes = self._modes, {}
         if not norms:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.layers import is_leaf, tensors_of
+from forewarn.measure.layers import is_leaf
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 MAX_ROWS = 64
 """Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
@@ -54,7 +56,7 @@ class RepresentationProbe(Probe):
         return left
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((tensor for _, tensor in tensors_of([*args, *kwargs.values()])), None)
+        given = next((tensor for _, tensor in nested_tensors([*args, *kwargs.values()])), None)
         if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
             self._take(given)
 
@@ -68,7 +70,7 @@ class RepresentationProbe(Probe):
                 self._sample.append(rows.to(wide(given.device), copy=True))
             self._num_rows += len(self._sample[-1])
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         sample, self._sample, self._num_rows = self._sample, [], 0
         if not sample or sum(map(len, sample)) < 2:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import clean_name, unwrapped
+from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 _MAX_VALUES = 2**20
@@ -49,7 +51,6 @@ class RouterProbe(Probe):
         self._pattern = re.compile(pattern)
         self._top_k = top_k
         self._routed: dict[str, _Routed] = {}
-        self._told = False
         if not self._named():
             raise ValueError(
                 f"router={pattern!r} is found in no module name of this {type(unwrapped(model)).__name__}; "
@@ -90,17 +91,15 @@ class RouterProbe(Probe):
         else:
             self._routed[name] = _Routed(loads, entropy, len(rows))
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         routed, self._routed = self._routed, {}
-        if not measured:
+        if not step.measured:
             return None
-        hidden = not self._told and not self.module_taps()
-        self._told = self._told or hidden
+        if routed or not self.module_taps():
+            step.unavailable("router/load_share", Reason.AVAILABLE if routed else Reason.COMPILED)
         tensors = [torch.cat([each.entropy.reshape(1), each.loads]) for each in routed.values()]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            if hidden:
-                yield Reading("monitor/unavailable", ("router/load_share",), [float(Reason.COMPILED)])
             if not routed:
                 return
             tokens = [each.tokens for each in routed.values()]
@@ -122,10 +121,8 @@ class RouterProbe(Probe):
 
 def router_logits(output: Any) -> Tensor | None:
     """The tensor in a router's output with a number per expert: the widest, for it may also give the few it chose."""
-    several = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else (output,)
-    )
-    rows = [each for each in several if isinstance(each, Tensor) and each.is_floating_point() and each.dim() >= 2]
+    several = (tensor for _, tensor in nested_tensors(output, max_depth=1))
+    rows = [tensor for tensor in several if tensor.is_floating_point() and tensor.dim() >= 2]
     widest = max(rows, key=lambda each: each.shape[-1], default=None)
     return widest if widest is not None and widest.shape[-1] >= 2 and widest.numel() else None
 

@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 
 from forewarn.measure.probe import ONE, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 
 class Stopwatch:
@@ -43,7 +44,7 @@ class SpeedProbe(Probe):
         self._stopwatch = stopwatch
         self._last: float | None = None
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         now = time.perf_counter()
         last, self._last = self._last, now
         own = self._stopwatch.take()

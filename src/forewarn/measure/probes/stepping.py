@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 _FRAMES_SEARCHED = 24
 """Calls between a scaler's `step` and our hook, wrappers of the optimizer's `step` included."""
+
+_UPDATES_SEARCHED = 3
+"""Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
 
 _RESTING_STEPS = 100
 """For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
@@ -24,6 +29,25 @@ _SCALER_CODE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """What the optimizers did in a step; known once its readings are decoded."""
+
+    stepped: bool
+    """Whether any of them moved the weights."""
+    skipped: bool
+    """Whether a scaler skipped the step."""
+    resting: Sequence[int]
+    """The optimizers that step now and then, and left this step to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundScaler:
+    """A gradient scaler that nobody declared but that is stepping the optimizer; known before the update."""
+
+    scaler: Any
+
+
 class SteppingProbe(Probe):
     """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
 
@@ -32,6 +56,7 @@ class SteppingProbe(Probe):
     """
 
     name = "stepping"
+    provides = (Stepping, FoundScaler)
 
     def __init__(self, optimizers: Sequence[Optimizer], scaler: Any) -> None:
         self._optimizers = tuple(optimizers)
@@ -41,22 +66,21 @@ class SteppingProbe(Probe):
         self._idle = [-1] * len(self._optimizers)
         """Per optimizer: calls of `monitor.step` since it stepped; -1 if it never did."""
         self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
-        self.skipped = False
-        """Whether the step whose readings were decoded last was skipped by a scaler."""
-        self.stepped = False
-        """Whether any optimizer moved the weights in that step."""
-        self.resting: list[int] = []
-        """Optimizers that step now and then, and left the step that ends now to others."""
+        self._updates = 0
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if self._scaler is None and self._updates < _UPDATES_SEARCHED and (scaler := calling_scaler()) is not None:
+            self._scaler, self._last_scale = scaler, float("nan")
+            step.provide(FoundScaler(scaler))
+        self._updates += 1
         self._steps += 1
         self._idle[at] = 0
         if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
             self._found.append(found.detach().clone().reshape(()))
 
-    def collect(self, measured: bool) -> Pending:
+    def collect(self, step: Step) -> Pending:
         steps, self._steps = self._steps, 0
-        self.resting = [at for at, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
+        resting = [at for at, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
         self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
         found, self._found = self._found, []
         if steps == 0:
@@ -71,17 +95,13 @@ class SteppingProbe(Probe):
                 fell, self._last_scale = now < self._last_scale, now
                 yield Reading("train/loss_scale", ONE, now)
             overflow = any(float(each) > 0 for each in arrays[: len(found)])
-            self.skipped = overflow or (steps == 0 and fell)
-            self.stepped = steps > 0 and not self.skipped
-            yield Reading("update/optimizer_steps", ONE, 0 if self.skipped else steps)
+            skipped = overflow or (steps == 0 and fell)
+            step.provide(Stepping(steps > 0 and not skipped, skipped, resting))
+            yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
             if scale is not None or found:
-                yield Reading("update/skipped", ONE, self.skipped)
+                yield Reading("update/skipped", ONE, skipped)
 
         return Pending(tensors, decode)
-
-    def watch_scaler(self, scaler: Any) -> None:
-        """Take up a scaler that was found on the way."""
-        self._scaler, self._last_scale = scaler, float("nan")
 
     def _scale(self) -> Tensor | None:
         scale = getattr(self._scaler, "_scale", None)

@@ -8,6 +8,7 @@ import time
 import psutil
 
 from forewarn.measure.probe import ONE, Pending, Probe, Reading
+from forewarn.measure.step import Step
 
 _LEAST_SECONDS = 1.0
 """Between two looks: asking the system costs tens of microseconds."""
@@ -22,7 +23,7 @@ class SystemProbe(Probe):
         self._process = psutil.Process()
         self._looked = -math.inf
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         now = time.monotonic()
         if now - self._looked < _LEAST_SECONDS:
             return None

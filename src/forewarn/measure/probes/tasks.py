@@ -17,6 +17,7 @@ from forewarn.measure.hooks import own_pass
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.shared_layer import last_shared_layer, obstacle, reached_parameters
+from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 Shared = str | nn.Module | Iterable[nn.Parameter] | None
@@ -50,7 +51,7 @@ class TaskProbe(Probe):
         self._losses: dict[str, list[Tensor]] = {}
         self._weights: dict[str, Numbers] = {}
         self._products: tuple[tuple[str, ...], Tensor] | None = None
-        self._looked = self._was_unavailable = False
+        self._looked = False
 
     def look(self, losses: Mapping[str, Tensor]) -> None:
         """See from the graph of the losses whether measuring is safe."""
@@ -91,7 +92,7 @@ class TaskProbe(Probe):
         self._products = (tuple(live), products * torch.outer(factors, factors))
         return self._products[1].diagonal().sqrt() if len(live) == len(losses) else None
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         losses, self._losses = self._losses, {}
         weights, self._weights = self._weights, {}
         products, self._products = self._products, None
@@ -115,7 +116,7 @@ class TaskProbe(Probe):
                     left[(first == 0) & (now == 0)] = 0.0  # nothing was ever to be learned
                     yield Reading("task/remaining", names, left)
                     yield Reading("task/rate", names, relative_rates(now, np.where(first > 0, first, np.nan)))
-                yield from self._unavailable(reason)
+                step.unavailable("task/gradient_norm", reason)
             if products is not None:
                 yield from comparisons(products[0], arrays[-1], dict(zip(names, weight, strict=True)))
 
@@ -152,12 +153,6 @@ class TaskProbe(Probe):
                 rows = torch.stack([_flat(each, parameter) for each in of_tasks])
                 total += (rows @ rows.T).to(home)
         return total if scale is None else total / scale.detach().to(total) ** 2
-
-    def _unavailable(self, reason: Reason) -> Iterator[Reading]:
-        """Said whenever it was looked for, and taken back once when the reading is there again."""
-        if reason is not Reason.AVAILABLE or self._was_unavailable:
-            self._was_unavailable = reason is not Reason.AVAILABLE
-            yield Reading("monitor/unavailable", ("task/gradient_norm",), [float(reason)])
 
 
 def relative_rates(losses: _Numbers, first: _Numbers) -> _Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +17,9 @@ from forewarn.measure.engine import UpdateSampler, in_order, looked_at
 from forewarn.measure.engine.sampling import EPSILON
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
-from forewarn.measure.probes.gradients import GradientProbe
-from forewarn.measure.probes.stepping import SteppingProbe
+from forewarn.measure.probes.gradients import GradientNorms
+from forewarn.measure.probes.stepping import Stepping
+from forewarn.measure.step import Step
 from forewarn.types import FrozenCause
 
 
@@ -113,6 +115,13 @@ class FrozenTracker:
         return np.select([where for where, _ in ranked], [int(cause) for _, cause in ranked], int(FrozenCause.MOVING))
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsLookedAt:
+    """The weights as they are when a measured step ends: where they lie is asked once for all who read them."""
+
+    weights: Sequence[Tensor]
+
+
 class UpdateProbe(Probe):
     """`update/ratio`, `update/norm` and `update/frozen_cause` per tensor, on measured steps.
 
@@ -121,30 +130,29 @@ class UpdateProbe(Probe):
     """
 
     name = "updates"
+    provides = (WeightsLookedAt,)
+    needs: Mapping[type, Sequence[str]] = {
+        Stepping: ("update/ratio", "update/frozen_cause"),
+        GradientNorms: ("update/ratio", "update/frozen_cause"),
+    }
 
     def __init__(
         self,
         parameter_index: ParameterIndex,
-        stepping: SteppingProbe,
-        gradients: GradientProbe,
         *,
         sample_size: int,
         threshold: float,
         patience: int,
     ) -> None:
         self._parameter_index = parameter_index
-        self._stepping = stepping
-        self._gradients = gradients
         self._sample_size = sample_size
         self._version = parameter_index.version
         self._sampler = UpdateSampler(parameter_index.names, sample_size)
         self._tracker = FrozenTracker(parameter_index, threshold, patience)
         self._rates = np.full(len(parameter_index.names), np.nan)
-        self.weights: Sequence[Tensor] | None = None
-        """The weights as this probe found them when the step ended, left for the next probe that reads them."""
 
-    def before_update(self, at: int, optimizer: Optimizer, measured: bool, closure: bool) -> None:
-        if not measured:
+    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if not step.measured:
             return
         if self._version != self._parameter_index.version:
             self._version = self._parameter_index.version
@@ -153,24 +161,26 @@ class UpdateProbe(Probe):
             self._sampler.remember(self._parameter_index.parameters)
         self._rates = learning_rates(self._parameter_index)
 
-    def collect(self, measured: bool) -> Pending | None:
-        if not measured:
+    def collect(self, step: Step) -> Pending | None:
+        if not step.measured:
             self._sampler.forget()
-            self.weights = None
             return None
-        self.weights = looked_at(self._parameter_index.parameters)
-        order, sums = self._sampler.moved(self.weights)
+        weights = looked_at(self._parameter_index.parameters)
+        step.provide(WeightsLookedAt(weights))
+        order, sums = self._sampler.moved(weights)
         self._sampler.forget()
-        missing, rates, resting = self._gradients.missing, self._rates, self._stepping.resting
-        names, shares = self._parameter_index.names, self._sampler.shares
+        names, rates, shares = self._parameter_index.names, self._rates, self._sampler.shares
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            stepping, gradients = step.get(Stepping), step.get(GradientNorms)
+            if stepping is None or gradients is None:
+                return
             ratios, norms = update_ratios(order, arrays, shares)
             cause = self._tracker.update(
-                ratios, self._gradients.norms, missing=missing, rates=rates,
-                stepped=self._stepping.stepped, skipped=self._stepping.skipped, resting=resting,
+                ratios, gradients.norms, missing=gradients.missing, rates=rates,
+                stepped=stepping.stepped, skipped=stepping.skipped, resting=stepping.resting,
             )  # fmt: skip
-            if self._stepping.skipped:
+            if stepping.skipped:
                 ratios[:], norms[:] = np.nan, np.nan
             on_purpose = cause == FrozenCause.ON_PURPOSE
             yield Reading("update/ratio", names, np.where(on_purpose, np.nan, ratios))

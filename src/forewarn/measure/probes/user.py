@@ -10,6 +10,7 @@ from torch import Tensor
 from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import as_scalar, check_name
+from forewarn.measure.step import Step
 
 
 class UserProbe(Probe):
@@ -26,7 +27,7 @@ class UserProbe(Probe):
         number = as_scalar(name, value)
         self._given[name, str(scope)] = number.clone() if isinstance(number, Tensor) else number
 
-    def collect(self, measured: bool) -> Pending | None:
+    def collect(self, step: Step) -> Pending | None:
         given, self._given = self._given, {}
         if not given:
             return None

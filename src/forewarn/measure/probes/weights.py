@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Histograms, Pending, Probe, Reading
-from forewarn.measure.probes.updates import UpdateProbe
+from forewarn.measure.probes.updates import WeightsLookedAt
+from forewarn.measure.step import Step
 from forewarn.measure.tensor_reader import TensorReader
 
 
@@ -16,17 +17,18 @@ class WeightProbe(Probe):
     """`weight/…` per tensor, with histograms if `reader` takes them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
+    needs: Mapping[type, Sequence[str]] = {WeightsLookedAt: ()}
 
-    def __init__(self, parameter_index: ParameterIndex, updates: UpdateProbe, reader: TensorReader) -> None:
+    def __init__(self, parameter_index: ParameterIndex, reader: TensorReader) -> None:
         self._parameter_index = parameter_index
-        self._updates = updates
         self._reader = reader
 
-    def collect(self, measured: bool) -> Pending | None:
-        if not measured:
+    def collect(self, step: Step) -> Pending | None:
+        if not step.measured:
             return None
-        weights, self._updates.weights = self._updates.weights or self._parameter_index.parameters, None
-        names, visit = self._parameter_index.names, self._reader.read(weights)
+        looked = step.get(WeightsLookedAt)
+        names, parameters = self._parameter_index.names, self._parameter_index.parameters
+        visit = self._reader.read(parameters if looked is None else looked.weights)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             statistics = visit.decode(list(arrays))

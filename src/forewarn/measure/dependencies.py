@@ -1,0 +1,55 @@
+"""Which probe builds on which: the order they are called in, and what is missing when one of them has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from forewarn.measure.probe import Probe
+from forewarn.measure.step import Step
+
+
+class Dependencies:
+    """What the probes of one loop provide and need, as they declare it."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self.order = _ordered(probes)
+        """Every probe after those it builds on; else in the order in which they were given."""
+
+    def lost(self, step: Step, running: Sequence[Probe]) -> Iterator[str]:
+        """The metrics of running probes that this step lacks because a probe failed that they build on."""
+        broken: set[type] = set()
+        for probe in self.order:
+            missing = [kind for kind in probe.needs if kind in broken and step.get(kind) is None]
+            if probe not in running:
+                broken.update(probe.provides)
+            elif missing:
+                broken.update(probe.provides)
+                for kind in missing:
+                    yield from probe.needs[kind]
+
+
+def _ordered(probes: Sequence[Probe]) -> list[Probe]:
+    providers: dict[type, Probe] = {}
+    for probe in probes:
+        for kind in probe.provides:
+            if kind in providers:
+                raise ValueError(f"probes {providers[kind].name!r} and {probe.name!r} both provide {kind.__name__}")
+            providers[kind] = probe
+    order: list[Probe] = []
+    for probe in probes:
+        _append(probe, (), providers, order)
+    return order
+
+
+def _append(probe: Probe, waiting: tuple[Probe, ...], providers: dict[type, Probe], order: list[Probe]) -> None:
+    """Append a probe after those it builds on; `waiting` are those that build on it, the first one first."""
+    if probe in order:
+        return
+    if probe in waiting:
+        circle = (*waiting[waiting.index(probe) :], probe)
+        raise ValueError(f"probes need each other in a circle: {' needs '.join(repr(one.name) for one in circle)}")
+    for kind in probe.needs:
+        if kind not in providers:
+            raise ValueError(f"probe {probe.name!r} needs {kind.__name__}, which no probe provides")
+        _append(providers[kind], (*waiting, probe), providers, order)
+    order.append(probe)

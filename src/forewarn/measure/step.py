@@ -1,0 +1,39 @@
+"""One step as probes share it: whether it is measured, what they have provided for each other, what is unavailable."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from forewarn.types import Reason
+
+Fact = TypeVar("Fact")
+
+
+class Step:
+    """The context of one step. It travels with the step's readings, which on an accelerator are decoded a step later.
+
+    Probes tell each other what they know by it and by nothing else: what is provided for one step is gone with it.
+    """
+
+    __slots__ = ("_provided", "ends_epoch", "measured", "reasons")
+
+    def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
+        self.measured = measured
+        """Whether every tensor is measured; on other steps only what costs next to nothing is."""
+        self.ends_epoch = ends_epoch
+        """Whether this is the end of an epoch, which comes after its last step."""
+        self.reasons: dict[str, Reason] = {}
+        """By metric: what probes have said about readings that cannot be taken."""
+        self._provided: dict[type, Any] = {}
+
+    def provide(self, fact: object) -> None:
+        """Leave a fact for the probes that need one of its type."""
+        self._provided[type(fact)] = fact
+
+    def get(self, kind: type[Fact]) -> Fact | None:
+        """The fact of this type; None if its provider had none for this step, failed or is switched off."""
+        return self._provided.get(kind)
+
+    def unavailable(self, metric: str, reason: Reason) -> None:
+        """Say why a reading is missing; `Reason.AVAILABLE` takes it back. It may be said on every step."""
+        self.reasons[metric] = reason
