@@ -53,6 +53,7 @@ format: $(INSTALLED)  ## put the code into shape
 
 docs: $(INSTALLED)  ## write the pages that are generated from the code
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
+	$(BIN)/python -m forewarn.metrics docs/metrics.md
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forewarn.config import Config
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.measure.schedule import Schedule
+    from forewarn.metrics import Metric
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
     from forewarn.standalone import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "watch": "attach",
+    "Metric": "metrics",
     "Monitor": "monitor",
     **dict.fromkeys(
         (
@@ -96,6 +98,7 @@ __all__ = [
     "GradientMetric",
     "GradientMonitor",
     "GradientSummary",
+    "Metric",
     "ModuleMonitor",
     "Monitor",
     "MonitorMixin",

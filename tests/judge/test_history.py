@@ -155,6 +155,18 @@ def test_even_the_smallest_window_slides(window):
     assert list(history.series("train/loss").values) == list(range(10))[-window:]
 
 
+def test_what_is_read_on_every_step_of_the_run_is_kept_long_whether_a_rule_looks_at_it_or_not():
+    history = History(window=50, detail_window=32, judged=[])
+    read = {
+        "train/lr_plan": (50, ("0", "1")), "train/accuracy": (50, ("a", "b")), "speed/step_seconds": (50, ("",)),
+        "evaluation/epoch": (50, ("",)), "weight/global_norm": (32, ("",)), "monitor/overhead_share": (32, ("",)),
+        "task/loss": (8, ("a", "b")), "attention/entropy": (8, ("h",)),
+    }  # fmt: skip
+    for step in range(100):
+        history.append([block(step, name, [step] * len(scopes), scopes) for name, (_, scopes) in read.items()])
+    assert {name: len(history.panel(name)) for name in read} == {name: kept for name, (kept, _) in read.items()}
+
+
 def test_of_what_no_rule_looks_at_only_the_last_readings_are_kept():
     history = History(window=50, detail_window=32, judged=["gradient/norm", "train/loss", "*_metric/*"])
     read = [

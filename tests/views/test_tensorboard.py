@@ -163,14 +163,15 @@ def test_housekeeping_that_no_one_looks_at_is_left_out(tmp_path: Path) -> None:
     assert set(found) == {"update/skipped", "monitor/overhead_share"}
 
 
-@pytest.mark.parametrize(("num_groups", "tags"), [(1, {"train/lr"}), (3, {"train/0/lr", "train/1/lr", "train/2/lr"})])
+@pytest.mark.parametrize(("num_groups", "groups"), [(1, [""]), (3, ["0/", "1/", "2/"])])
+@pytest.mark.parametrize("quantity", ["lr", "lr_plan"])
 @pytest.mark.parametrize("detail", ["aggregates", "full"])
 def test_the_learning_rate_names_its_group_only_if_there_are_several(
-    tmp_path: Path, num_groups: int, tags: set[str], detail: str
+    tmp_path: Path, num_groups: int, groups: list[str], quantity: str, detail: str
 ) -> None:
     scopes = tuple(map(str, range(num_groups)))
-    found = written(tmp_path, [block(0, "train/lr", *range(num_groups), scopes=scopes)], detail=detail)
-    assert set(found) == tags
+    found = written(tmp_path, [block(0, f"train/{quantity}", *range(num_groups), scopes=scopes)], detail=detail)
+    assert set(found) == {f"train/{group}{quantity}" for group in groups}
 
 
 def test_scoped_readings_come_with_full_detail_only(tmp_path: Path) -> None:

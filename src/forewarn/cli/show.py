@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from forewarn.store import Run
     from forewarn.types import Block
 
-COLUMNS = {
-    "gradient/norm": "gradient norm",
-    "weight/norm": "weight norm",
-    "update/ratio": "update ratio",
-    "gradient/zero_fraction": "zero fraction",
-    "gradient/nonfinite": "non-finite",
-    "update/frozen_cause": "moves",
-}
+COLUMNS = (
+    "gradient/norm", "weight/norm", "update/ratio", "gradient/zero_fraction", "gradient/nonfinite",
+    "update/frozen_cause",
+)  # fmt: skip
 """What is shown of each layer unless --metric asks for something else."""
 CAUSE = "update/frozen_cause"
 GUTTER = 2
@@ -168,7 +164,10 @@ def _chosen(run: Run, wanted: re.Pattern[str] | None) -> list[str]:
 
 def _is_of_the_run(name: str, scopes: tuple[str, ...]) -> bool:
     """Whether a metric belongs to the run as a whole rather than to its layers."""
-    return scopes == ("",) or name == "train/lr"
+    from forewarn.metrics import Scope, find
+
+    metric = find(name)
+    return scopes == ("",) or (metric is not None and metric.scope is Scope.GROUP)
 
 
 def _measured_step(run: Run, names: list[str], wanted: int | None) -> int:
@@ -249,10 +248,11 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None) -> list[Ren
 
 def _headers(names: Sequence[str]) -> tuple[str, list[str]]:
     """The family that all of several metrics share, or nothing, and what stands above each column."""
+    from forewarn.metrics import label
     from forewarn.views.wording import short
 
     families = {name.partition("/")[0] for name in names}
-    headers = [COLUMNS.get(name, short(name)) for name in names]
+    headers = [label(name) if name in COLUMNS else short(name) for name in names]
     if len(names) == 1 or len(families) > 1:
         return "", headers
     (family,) = families
@@ -294,8 +294,10 @@ def _cell(name: str, value: float | None) -> Text:
 
     from rich.text import Text
 
+    from forewarn.metrics import find
     from forewarn.types import FrozenCause, Shape, in_words
 
+    metric = find(name)
     if value is None or (name.endswith("/shape") and math.isnan(value)):
         return Text("–", style="dim")
     if name.endswith("/shape") and value in set(map(float, Shape)):
@@ -305,7 +307,7 @@ def _cell(name: str, value: float | None) -> Text:
         cause = FrozenCause(int(value))
         moves = cause is FrozenCause.MOVING
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
-    broken = not math.isfinite(value) or (name == "gradient/nonfinite" and value > 0)
+    broken = not math.isfinite(value) or (metric is not None and not metric.is_healthy(value))
     return Text(in_words(value), style="bold red" if broken else "")
 
 

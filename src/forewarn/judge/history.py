@@ -10,14 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.judge.series import Baseline, Panel, Series
+from forewarn.metrics import Cadence, Scope, find
 from forewarn.thresholds.spike import Spike
 from forewarn.types import Block
-
-_OF_THE_RUN = "train/"
-"""Family of metrics that are read on every step and kept as long as unscoped ones, such as the lr of each group."""
-
-_OF_ALL_TENSORS = ("monitor/", "gradient/", "weight/", "update/", "gain/")
-"""Families in which a metric of the run as a whole stands for all tensors; unless judged it is kept like theirs."""
 
 _SLACK = 4
 """A ring is a quarter longer than its window: with less it would be moved to the front more often."""
@@ -152,10 +147,12 @@ class History:
 
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
-        if block.name.startswith(_OF_THE_RUN):
+        metric = find(block.name)
+        if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in (Scope.RUN, Scope.GROUP):
             return self._window
         if block.scopes == ("",):
-            return self._window if is_judged or not block.name.startswith(_OF_ALL_TENSORS) else self._detail_window
+            stands_for_many = metric is not None and metric.scope is not Scope.RUN
+            return self._detail_window if stands_for_many and not is_judged else self._window
         return self._detail_window if is_judged else _UNJUDGED_WINDOW
 
     def panel(self, name: str) -> Panel:

@@ -17,6 +17,7 @@ import numpy as np
 from forewarn.config import Config
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
+from forewarn.metrics import unknown
 from forewarn.settings import Settings
 from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
 
@@ -141,6 +142,10 @@ def rule(
         taken = {known.name for known in _RULES.values()}
         if code in _RULES or name in taken:
             raise ValueError(f"the rule {code} {name} is declared twice; a code and a name are never reused")
+        if missing := unknown(reads):
+            raise ValueError(
+                f"the rule {code} {name} reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
+            )
         parameters = inspect.signature(check).parameters
         _RULES[code] = Rule(
             code, name, reads, when or reads[:1], check, per_scope, hold, keep, remedies, explains,

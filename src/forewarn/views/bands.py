@@ -37,7 +37,7 @@ class Band(NamedTuple):
 
 
 UPDATE_RATIO = {Phase.EARLY: Band(1e-3, 1e-2), Phase.MIDDLE: Band(1e-4, 1e-3), Phase.LATE: Band(1e-5, 1e-4)}
-"""Of ‖Δw‖ / ‖w‖ per step, the median over the tensors."""
+"""Which part of the healthy range of `monitor/update_ratio_median` belongs to each phase."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.metrics import label
 from forewarn.types import Action, Alert, AlertState, Block, counted, in_words
 from forewarn.views.bands import Rate, phase, update_ratio_words
 from forewarn.views.bars import ASCII_BARS, BARS, cell
@@ -25,11 +26,8 @@ REDRAW_SECONDS = 0.2
 CHART_ROWS = 3
 
 _SHOWN = {
-    "train/loss": "loss",
-    "train/loss_ema": "EMA",
-    "train/lr": "lr",
-    "gradient/global_norm": "gradient norm",
-    "monitor/update_ratio_median": "update ratio",
+    name: label(name)
+    for name in ("train/loss", "train/loss_ema", "train/lr", "gradient/global_norm", "monitor/update_ratio_median")
 }
 
 
@@ -93,15 +91,15 @@ class LiveView:
     def _line(self) -> str:
         """The same numbers as one line: `step 150/300  loss 2.31  lr 0.001`."""
         of = f"/{self._total_steps}" if self._total_steps else ""
-        numbers = [f"{label} {in_words(self._latest[name])}" for name, label in _SHOWN.items() if name in self._latest]
+        numbers = [f"{words} {in_words(self._latest[name])}" for name, words in _SHOWN.items() if name in self._latest]
         return "  ".join([f"step {self._step}{of}", *numbers, *([self._alerts()] if self._firing else [])])
 
     def _picture(self) -> RenderableType:
         numbers = Table.grid(padding=(0, 3, 0, 0))
-        shown = [(label, in_words(self._latest.get(name, "–"))) for name, label in _SHOWN.items()]
-        for label, _ in shown:
-            numbers.add_column(min_width=max(8, len(label)))  # so that nothing moves while digits come and go
-        numbers.add_row(*(Text(label, style="dim") for label, _ in shown))
+        shown = [(words, in_words(self._latest.get(name, "–"))) for name, words in _SHOWN.items()]
+        for words, _ in shown:
+            numbers.add_column(min_width=max(8, len(words)))  # so that nothing moves while digits come and go
+        numbers.add_row(*(Text(words, style="dim") for words, _ in shown))
         numbers.add_row(*(Text(value, style="bold") for _, value in shown))
         options = self._console.options
         width = max(10, min(options.max_width, 100) - 2)

@@ -10,18 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from forewarn.metrics import label
 from forewarn.types import Action, Alert, Block, FrozenCause, in_words
 from forewarn.views.console import plain_console
 from forewarn.views.wording import short
 
 _SHOWN = {
-    "train/loss": "loss",
-    "train/loss_ema": "ema",
-    "train/lr": "lr",
-    "gradient/global_norm": "norm",
-    "speed/tokens_per_second": "tok/s",
-    "eval/loss": "validation",
-}
+    name: label(name).lower().removeprefix("gradient ")
+    for name in (
+        "train/loss", "train/loss_ema", "train/lr", "gradient/global_norm", "speed/tokens_per_second", "eval/loss"
+    )
+}  # fmt: skip
 _ON_THE_BAR = ("train/loss", "train/loss_ema", "train/lr", "speed/tokens_per_second")
 
 

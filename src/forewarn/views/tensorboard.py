@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
+from forewarn.metrics import Scope, find
 from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 
@@ -189,7 +190,8 @@ class _Tags:
         return tag
 
     def _shown(self, name: str, scope: str, num_scopes: int) -> str:
-        if name == "train/lr":  # its scopes are optimizer groups: a few, and none if there is nothing to tell apart
+        metric = find(name)
+        if metric is not None and metric.scope is Scope.GROUP:  # a few, and none if there is nothing to tell apart
             return self.one(name, scope if num_scopes > 1 else "")
         shown = self._full if scope else name not in _LEFT_OUT
         return self.one(name, scope) if shown else ""

@@ -15,6 +15,7 @@ from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_levels import EpochLosses, Levels
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
+from forewarn.metrics import is_reserved
 from forewarn.types import is_metric_name
 
 
@@ -94,19 +95,13 @@ class LossProbe(Probe):
         self._epoch.recall(start)
 
 
-_OWN_FAMILIES = ("gradient", "weight", "update", "monitor", "evaluation", "task")
-_OWN_NAMES = (
-    "train/loss", "train/loss_ema", "train/loss_level", "train/lr", "train/clip", "train/loss_scale",
-    "speed/step_seconds", "system/process_memory_bytes",
-)  # fmt: skip
-
-
 def check_name(name: Any) -> None:
     """Refuse a name that is none, and one under which the monitor itself records."""
     if not isinstance(name, str) or not is_metric_name(name):
         raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
-    if name in _OWN_NAMES or name.partition("/")[0] in _OWN_FAMILIES:
-        raise ValueError(f"{name!r} is recorded by the monitor itself; choose another name, such as 'user/...'")
+    if is_reserved(name):
+        own = f"my/{name.partition('/')[2]}"
+        raise ValueError(f"{name!r} is recorded by the monitor itself; log yours under a family of your own: {own!r}")
 
 
 TAKE_A_PART = "record its abs(), its real or its imag part"
