@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import forewarn
@@ -97,11 +98,27 @@ def test_no_part_is_named_for_nothing():
     assert not [path for path in FILES if vague & set(path.relative_to(SOURCE).with_suffix("").parts)]
 
 
+PAIRS = {"measure/probes", "judge/rules"}
+"""A probe and the rules that read it have the same stem."""
+
+OWN_NAMES = {"cli", "compat"}
+"""Commands are named for what they show, and `compat` mirrors the paths of another package."""
+
+
+def test_no_two_files_have_the_same_stem_but_a_probe_and_its_rules():
+    folders = defaultdict(list)
+    for path in FILES:
+        if part_of(path) not in OWN_NAMES and not path.stem.startswith("__"):
+            folders[path.stem].append(path.relative_to(SOURCE).parent.as_posix())
+    double = {stem: several for stem, several in folders.items() if len(several) > 1 and not set(several) <= PAIRS}
+    assert not double
+
+
 def test_nothing_but_the_probes_and_the_engine_walks_gradients():
     wrong = [
         str(path.relative_to(SOURCE))
         for path in FILES
-        if part_of(path) not in {"measure", "standalone", "lab", "cli"}
+        if part_of(path) not in {"measure", "lab", "cli"}
         and any(
             isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(ast.parse(path.read_text()))
         )

@@ -13,37 +13,33 @@ if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.config import Config
     from forewarn.judge.forecast import Forecast
-    from forewarn.judge.gradient_tally import (
-        GradientSummary,
-        detect_exploding_gradients,
-        detect_task_collapse,
-        detect_vanishing_gradients,
-    )
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.lab.trainer import Trainer
     from forewarn.measure.schedule import Schedule
     from forewarn.metrics import Metric
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
-    from forewarn.standalone.gradient_monitor import (
-        GradientMonitor,
-        compute_gradient_statistics,
-        compute_layer_gradient_norms,
-        compute_task_gradient_ratio,
-    )
-    from forewarn.standalone.module_monitor import (
+    from forewarn.standalone import (
         ActivationDifferenceMetric,
         ActivationMetric,
         GradientMetric,
+        GradientMonitor,
+        GradientSummary,
         ModuleMonitor,
         MonitorMixin,
         ParameterDifferenceMetric,
         ParameterMetric,
         RefinedCoordinateCheck,
         StorageManager,
+        WeightUpdateMonitor,
+        compute_gradient_statistics,
+        compute_layer_gradient_norms,
+        compute_task_gradient_ratio,
+        detect_exploding_gradients,
+        detect_task_collapse,
+        detect_vanishing_gradients,
         monitor_scaled_dot_product_attention,
     )
-    from forewarn.standalone.weight_update_monitor import WeightUpdateMonitor
     from forewarn.store.errors import RunError
     from forewarn.store.reader import Run, open_run
     from forewarn.types import (
@@ -66,21 +62,25 @@ _HOMES = {
     "watch": "attach",
     "Metric": "metrics",
     "Monitor": "monitor",
-    "WeightUpdateMonitor": "standalone.weight_update_monitor",
     **dict.fromkeys(
         (
             "ActivationDifferenceMetric",
             "ActivationMetric",
             "GradientMetric",
+            "GradientMonitor",
             "ModuleMonitor",
             "MonitorMixin",
             "ParameterDifferenceMetric",
             "ParameterMetric",
             "RefinedCoordinateCheck",
             "StorageManager",
+            "WeightUpdateMonitor",
+            "compute_gradient_statistics",
+            "compute_layer_gradient_norms",
+            "compute_task_gradient_ratio",
             "monitor_scaled_dot_product_attention",
         ),
-        "standalone.module_monitor",
+        "standalone",
     ),
     "Config": "config",
     "Plan": "plan",
@@ -95,15 +95,6 @@ _HOMES = {
     "Forecast": "judge.forecast",
     "Trainer": "lab.trainer",
     "PostEpochEvaluationCallback": "lab.callbacks",
-    **dict.fromkeys(
-        (
-            "GradientMonitor",
-            "compute_gradient_statistics",
-            "compute_layer_gradient_norms",
-            "compute_task_gradient_ratio",
-        ),
-        "standalone.gradient_monitor",
-    ),
     **dict.fromkeys(
         (
             "GradientSummary",

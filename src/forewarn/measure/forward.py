@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
+from forewarn.measure.module_hooks import ModuleHooks, first_forward_only
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
@@ -30,7 +29,7 @@ class ForwardPass:
         self._probes = list(loop.probes)
         self._root = root
         self._given = (args, kwargs)
-        self._handles: list[Any] = []
+        self._hooks = ModuleHooks()
         self._leaving_root: list[Callable[..., None]] = []
         """What is to see the output of the root: its own hooks are under way, and take no more of them."""
         self._is_open = True
@@ -43,8 +42,7 @@ class ForwardPass:
 
     def end(self, output: Any) -> None:
         """Take every hook off; `output` is None if the forward pass raised."""
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.remove()
         if output is not None:
             for seen in self._leaving_root:
                 seen(self._root, *self._given, output)
@@ -61,25 +59,22 @@ class ForwardPass:
     def _put(self, probe: Probe, tap: ModuleTap) -> None:
         entered = None if tap.entered is None else self._passing_on(probe, tap.entered)
         left = None if tap.left is None else self._passing_on(probe, tap.left)
-        if tap.module is self._root:
-            if entered is not None:
-                entered(self._root, *self._given)
-            self._leaving_root += [] if left is None else [left]
+        if tap.module is not self._root:
+            self._hooks.put_on(ModuleTap(tap.module, entered, left))
             return
         if entered is not None:
-            self._handles.append(tap.module.register_forward_pre_hook(Hook(entered), with_kwargs=True))
+            first_forward_only(entered)(self._root, *self._given)
         if left is not None:
-            self._handles.append(tap.module.register_forward_hook(Hook(left), with_kwargs=True))
+            self._leaving_root.append(first_forward_only(left))
 
     def _passing_on(self, probe: Probe, target: Callable[..., Iterable[GradientTap] | None]) -> Callable[..., None]:
         def follow(*what: Any) -> None:
             for tap in target(*what) or ():
                 tap.tensor.register_hook(Hook(guarded(self._loop, probe, tap.reached)))
 
-        def seen(module: nn.Module, *what: Any) -> None:
-            recomputed = torch._C._current_graph_task_id() != -1
-            if self._is_open and not recomputed and probe in self._loop.probes:
-                with self._loop.stopwatch, hidden_from_checkpointing():
+        def seen(*what: Any) -> None:
+            if self._is_open and probe in self._loop.probes:
+                with self._loop.stopwatch:
                     self._loop.guard(probe, follow, *what)
 
         return seen

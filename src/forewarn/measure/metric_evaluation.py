@@ -14,7 +14,8 @@ from forewarn.measure.engine import Measurement, measure
 from forewarn.measure.engine.memory import is_dense
 from forewarn.measure.metric_kinds import NOTHING, Keys, Metrics, ModuleMetric
 from forewarn.measure.probes.loss import TAKE_A_PART
-from forewarn.measure.step_log import ELEMENTS, OWN, ROWS, StepLog
+from forewarn.measure.ranks import ELEMENTS, OWN, ROWS
+from forewarn.measure.step_log import Settled, StepLog
 
 Named = tuple[str, tuple[Tensor, ...]]
 """A module's or parameter's name, its tensor, and the reference's if it is compared with one."""
@@ -27,26 +28,33 @@ _NUMBERS = (Tensor, Real)
 class Evaluation:
     """Logs what the metrics say. A metric that raises is named once and switched off; with `strict` it raises."""
 
-    def __init__(self, metrics: Metrics, logger: logging.Logger, strict: bool) -> None:
+    def __init__(self, metrics: Metrics, logger: logging.Logger, strict: bool = False) -> None:
         self.metrics = metrics
-        self._logger = logger
+        self.logger = logger
+        self.log = StepLog()
+        """What was logged in the step under way."""
         self._strict = strict
         self._named: set[str] = set()
         self._last: tuple[ref[Tensor], int, Measurement] | None = None
         """The activation that was read last, without holding it, in which version, and what the engine said of it."""
 
-    def activation(self, log: StepLog, kind: str, name: str, *tensors: Tensor) -> None:
+    def take_log(self) -> StepLog:
+        """What was logged in the step that ends now."""
+        log, self.log = self.log, StepLog()
+        return log
+
+    def activation(self, kind: str, name: str, *tensors: Tensor, reference: nn.Module | None = None) -> None:
         """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
-        asked = self.metrics.asked(kind, name)
-        if asked == NOTHING:
+        asked = self.metrics.asked(kind, name, reference=reference)
+        if asked is NOTHING:
             return
         if asked.built_in:
             try:
-                log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
+                self.log.rows((asked.built_in,), self._measured(tensors), ELEMENTS)
                 for key, aggregate in asked.aggregates:
-                    log.aggregate_rows(key, aggregate)
+                    self.log.aggregate_rows(key, aggregate)
             except Exception as error:
-                for metric in self.metrics.built_in(kind, name):
+                for metric in self.metrics.built_in(kind, name, reference):
                     self._give_up(metric, name, error)
         if not asked.functions:
             return
@@ -54,7 +62,7 @@ class Evaluation:
             own = tuple(each.detach() for each in tensors)
             for key, metric in asked.functions:
                 try:
-                    log.tensor(key, _called(metric, own), metric.aggregate)
+                    self.log.tensor(key, _called(metric, own), metric.aggregate)
                 except Exception as error:
                     self._give_up(metric, name, error)
 
@@ -64,20 +72,25 @@ class Evaluation:
         if len(tensors) == 1 and self._last is not None and self._last[0]() is tensor and self._last[1] == version:
             return self._last[2]
         found = measure((_readable(tensors),))
-        self._last = (ref(tensor), version, found) if len(tensors) == 1 else None
+        if len(tensors) == 1:
+            self._last = (ref(tensor), version, found)
         return found
 
     def forget(self) -> None:
         """The forward is over: the next one's first activation is read, whatever it is."""
         self._last = None
 
-    def parameters(self, log: StepLog, kind: str, named: Iterable[Named], prefix: str = "") -> None:
+    def parameters(
+        self, kind: str, named: Iterable[Named], prefix: str = "", reference: nn.Module | None = None
+    ) -> None:
         """All metrics of `kind` of parameters or gradients; keys begin with `prefix`, by default the kind."""
+        if not self.metrics.any(kind):
+            return
         engine: dict[str, tuple[list[Keys], list[Tensor]]] = {OWN: ([], []), ROWS: ([], [])}
         with torch.no_grad():
             for name, tensors in named:
-                asked = self.metrics.asked(kind, name, prefix)
-                if asked == NOTHING:
+                asked = self.metrics.asked(kind, name, prefix, reference)
+                if asked is NOTHING:
                     continue
                 sharded = is_sharded(tensors[0])
                 own = tuple(map(local, tensors)) if sharded else tensors
@@ -87,44 +100,48 @@ class Evaluation:
                     wanted.append(own[0] if len(own) == 1 else _readable(own))
                 for key, metric in asked.functions:
                     try:
-                        self._ask(log, metric, key, own, sharded)
+                        self._ask(metric, key, own, sharded)
                     except Exception as error:
                         self._give_up(metric, name, error)
             for how, (keys, wanted) in engine.items():
                 if wanted:
                     in_one_piece = all(map(Tensor.is_contiguous, wanted))
-                    log.rows(keys, measure(wanted if in_one_piece else [_readable((one,)) for one in wanted]), how)
+                    found = measure(wanted if in_one_piece else [_readable((one,)) for one in wanted])
+                    self.log.rows(keys, found, how)
 
-    def _ask(self, log: StepLog, metric: ModuleMetric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
+    def _ask(self, metric: ModuleMetric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
         if sharded and metric.reduce is None:
             raise ValueError(
                 "the tensor is sharded, and the metric does not say how the values of its shards make that of the "
                 "whole; add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
             )
         if sharded and not tensors[0].numel():
-            log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
+            self.log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
             return
         result = _called(metric, tensors)
         if isinstance(result, Tensor) and result.numel() != 1:
             raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; one number is expected")
         if sharded:
-            log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
+            self.log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
         else:
-            log.number(key, result)
+            self.log.number(key, result)
 
-    def failed(self, key: str, error: Exception) -> None:
-        """Tell once that what was logged under a key is lost."""
-        if self._strict:
-            raise RuntimeError(f"the aggregation function of {key} failed: {error}") from error
-        if key not in self._named:
-            self._named.add(key)
-            self._logger.warning("the aggregation function of %s failed: %s; it is left out", key, _told(error))
+    def averages(self, settled: Settled) -> dict[str, float]:
+        """The value of each key of a step; that an aggregation function failed is told once."""
+        for key, error in settled.failures.items():
+            told = key.replace(self.metrics.separator, "/")
+            if self._strict:
+                raise RuntimeError(f"the aggregation function of {told} failed: {error}") from error
+            if key not in self._named:
+                self._named.add(key)
+                self.logger.warning("the aggregation function of %s failed: %s; it is left out", told, _told(error))
+        return settled.averages()
 
     def _give_up(self, metric: ModuleMetric, name: str, error: Exception) -> None:
         what = f"{metric.kind} metric {metric.name!r} failed on {name}"
         if self._strict:
             raise RuntimeError(f"{what}: {_told(error)}") from error
-        self._logger.warning("%s: %s; it is switched off and training goes on", what, _told(error))
+        self.logger.warning("%s: %s; it is switched off and training goes on", what, _told(error))
         self.metrics.switch_off(metric)
 
 

@@ -73,6 +73,11 @@ class ModuleMetric:
         return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
     @property
+    def compared_with(self) -> nn.Module | None:
+        """The reference that a difference metric was declared with."""
+        return getattr(self, "reference", None)
+
+    @property
     def built_in(self) -> str | None:
         """The quantity of the statistics engine that this metric is, if it is one."""
         if callable(self.fn):
@@ -140,10 +145,10 @@ class Metrics:
 
     def __init__(self, separator: str = "/") -> None:
         """`separator` stands between the parts of a key: kind, name of the module or parameter, name of the metric."""
-        self._separator = separator
+        self.separator = separator
         self._all: dict[tuple[str, str], ModuleMetric] = {}
         self._off: set[tuple[str, str]] = set()
-        self._asked: dict[tuple[str, str, str], Asked] = {}
+        self._asked: dict[tuple[str, str, str, nn.Module | None], Asked] = {}
 
     def __iter__(self) -> Iterator[ModuleMetric]:
         """Those that have not failed."""
@@ -165,30 +170,33 @@ class Metrics:
         """Whether there are metrics of these kinds."""
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
-    def built_in(self, kind: str, name: str) -> list[ModuleMetric]:
+    def built_in(self, kind: str, name: str, reference: nn.Module | None = None) -> list[ModuleMetric]:
         """The metrics of one kind that the statistics engine answers for the module or parameter of this name."""
-        return [each for each in self._matching(kind, name) if each.built_in]
+        return [each for each in self._matching(kind, name, reference) if each.built_in]
 
-    def asked(self, kind: str, name: str, prefix: str = "") -> Asked:
+    def asked(self, kind: str, name: str, prefix: str = "", reference: nn.Module | None = None) -> Asked:
         """What the metrics of one kind ask of the module or parameter of this name, in the order of adding.
 
-        Keys begin with `prefix`, by default the kind.
+        Keys begin with `prefix`, by default the kind. `reference` is the one that the metrics were declared with.
         """
-        known = self._asked.get((kind, name, prefix))
+        known = self._asked.get((kind, name, prefix, reference))
         if known is None:
-            known = self._asked[kind, name, prefix] = self._found(kind, name, prefix or kind)
+            known = self._asked[kind, name, prefix, reference] = self._found(kind, name, prefix or kind, reference)
         return known
 
-    def _matching(self, kind: str, name: str) -> list[ModuleMetric]:
-        return [each for each in self if each.kind == kind and re.match(each.regex, name)]
+    def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[ModuleMetric]:
+        alike = (each for each in self if each.kind == kind and each.compared_with is reference)
+        return [each for each in alike if re.match(each.regex, name)]
 
-    def _found(self, kind: str, name: str, prefix: str) -> Asked:
-        matching = [(self._separator.join((prefix, name, each.name)), each) for each in self._matching(kind, name)]
-        return Asked(
+    def _found(self, kind: str, name: str, prefix: str, reference: nn.Module | None) -> Asked:
+        several = self._matching(kind, name, reference)
+        matching = [(self.separator.join((prefix, name, each.name)), each) for each in several]
+        asked = Asked(
             tuple((key, each.built_in) for key, each in matching if each.built_in),
             tuple((key, each) for key, each in matching if not each.built_in),
             tuple((key, each.aggregate) for key, each in matching if each.built_in and each.aggregate),
         )
+        return NOTHING if asked == NOTHING else asked  # always the same object, so callers can use `is`
 
 
 def _is_range(given: Any) -> bool:

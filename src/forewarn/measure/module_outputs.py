@@ -1,19 +1,22 @@
-"""Where a `ModuleMonitor` listens: the outputs of modules, and the tensors inside them."""
+"""The modules of a model by the names that people know, what they return, and the tensors inside that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from forewarn.measure.hooks import Hook
+from forewarn.measure.module_hooks import ModuleHooks
 from forewarn.measure.module_tree import clean_name, unwrapped
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.probe import ModuleTap
 
 ROOT = "[root module]"
+
+Returned = Callable[[str, Any], None]
+"""Takes the name of a module, and what it has returned."""
 
 _MAX_DEPTH = 8
 """How deep the tensors of an output are looked for; an output may contain itself."""
@@ -24,39 +27,15 @@ def default_format_module_name_fn(name: str) -> str:
     return clean_name(f"{name}.".replace("_forward_module.", ""))[:-1] or ROOT
 
 
-class HooksManager:
-    """Forward hooks on modules, at most one on each, that go away together."""
-
-    def __init__(self) -> None:
-        self.hooks: dict[nn.Module, Any] = {}
-
-    def register_forward_hook(self, module: nn.Module, hook_fn: Callable[..., None]) -> None:
-        """Call `hook_fn(module, args, output)` after every forward of the module; copies of it call nothing."""
-        self.remove_hook(module)
-        self.hooks[module] = module.register_forward_hook(Hook(hook_fn, traced=True))
-
-    def remove_hook(self, module: nn.Module) -> None:
-        if module in self.hooks:
-            self.hooks.pop(module).remove()
-
-    def remove_all_hooks(self) -> None:
-        for module in list(self.hooks):
-            self.remove_hook(module)
-
-    def __len__(self) -> int:
-        return len(self.hooks)
-
-    def __enter__(self) -> HooksManager:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove_all_hooks()
-
-
-class Modules:
+class NamedModules:
     """The modules of one model by name, and hooks on those that are listened to."""
 
-    def __init__(self, model: nn.Module, format_name: Callable[[str], str], excluded: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        format_name: Callable[[str], str] = default_format_module_name_fn,
+        excluded: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         self.model = model
         self.root = unwrapped(model)
         self.names = {module: format_name(name) for name, module in self.root.named_modules()}
@@ -67,8 +46,7 @@ class Modules:
         self._parameter_index = ParameterIndex(self.root, ())
         self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
         """With the version of the parameter index that they were found in."""
-        self._hooks = HooksManager()
-        self._handles: list[Any] = []
+        self._hooks = ModuleHooks(traced=True)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter once, by the name that it is logged under, as the model is now."""
@@ -78,44 +56,36 @@ class Modules:
             self._parameters = (self._parameter_index.version, named)
         return self._parameters[1]
 
-    def listen(
-        self,
-        begins: Callable[[], None],
-        returned: Callable[[str, Any], None],
-        ended: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module's.
+    def gradients(self) -> list[tuple[str, Tensor]]:
+        """The gradient of every parameter that has one."""
+        return [(name, each.grad) for name, each in self.parameters() if each.grad is not None]
 
-        What activation checkpointing computes again in the backward pass is not heard.
-        """
-        if self._handles:
+    def listen(self, begins: Callable[[], None], returned: Returned, ended: Callable[[], None]) -> None:
+        """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module's."""
+        if self._hooks:
             return
-
-        def listener(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                if torch._C._current_graph_task_id() == -1:
-                    returned(name, output)
-
-            return hook
-
-        self._handles = [
-            self.root.register_forward_pre_hook(Hook(lambda module, args: begins(), traced=True)),
-        ]
+        self._hooks.put_on(ModuleTap(self.root, entered=lambda args, kwargs: begins()))
         for name, module in self.heard:
-            self._hooks.register_forward_hook(module, listener(name))
-        self._handles.append(
-            self.root.register_forward_hook(Hook(lambda module, args, output: ended(), traced=True), always_call=True)
-        )
+            self._hooks.put_on(passing_on(name, module, returned))
+        self._hooks.put_on(ModuleTap(self.root, left=lambda args, kwargs, output: ended()), always_call=True)
 
     def stop_listening(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._hooks.remove_all_hooks()
+        self._hooks.remove()
+
+    def check_twin(self, names: Iterable[str], what: str) -> None:
+        """Whether this reference is built like the model that has these names; `what` is how an error calls it."""
+        different = set(names) ^ set(self.names.values())
+        if different:
+            raise ValueError(f"{what}, but only one of them has " + ", ".join(sorted(different)[:5]))
 
     def _own(self, module: nn.Module) -> bool:
         """A wrapper around the whole model is not a module of it."""
         return module is not self.model or self.model is self.root
+
+
+def passing_on(name: str, module: nn.Module, returned: Returned) -> ModuleTap:
+    """A tap that tells what a module returns."""
+    return ModuleTap(module, left=lambda args, kwargs, output: returned(name, output))
 
 
 def tensors_in(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import Standing
@@ -41,6 +41,11 @@ class ParameterIndex:
         self._keys: list[int] = []
         self._live: dict[int, nn.Parameter] = {}
         self._take()
+
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """What each parameter holds in `.grad` at this moment."""
+        return [each.grad for each in self.parameters]
 
     def refresh(self) -> None:
         """Look whether the model has other parameters by now; names that stay keep what is known of them."""

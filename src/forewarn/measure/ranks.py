@@ -7,16 +7,34 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from forewarn.measure.metric_kinds import Keys
 from forewarn.measure.probe import Array
-from forewarn.measure.step_log import ELEMENTS, OWN, Settled, Total
+
+OWN = "own"
+"""Every rank has the same value, or means its own."""
+ELEMENTS = "elements"
+"""The value is a sum over `weight` elements; those of all ranks count alike."""
+ROWS = "rows"
+"""The row of one shard: the rows of all shards add up to that of the whole."""
+
+
+class Total(NamedTuple):
+    """One logged value on the host, before it is reduced over ranks and averaged over the micro-batches."""
+
+    key: str
+    value: float
+    weight: float = 1.0
+    how: str = OWN
+
+
+Shards = list[tuple[Any, Array]]
+"""What is asked of a tensor, and the statistics engine's row of the part that this rank holds."""
 
 _LEAST, _MOST = 3, 4
 """The columns of the statistics engine that do not add up: min and max."""
@@ -48,23 +66,23 @@ class Ranks:
                 return cls(_shared(mesh.get_all_groups()), _shared(parts), device)
         return cls()
 
-    def reduced(self, settled: Settled, logger: logging.Logger) -> Settled:
-        """The same step with the values of all ranks. What only some ranks have logged is left out."""
-        kept = [each for each in settled.totals if each.how == OWN]
-        alike = [each for each in settled.totals if each.how == ELEMENTS]
-        parts = [each for each in settled.totals if each.how not in (OWN, ELEMENTS)]
-        if not (self.everyone or parts or settled.shards):
-            return settled
+    def reduced(self, totals: list[Total], rows: Shards, logger: logging.Logger) -> tuple[list[Total], Shards]:
+        """The values of all ranks, the same on each. What only some ranks have is left out."""
+        kept = [each for each in totals if each.how == OWN]
+        alike = [each for each in totals if each.how == ELEMENTS]
+        parts = [each for each in totals if each.how not in (OWN, ELEMENTS)]
+        if not (self.everyone or parts or rows):
+            return totals, rows
         if self.everyone == self.shards:
-            totals, rows = self._over(self.everyone, [*alike, *parts], settled.shards, logger)
-            return Settled([*kept, *totals], rows, settled.failures)
+            whole, rows = self._over(self.everyone, [*alike, *parts], rows, logger)
+            return [*kept, *whole], rows
         means, _ = self._over(self.everyone, alike, [], logger)
-        totals, rows = self._over(self.shards, parts, settled.shards, logger)
-        return Settled([*kept, *means, *totals], rows, settled.failures)
+        whole, rows = self._over(self.shards, parts, rows, logger)
+        return [*kept, *means, *whole], rows
 
     def _over(
-        self, groups: Sequence[Any], totals: list[Total], rows: list[tuple[Keys, Array]], logger: logging.Logger
-    ) -> tuple[list[Total], list[tuple[Keys, Array]]]:
+        self, groups: Sequence[Any], totals: list[Total], rows: Shards, logger: logging.Logger
+    ) -> tuple[list[Total], Shards]:
         for group in groups:
             names = [*(each.key for each in totals), *(str(keys) for keys, _ in rows)]
             common = self._common(names, group)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,25 +17,10 @@ from forewarn.measure.engine import Measurement, Numbers, in_order
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.metric_kinds import Aggregate, Keys, quantities
 from forewarn.measure.probe import Array
+from forewarn.measure.ranks import ELEMENTS, OWN, ROWS, Ranks, Total
 from forewarn.measure.transfer import Transfer
 
 _device_of, _dtype_of = attrgetter("device"), attrgetter("dtype")
-
-OWN = "own"
-"""Every rank has the same value, or means its own."""
-ELEMENTS = "elements"
-"""The value is a sum over `weight` elements; those of all ranks count alike."""
-ROWS = "rows"
-"""The row of one shard: the rows of all shards add up to that of the whole."""
-
-
-class Total(NamedTuple):
-    """One logged value on the host, before it is reduced over ranks and averaged over the micro-batches."""
-
-    key: str
-    value: float
-    weight: float = 1.0
-    how: str = OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +33,11 @@ class Settled:
     failures: dict[str, Exception]
     """Keys whose aggregation function raised."""
 
+    def over(self, ranks: Ranks, logger: logging.Logger) -> Settled:
+        """The same step with the values of all ranks."""
+        totals, shards = ranks.reduced(self.totals, self.shards, logger)
+        return Settled(totals, shards, self.failures)
+
     def averages(self) -> dict[str, float]:
         """The value of each key: the mean over all its elements."""
         sums: dict[str, float] = {}
@@ -58,12 +49,8 @@ class Settled:
         return {key: sums[key] / weights[key] for key in sums if weights[key]}
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The values of a step on their way, and how to read them when they have arrived."""
-
-    tensors: list[Numbers]
-    unpack: Callable[[Sequence[Array]], Settled]
+Packed = tuple[list[Numbers], Callable[[Sequence[Array]], "Settled"]]
+"""The values of a step on their way, and how to read them when they have arrived."""
 
 
 @dataclass(slots=True)
@@ -126,11 +113,11 @@ class StepLog:
 
     def settle(self) -> Settled:
         """Bring all of it to the host: the step's only transfer."""
-        packed = self.pack()
+        tensors, unpack = self.pack()
         transfer: Transfer[None] = Transfer()
-        transfer.send(None, packed.tensors)
+        transfer.send(None, tensors)
         [(_, arrays)] = transfer.receive(wait=True)
-        return packed.unpack(arrays)
+        return unpack(arrays)
 
     def pack(self) -> Packed:
         """All of it as few tensors, ready to travel together; aggregation functions run first, on the device."""
@@ -170,7 +157,7 @@ class StepLog:
             shards = [row for part in rows[ROWS][1] for row in part]
             return Settled(totals, list(zip(rows[ROWS][0], shards, strict=True)), failures)
 
-        return Packed([*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack)
+        return [*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack
 
 
 def row_totals(keys: Sequence[Keys], parts: Sequence[Array], how: str) -> list[Total]:

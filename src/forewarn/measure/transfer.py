@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Measurement, Numbers, in_order
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.probe import Array
 
@@ -69,6 +69,11 @@ def on_host(numbers: Numbers) -> Array:
     plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
     found: Array = (plain if plain.is_cpu else plain.cpu()).numpy().astype(np.float64)
     return found
+
+
+def rows_on_host(found: Measurement) -> Array:
+    """What the statistics engine said of some tensors, a row for each, waited for."""
+    return in_order(found.order, [on_host(part) for part in found.rows])
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from forewarn.judge.gradient_tally import EXPLODING, VANISHING, GradientSummary, GradientTally
-from forewarn.measure.engine import COLUMNS, in_order, measure, summarize
+from forewarn.measure.engine import COLUMNS, measure, summarize
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array
 from forewarn.measure.probes.tasks import Shared, TaskProbe
-from forewarn.measure.transfer import on_host
+from forewarn.measure.transfer import on_host, rows_on_host
 from forewarn.types import Reason
 
 
@@ -103,8 +103,7 @@ class GradientMonitor:
 def _rows(model: nn.Module) -> tuple[tuple[str, ...], Array]:
     """The parameters that have a gradient, and the engine's row of each; one transfer to the host."""
     parameter_index = ParameterIndex(model, [])
-    held = [at for at, parameter in enumerate(parameter_index.parameters) if parameter.grad is not None]
-    found = measure([parameter_index.parameters[at].grad for at in held])
-    return tuple(parameter_index.names[at] for at in held), in_order(
-        found.order, [on_host(part) for part in found.rows]
-    )
+    held = {
+        name: one for name, one in zip(parameter_index.names, parameter_index.gradients, strict=True) if one is not None
+    }
+    return tuple(held), rows_on_host(measure(list(held.values())))

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn.measure.aggregates import spread
-from forewarn.measure.engine import UpdateSampler, in_order, measure, summarize
+from forewarn.measure.engine import UpdateSampler, measure, summarize
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probes.updates import FrozenTracker, learning_rates, update_ratios
-from forewarn.measure.transfer import on_host
+from forewarn.measure.transfer import on_host, rows_on_host
 from forewarn.types import FrozenCause
 
 
@@ -93,9 +93,8 @@ class WeightUpdateMonitor:
     def check_gradients(self, model: nn.Module, optimizer: Optimizer) -> dict[str, GradientDiagnostic]:
         """Every trainable parameter's gradient; also samples the weights that `check_updates` compares with."""
         parameter_index = self._attend(model, optimizer)
-        gradients = [parameter.grad for parameter in parameter_index.parameters]
-        found = measure(gradients)
-        quantities = summarize(in_order(found.order, [on_host(part) for part in found.rows]))
+        gradients = parameter_index.gradients
+        quantities = summarize(rows_on_host(measure(gradients)))
         self._norms = quantities["norm"].astype(np.float64)
         self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
         self._sampler.remember(parameter_index.parameters)

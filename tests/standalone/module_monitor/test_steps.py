@@ -1,6 +1,7 @@
 """The life of a monitor: steps, what is logged by hand, hooks, and what it leaves alone."""
 
 import copy
+import functools
 import gc
 import io
 import weakref
@@ -8,8 +9,9 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from forewarn import ModuleMonitor
+from forewarn import ModuleMonitor, MonitorMixin, monitor_scaled_dot_product_attention
 from tests.test_no_host_sync import Counting
 
 
@@ -227,6 +229,46 @@ def test_training_is_bit_identical_with_the_monitor_dropout_included():
     assert bare[0] == monitored[0]
     assert all(torch.equal(bare[1][key], monitored[1][key]) for key in bare[1])
     assert torch.equal(bare[2], monitored[2])
+
+
+class LogsProducts(MonitorMixin, nn.Module):
+    """Logs what costs matrix products of its own, from inside its forward."""
+
+    def forward(self, x):
+        if self.is_monitoring:
+            monitor = self.get_module_monitor()
+            monitor.monitor_activations("by hand", x)
+            monitor_scaled_dot_product_attention(monitor, self, *3 * [x[None]])
+        return x.tanh()
+
+
+def test_gradients_survive_selective_checkpointing():
+    """It hands out what the forward kept as "the third `mm`": a metric's own `mm` in between must not count."""
+
+    def policy(context, operation, *args, **kwargs):
+        save = operation in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Selective(nn.Sequential):
+        def forward(self, x):
+            contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+            return checkpoint(super().forward, x, use_reentrant=False, context_fn=contexts)
+
+    torch.manual_seed(0)
+    linear = functools.partial(nn.Linear, 4, 4, bias=False)
+    layers = [linear(), LogsProducts(), linear(), LogsProducts(), linear()]
+    x = torch.randn(3, 4)
+    bare = torch.autograd.grad(nn.Sequential(*layers)(x).square().sum(), layers[0].weight)[0]
+    model = Selective(*layers)
+    monitor = ModuleMonitor(lambda step: True)
+    monitor.set_module(model)
+    monitor.add_activation_metric("gram", lambda y: (y @ y.mT).sum())
+    monitor.begin_step(0)
+    model(x).square().sum().backward()
+    monitor.end_step()
+    assert torch.equal(layers[0].weight.grad, bare)
+    found = monitor.get_step_metrics()
+    assert {"activation/by hand/gram", "activation/1.head_0.key/gram", "attention_entropy/3.head_0"} < found.keys()
 
 
 @pytest.mark.parametrize("built_in", [False, True])

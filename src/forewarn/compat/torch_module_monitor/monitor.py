@@ -6,7 +6,7 @@ from typing import Any
 
 from forewarn.measure.module_outputs import default_format_module_name_fn
 from forewarn.standalone.module_monitor import ModuleMonitor as _ModuleMonitor
-from forewarn.standalone.module_monitor import MonitorMixin
+from forewarn.standalone.monitor_mixin import MonitorMixin
 
 __all__ = ["ModuleMonitor", "MonitorMixin", "default_format_module_name_fn"]
 

@@ -1,5 +1,5 @@
 """`torch_module_monitor.storage`."""
 
-from forewarn.standalone.module_monitor.storage import StorageManager
+from forewarn.standalone.metric_storage import StorageManager
 
 __all__ = ["StorageManager"]

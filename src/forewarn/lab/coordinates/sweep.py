@@ -17,7 +17,7 @@ from forewarn.lab.coordinates.exponents import LEAST_WIDTHS, Growths, Term, grow
 from forewarn.lab.data import TokenBatches, stdlib_text
 from forewarn.lab.gpt import GPTConfig, token_loss
 from forewarn.lab.mup import Parametrization, adam_groups, gpt_at_width
-from forewarn.standalone.module_monitor import ModuleMonitor, RefinedCoordinateCheck
+from forewarn.standalone import ModuleMonitor, RefinedCoordinateCheck
 
 DEPTH, HEADS, CONTEXT, BATCH_SIZE = 2, 4, 32, 8
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forewarn.measure.comparison import Comparison
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.metric_evaluation import Evaluation, is_sharded
 from forewarn.measure.metric_kinds import (
@@ -21,14 +21,19 @@ from forewarn.measure.metric_kinds import (
     ActivationDifferenceMetric,
     Metrics,
     ModuleMetric,
-    ParameterDifferenceMetric,
 )
-from forewarn.measure.module_outputs import ROOT, tensors_in
+from forewarn.measure.module_outputs import (
+    ROOT,
+    NamedModules,
+    default_format_module_name_fn,
+    passing_on,
+    tensors_in,
+)
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import Stepping
+from forewarn.measure.references import Reference
 from forewarn.measure.step import Step
-from forewarn.measure.step_log import StepLog
 from forewarn.types import is_metric_name
 
 _SEPARATOR = "\n"
@@ -53,24 +58,26 @@ class MetricsProbe(Probe):
             self._metrics.add(each)
         self._check_whole()
         self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
-        self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"), strict=False)
-        self._log = StepLog()
-        self._comparisons = [
-            Comparison(several, _SEPARATOR, parameter_index, reference) for reference, several in _by_reference(metrics)
-        ]
+        self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
+        declared = {id(each.compared_with): each.compared_with for each in metrics if each.compared_with is not None}
+        self._references = [Reference(NamedModules(each), self._evaluation, each) for each in declared.values()]
+        for reference in self._references:
+            self._check_reference(reference)
+        self._at_first = {name: parameter.detach().clone() for name, parameter in self._compared(None)}
+        """The weights at attaching, where a metric compares with them."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        running = [each for each in self._comparisons if each.runs]
+        running = [each for each in self._references if each.is_compared]
         if not running and not self._metrics.any("activation"):
             return ()
         reachable = hookable_modules(self._parameter_index.called)
-        places = [ModuleTap(module, left=self._leaving(name)) for name, module in reachable.items() if name]
-        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *places]
+        outputs = [passing_on(name, module, self._returned) for name, module in reachable.items() if name]
+        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *outputs]
 
     def forward_ended(self, output: Any) -> None:
         self._returned(ROOT, output)
         self._evaluation.forget()
-        for each in self._comparisons:
+        for each in self._references:
             each.forget()
 
     def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
@@ -84,49 +91,45 @@ class MetricsProbe(Probe):
     def collect(self, step: Step) -> Pending | None:
         if step.measured:
             self._ask_parameters()
-        if not self._log:
+        if not self._evaluation.log:
             return None
-        log, self._log = self._log, StepLog()
-        packed = log.pack()
+        tensors, unpack = self._evaluation.take_log().pack()
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            settled, stepping = packed.unpack(arrays), step.get(Stepping)
-            for key, error in settled.failures.items():
-                self._evaluation.failed(key.replace(_SEPARATOR, "/"), error)
+            stepping = step.get(Stepping)
             found: dict[str, dict[str, float]] = {}
-            for key, value in settled.averages().items():
+            for key, value in self._evaluation.averages(unpack(arrays)).items():
                 kind, scope, metric = key.split(_SEPARATOR, 2)
                 if kind != "gradient" or (stepping is not None and not stepping.skipped):
                     found.setdefault(self._series(kind, metric), {})[scope] = value
             for name, values in found.items():
                 yield Reading(name, tuple(values), list(values.values()))
 
-        return Pending(packed.tensors, decode)
+        return Pending(tensors, decode)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first().items()}}
+        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        at_first = self._at_first()
         for name, weights in state["at_first"].items():
-            known = at_first.get(name)
+            known = self._at_first.get(name)
             if known is not None and tuple(known.shape) == tuple(weights.shape):
                 known.copy_(_tensor(weights))
 
     def _series(self, kind: str, answer: str) -> str:
         """The series of a metric, and behind it what its aggregation added: `spread[max]` is `spread_max`."""
-        metric = max((each for each in self._given if each.kind == kind and answer.startswith(each.name)), key=_length)
+        metric = max(
+            (each for each in self._given if each.kind == kind and answer.startswith(each.name)),
+            key=lambda each: len(each.name),
+        )
         suffix = re.sub(r"[^A-Za-z0-9.]+", "_", answer[len(metric.name) :]).strip("_.")
         return f"{series_name(metric)}_{suffix}" if suffix else series_name(metric)
 
-    def _leaving(self, name: str) -> Callable[..., None]:
-        return lambda args, kwargs, output: self._returned(name, output)
-
     def _returned(self, name: str, output: Any) -> None:
         for place, tensor in tensors_in(name, output):
-            self._evaluation.activation(self._log, "activation", place, tensor)
-            for each in self._comparisons:
-                each.activation(self._log, place, tensor)
+            self._evaluation.activation("activation", place, tensor)
+            for each in self._references:
+                each.compare(place, tensor)
 
     def _ask_gradients(self, at: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
@@ -135,26 +138,64 @@ class MetricsProbe(Probe):
                 for one in self._parameter_index.of(at)
             ]
             present = ((name, (_unscaled(gradient, scale),)) for name, gradient in held if gradient is not None)
-            self._evaluation.parameters(self._log, "gradient", present)
+            self._evaluation.parameters("gradient", present)
 
     def _ask_parameters(self) -> None:
         if not self._given:
             return
-        named: list[tuple[str, nn.Parameter]] = list(
-            zip(self._parameter_index.names, self._parameter_index.parameters, strict=True)
-        )
-        if self._metrics.any("parameter"):
-            self._evaluation.parameters(self._log, "parameter", ((name, (one,)) for name, one in named))
-        for each in self._comparisons:
-            each.parameters(self._log, named)
+        named = self._parameters()
+        self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
+        self._ask_differences(named, self._at_first, None)
+        for each in self._references:
+            self._ask_differences(named, dict(each.modules.parameters()), each.declared)
 
-    def _at_first(self) -> dict[str, Tensor]:
-        return {name: weights for each in self._comparisons for name, weights in each.at_first.items()}
+    def _ask_differences(
+        self, named: Iterable[tuple[str, nn.Parameter]], others: Mapping[str, Tensor], reference: nn.Module | None
+    ) -> None:
+        """All differences of parameters from others of the same names; not where a layer has got another shape."""
+        pairs = (
+            (name, (one, others[name])) for name, one in named if name in others and others[name].shape == one.shape
+        )
+        self._evaluation.parameters("parameter_difference", pairs, reference=reference)
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self._parameter_index.names, self._parameter_index.parameters, strict=True))
+
+    def _compared(self, reference: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that a difference metric with this reference asks about."""
+        ask = partial(self._metrics.asked, "parameter_difference", reference=reference)
+        return [(name, one) for name, one in self._parameters() if ask(name) is not NOTHING]
+
+    def _check_reference(self, reference: Reference) -> None:
+        """A reference that can not be compared with is an error at attaching."""
+        others = dict(reference.modules.parameters())
+        own = {each.data_ptr() for each in self._parameter_index.parameters}
+        own -= {0}  # neither empty ones nor shards have an address
+        for name, each in others.items():
+            if each.data_ptr() in own:
+                raise ValueError(
+                    f"metrics: the reference shares {name} with the watched model; use copy.deepcopy(model)"
+                )
+            if is_sharded(each):
+                raise ValueError(
+                    f"metrics: {name} of the reference is sharded, and watch runs in the first process only"
+                )
+        for name, each in self._compared(reference.declared):
+            if name not in others or others[name].shape != each.shape:
+                raise ValueError(f"metrics: the reference has no {name} of shape {tuple(each.shape)} to compare with")
+        if reference.is_compared:
+            names = (default_format_module_name_fn(name) for name, _ in self._parameter_index.model.named_modules())
+            reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
+            if any(module.training for module in reference.modules.root.modules()):
+                raise ValueError(
+                    "metrics: the reference is in training mode, where it would drop units at random and move its "
+                    "running statistics; call reference.eval() first"
+                )
 
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
-        for name, parameter in zip(self._parameter_index.names, self._parameter_index.parameters, strict=True):
-            if is_sharded(parameter) and any(self._metrics.asked(kind, name) != NOTHING for kind in kinds):
+        for name, parameter in self._parameters():
+            if is_sharded(parameter) and any(each.kind in kinds and re.match(each.regex, name) for each in self._given):
                 raise ValueError(
                     f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
                     "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
@@ -176,19 +217,6 @@ def _check(metric: Any) -> None:
 def series_name(metric: ModuleMetric) -> str:
     """The name under which a metric is recorded; a suffix of its aggregation comes after it."""
     return f"{metric.kind}_metric/{metric.name}"
-
-
-def _length(metric: ModuleMetric) -> int:
-    return len(metric.name)
-
-
-def _by_reference(metrics: Sequence[ModuleMetric]) -> list[tuple[nn.Module | None, list[ModuleMetric]]]:
-    """The difference metrics, those of one reference together."""
-    found: dict[int, tuple[nn.Module | None, list[ModuleMetric]]] = {}
-    for each in metrics:
-        if isinstance(each, ActivationDifferenceMetric | ParameterDifferenceMetric):
-            found.setdefault(id(each.reference), (each.reference, []))[1].append(each)
-    return list(found.values())
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:

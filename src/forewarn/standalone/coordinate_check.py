@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
-from forewarn.measure.hooks import Hook
-from forewarn.measure.module_outputs import ROOT, Modules
-from forewarn.measure.references import References
-from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+from forewarn.measure.module_hooks import ModuleHooks
+from forewarn.measure.module_outputs import ROOT, NamedModules
+from forewarn.measure.probe import ModuleTap
+from forewarn.measure.references import Reference, random_numbers_kept
+from forewarn.standalone.module_monitor import ModuleMonitor
 
 
 def l2_norm(tensor: Tensor) -> Tensor:
@@ -45,11 +47,7 @@ class _Call:
         return first if isinstance(first, Tensor) and first.is_floating_point() else None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> _Call:
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        kwargs = {name: changed(each) for name, each in self.kwargs.items()}
-        return _Call(tuple(map(changed, self.args)), kwargs, change(self.output))
+        return _Call(*tree_map_only(Tensor, change, (self.args, self.kwargs, self.output)))
 
 
 class RefinedCoordinateCheck:
@@ -66,14 +64,14 @@ class RefinedCoordinateCheck:
 
     def __init__(self, monitor: ModuleMonitor, modules: str = ".*") -> None:
         self._monitor = monitor
-        model, references = self._models()
+        model, reference = self._models()
         self._reference = monitor.reference_module
         wanted = re.compile(modules)
         self._names = [name for name, _ in model.heard if wanted.match(name) and name != ROOT]
         """Not the root: of it, difference metrics say the same."""
         if not self._names:
             raise ValueError(f"modules={modules!r} matches none of the monitored modules inside the model")
-        self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(references.modules.heard))
+        self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(reference.modules.heard))
         self._waiting: dict[str, deque[tuple[bool, _Call]]] = defaultdict(deque)
         """Per module, the forwards of one side that the other has not made yet: whether the reference's, and which."""
         self._clone = _Clones(offload=monitor.cpu_offload)
@@ -81,12 +79,11 @@ class RefinedCoordinateCheck:
         self._failed: set[str] = set()
         self._step = monitor.current_step
         self._is_measuring = False
-        self._handles = [
-            side[name].register_forward_hook(Hook(self._listener(name, bool(at)), traced=True), with_kwargs=True)
-            for at, side in enumerate(self._sides)
-            for name in self._names
-        ]
-        references.companions.append(self.close)
+        self._hooks = ModuleHooks(traced=True)
+        for is_reference, side in enumerate(self._sides):
+            for name in self._names:
+                self._hooks.put_on(ModuleTap(side[name], left=self._listener(name, bool(is_reference))))
+        reference.companions.append(self.close)
 
     def refined_coordinate_check(self) -> None:
         """Log what was measured since the last call; nothing on a step that is not monitored.
@@ -110,25 +107,22 @@ class RefinedCoordinateCheck:
 
     def close(self) -> None:
         """Take the hooks back and release all that is kept; may be called twice."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.remove()
         self._release()
 
-    def _models(self) -> tuple[Modules, References]:
+    def _models(self) -> tuple[NamedModules, Reference]:
         """What the monitor knows of its module and of its reference."""
         if self._monitor.modules is None:
             raise ValueError("the monitor has no module: call monitor.set_module(model) first")
-        if self._monitor.references is None:
+        if self._monitor.reference is None:
             raise ValueError("the monitor has no reference module: call monitor.set_reference_module(reference) first")
-        return self._monitor.modules, self._monitor.references
+        return self._monitor.modules, self._monitor.reference
 
     def _listener(self, name: str, is_reference: bool) -> Callable[..., None]:
-        def returned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def returned(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._is_measuring or name in self._failed or not self._monitor.is_monitoring(is_reference):
                 return
-            # What activation checkpointing computes again in the backward pass is not heard.
-            if isinstance(output, Tensor) and output.is_floating_point() and torch._C._current_graph_task_id() == -1:
+            if isinstance(output, Tensor) and output.is_floating_point():
                 self._take(name, is_reference, _Call(args, kwargs, output))
 
         return returned
@@ -199,10 +193,9 @@ def _terms(
 
 def _forward(reference: nn.Module, now: _Call) -> Tensor:
     """What a module of the reference makes of another's input: no random number, no buffer and no input is changed."""
-    device = now.output.device
     call = now.mapped(lambda tensor: tensor.detach().clone())
     buffers = [(each, each.clone()) for each in reference.buffers()] if reference.training else []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with random_numbers_kept([now.output]):
         output = reference(*call.args, **call.kwargs)
     for buffer, before in buffers:
         buffer.copy_(before)

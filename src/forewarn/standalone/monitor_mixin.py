@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forewarn.measure.module_outputs import NamedModules
+
 if TYPE_CHECKING:
-    from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+    from forewarn.standalone.module_monitor import ModuleMonitor
 
 
 class _Attachment:
@@ -52,3 +54,10 @@ class MonitorMixin:
         """Whether what is logged now counts."""
         monitor = self._attachment.monitor
         return monitor is not None and monitor.is_monitoring(self._attachment.is_reference)
+
+
+def introduce(modules: NamedModules, monitor: ModuleMonitor | None, is_reference: bool = False) -> None:
+    """Tell the modules that log from their own forward to whom."""
+    for _, module in modules.heard:
+        if isinstance(module, MonitorMixin):
+            module.set_module_monitor(monitor, is_reference)

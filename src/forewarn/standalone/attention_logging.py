@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.measure.engine import attention_summary
-from forewarn.standalone.module_monitor.module_monitor import ModuleMonitor
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
+from forewarn.standalone.module_monitor import ModuleMonitor
 
 
 def monitor_scaled_dot_product_attention(
@@ -50,7 +51,8 @@ def monitor_scaled_dot_product_attention(
             monitor.monitor_activations(f"{name}.head_{head}.{part}", of_head, is_reference)
     if is_reference:
         return
-    summary = attention_summary(query, key, mask=attn_mask, causal=is_causal, scale=scale)
+    with hidden_from_checkpointing():
+        summary = attention_summary(query, key, mask=attn_mask, causal=is_causal, scale=scale)
     for head, numbers in enumerate(torch.stack([summary.entropy_sum, summary.rows], dim=1)):
         monitor.log_tensor(f"attention_entropy/{name}.head_{head}", numbers, _mean)
 

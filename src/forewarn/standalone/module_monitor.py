@@ -6,14 +6,15 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from numbers import Real
 from typing import Any, Self
 
 from torch import Tensor, nn
 
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.metric_evaluation import Evaluation
 from forewarn.measure.metric_kinds import (
-    NOTHING,
     ActivationDifferenceMetric,
     ActivationMetric,
     Aggregate,
@@ -24,13 +25,13 @@ from forewarn.measure.metric_kinds import (
     ParameterMetric,
     Reduce,
 )
-from forewarn.measure.module_outputs import Modules, default_format_module_name_fn, tensors_in
+from forewarn.measure.module_outputs import NamedModules, default_format_module_name_fn, tensors_in
 from forewarn.measure.probes.loss import TAKE_A_PART
 from forewarn.measure.ranks import Ranks
-from forewarn.measure.references import References
-from forewarn.measure.step_log import Settled, StepLog
-from forewarn.standalone.module_monitor.storage import StorageManager
-from forewarn.standalone.module_monitor.subjects import Subjects
+from forewarn.measure.references import Reference
+from forewarn.measure.step_log import Settled
+from forewarn.standalone.metric_storage import StorageManager
+from forewarn.standalone.monitor_mixin import introduce
 
 Function = Callable[..., Tensor | float] | str | None
 """What a metric computes, or the name of a built-in one; None for the built-in one of the metric's own name."""
@@ -42,20 +43,9 @@ class ModuleMonitor:
     Results stay on their device until `end_step()` and reach the host in one transfer. There are hooks on the modules
     during a monitored step; during other steps there are none.
 
-    For code that logs through a monitor from elsewhere (attention, coordinate check):
-
-    - `is_monitoring(is_reference)`: whether what is logged now counts. A reference's activations count on the whole of
-      a monitored step, also within `no_monitor()`.
-    - `name_of(module)`: the name that a module of the model or of the reference is logged under, and whether it is the
-      reference's; `excluded(name)` tells whether that name is not to be monitored.
-    - `monitor_activations(name, tensor, is_reference)`: all activation metrics of a tensor. With `is_reference` a clone
-      is kept, if a difference metric asks for that name, until the next forward of the reference or the end of the
-      micro-batch.
-    - `log_tensor(key, tensor)`: keeps only the sum of the elements, on the device. It does nothing while a forward of
-      the reference is under way.
-    - `ignoring_reference()`: forwards of the reference within it are not taken for reference activations.
-    - `module`, `reference_module`: as they were given; `modules.heard` and `references.modules.heard`: (name, module)
-      of all that is not excluded.
+    Code that logs from elsewhere (attention, the coordinate check) uses `is_monitoring`, `name_of`, `excluded`,
+    `monitor_activations`, `log_tensor` and `ignoring_reference`; `modules.heard` and `reference.modules.heard` are
+    (name, module) of all that is not excluded.
     """
 
     def __init__(
@@ -74,10 +64,11 @@ class ModuleMonitor:
         self.cpu_offload = cpu_offload
         self.storage = StorageManager(self.logger)
         self.current_step: int | None = None
-        self._subjects = Subjects(self, re.compile(excluded_modules_regex))
+        self.modules: NamedModules | None = None
+        self.reference: Reference | None = None
+        self._excluded = re.compile(excluded_modules_regex)
         self._metrics = Metrics()
         self._evaluation = Evaluation(self._metrics, self.logger, strict)
-        self._log = StepLog()
         self._open = False
         """Whether the step under way is a monitored one."""
         self._paused = 0
@@ -122,7 +113,7 @@ class ModuleMonitor:
         """Add a metric of any kind; a name that its kind has already is an error."""
         if metric.healthy is not None:
             raise ValueError(f"metric {metric.name!r}: healthy= is judged in a watched run; use watch(metrics=[...])")
-        if getattr(metric, "reference", None) is not None:
+        if metric.compared_with is not None:
             raise ValueError(f"metric {metric.name!r}: reference= is for watch; call set_reference_module here")
         self._metrics.add(metric)
 
@@ -134,41 +125,56 @@ class ModuleMonitor:
 
     @property
     def reference_module(self) -> nn.Module | None:
-        return None if self.references is None else self.references.modules.model
-
-    @property
-    def modules(self) -> Modules | None:
-        return self._subjects.modules
-
-    @property
-    def references(self) -> References | None:
-        return self._subjects.references
+        return None if self.reference is None else self.reference.modules.model
 
     def set_module(self, module: nn.Module) -> None:
         """The model to monitor; only once, until `close()`."""
-        self._subjects.set_module(module)
-        self._subjects.listen(self._open)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"set_module takes a torch.nn.Module, not {module!r}")
+        if self.modules is not None:
+            raise ValueError("the module has already been set; call close() before setting another")
+        self.modules = NamedModules(module, self.format_module_name_fn, self.excluded)
+        introduce(self.modules, self)
+        self._listen(self._open)
 
     def set_reference_module(self, module: nn.Module | None) -> None:
         """The model to compare with, of the same structure; it takes the place of an earlier one, None only removes it.
 
         On a monitored step, run it on the same input before the monitored model, within `no_monitor()` or not.
         """
-        self._subjects.set_reference(module)
-        self._subjects.listen(self._open)
+        if self.modules is None:
+            raise ValueError("set the monitored module (set_module) before the reference module")
+        self.remove_reference_module()
+        if module is None:
+            return
+        modules = NamedModules(module, self.format_module_name_fn, self.excluded)
+        what = "the reference module must have the same structure as the monitored module"
+        modules.check_twin(self.modules.names.values(), what)
+        self.reference = Reference(
+            modules, self._evaluation, cpu_offload=self.cpu_offload, missing=self._tell_missing_reference
+        )
+        introduce(modules, self, is_reference=True)
+        self._listen(self._open)
 
     def has_reference_module(self) -> bool:
-        return self.references is not None
+        return self.reference is not None
 
     def remove_reference_module(self) -> None:
         """Take the reference's hooks back and release what was kept of it."""
-        self._subjects.remove_reference()
+        if self.reference is not None:
+            introduce(self.reference.modules, None)
+            self.reference.close()
+            self.reference = None
 
     def close(self) -> None:
         """Take every hook back and release the models; what was logged stays readable. May be called twice."""
-        self._subjects.close()
+        self.remove_reference_module()
+        if self.modules is not None:
+            introduce(self.modules, None)
+            self.modules.stop_listening()
+            self.modules = None
         self._open = False
-        self._log = StepLog()
+        self._evaluation.take_log()
 
     def __enter__(self) -> Self:
         return self
@@ -192,30 +198,32 @@ class ModuleMonitor:
         monitored = self.is_step_monitored(step)
         if monitored and self.modules is None:
             raise ValueError("there is no module to monitor; call set_module before begin_step")
-        self._forget()
-        self._log = StepLog()
+        self.after_micro_batch()
+        self._evaluation.take_log()
         self.current_step = step
         self._open = monitored
         self._heard = False
         if monitored:
             self.storage.create_step_entry(step)
-        self._subjects.listen(self._open)
+        self._listen(self._open)
         return monitored
 
     def after_micro_batch(self) -> None:
         """Call after each of several micro-batches: releases the reference's activations."""
-        self._forget()
+        self._evaluation.forget()
+        if self.reference is not None:
+            self.reference.forget()
 
     def end_step(self) -> None:
         """Call when all of a step has been logged: brings its metrics to the host, in one transfer."""
-        self._forget()
+        self.after_micro_batch()
+        log = self._evaluation.take_log()
         if self._open and self.module is not None:
             self._tell_silence()
-            self._record(Ranks.of(self.module).reduced(self._log.settle(), self.logger))
-        self._log = StepLog()
+            self._record(log.settle().over(Ranks.of(self.module), self.logger))
         self._open = False
         if self.current_step is not None:  # where every step is monitored, the hooks stay from one to the next
-            self._subjects.listen(self.is_step_monitored(self.current_step + 1))
+            self._listen(self.is_step_monitored(self.current_step + 1))
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
@@ -229,15 +237,15 @@ class ModuleMonitor:
     @contextmanager
     def ignoring_reference(self) -> Iterator[None]:
         """Forwards of the reference within do not count as its forward."""
-        references = self.references
-        if references is None:
+        reference = self.reference
+        if reference is None:
             yield
             return
-        references.ignored += 1
+        reference.ignored += 1
         try:
             yield
         finally:
-            references.ignored -= 1
+            reference.ignored -= 1
 
     def get_step_metrics(self) -> dict[str, float]:
         """`{metric: value}` of the current step, complete after `end_step()`."""
@@ -260,11 +268,11 @@ class ModuleMonitor:
         if self._within_reference() or not (force or self.is_monitoring()):
             return
         if aggregation_fn is None:
-            self._log.number(key, value)
+            self._evaluation.log.number(key, value)
         else:
-            self._log.scalar(key, value, aggregation_fn)
+            self._evaluation.log.scalar(key, value, aggregation_fn)
         if not self._open:
-            self._record(self._log.settle())
+            self._record(self._evaluation.log.settle())
 
     def log_scalars(self, monitor_dict: Mapping[str, Tensor | float], force: bool = False) -> None:
         """Several numbers at once."""
@@ -272,91 +280,97 @@ class ModuleMonitor:
             self.log_scalar(key, value, force=force)
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregate | None = None) -> None:
-        """The elements of a tensor: their mean over all micro-batches, or what `aggregation_fn` makes of them."""
+        """The elements of a tensor: their mean over all micro-batches, or what `aggregation_fn` makes of them.
+
+        Only their sum is kept unless there is such a function. Nothing is logged while the reference runs.
+        """
         if self.is_monitoring() and not self._within_reference():
-            kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
-            self._log.tensor(key, kept, aggregation_fn)
+            with hidden_from_checkpointing():
+                kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
+                self._evaluation.log.tensor(key, kept, aggregation_fn)
 
     # Measuring
 
     def monitor_activations(self, module: str | nn.Module, activations: Any, is_reference: bool = False) -> None:
         """All activation metrics of a tensor, or of each tensor in a tuple, mapping or dataclass.
 
-        Hooks call this for the output of every module; call it for a tensor that is no module's output.
+        Call it for a tensor that is no module's output: hooks see the others. Of a reference, what a difference metric
+        asks for is kept until its next forward or the end of the micro-batch.
         """
         name, is_reference = self.name_of(module, is_reference)
         if not self.excluded(name):
-            self.heard(name, activations, is_reference)
+            with hidden_from_checkpointing():
+                self.heard(name, activations, is_reference)
 
     def heard(self, name: str, activations: Any, is_reference: bool = False) -> None:
         """What a module that is not excluded has returned."""
         if not self.is_monitoring(is_reference):
             return
+        if is_reference:
+            if self.reference is not None:
+                self.reference.keep(name, activations)
+            return
         for place, tensor in tensors_in(name, activations):
-            if is_reference:
-                self._keep(place, tensor)
-                continue
             self._heard = True
-            self._evaluation.activation(self._log, "activation", place, tensor)
-            if self.references is not None and self._metrics.asked("activation_difference", place) != NOTHING:
-                self._compare(place, tensor, self.references)
-
-    def forward_ended(self) -> None:
-        """The monitored model has made a forward."""
-        self._evaluation.forget()
+            self._evaluation.activation("activation", place, tensor)
+            if self.reference is not None:
+                self.reference.compare(place, tensor)
 
     def monitor_parameters(self) -> None:
         """All parameter metrics, and with a reference all parameter difference metrics, as the parameters are now."""
         if not self.is_monitoring() or self.modules is None:
             return
-        ask = self._evaluation.parameters
-        ask(self._log, "parameter", ((name, (one,)) for name, one in self.modules.parameters()))
-        if self.references is not None:
-            known = dict(self.references.modules.parameters())
-            pairs = ((name, (one, known[name])) for name, one in self.modules.parameters() if name in known)
-            ask(self._log, "parameter_difference", pairs)
+        named = self.modules.parameters()
+        self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
+        if self.reference is not None:
+            others = dict(self.reference.modules.parameters())
+            pairs = ((name, (one, others[name])) for name, one in named if name in others)
+            self._evaluation.parameters("parameter_difference", pairs)
 
     def monitor_gradients(self, before_clip: bool = False) -> None:
         """All gradient metrics, as the gradients are now; under `gradient_before_clip/…` with `before_clip`."""
-        if not self.is_monitoring() or self.modules is None:
-            return
-        gradients = ((name, (one.grad,)) for name, one in self.modules.parameters() if one.grad is not None)
-        self._evaluation.parameters(self._log, "gradient", gradients, "gradient_before_clip" if before_clip else "")
+        if self.is_monitoring() and self.modules is not None:
+            gradients = ((name, (one,)) for name, one in self.modules.gradients())
+            self._evaluation.parameters("gradient", gradients, "gradient_before_clip" if before_clip else "")
 
     # Names
 
     def excluded(self, name: str) -> bool:
         """Whether the activations of the module of this name are not monitored."""
-        return self._subjects.excluded(name)
+        return self._excluded.match(name) is not None
 
     def name_of(self, module: str | nn.Module, is_reference: bool = False) -> tuple[str, bool]:
         """The name that a module is logged under, and whether it is the reference's; a name stays what it is."""
-        return (module, is_reference) if isinstance(module, str) else self._subjects.name_of(module, is_reference)
+        if isinstance(module, str):
+            return module, is_reference
+        if self.modules is not None and not is_reference and module in self.modules.names:
+            return self.modules.names[module], False
+        if self.reference is not None and module in self.reference.modules.names:
+            return self.reference.modules.names[module], True
+        raise ValueError(f"this {type(module).__name__} is no part of the monitored module or of its reference")
 
     # Inside
 
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        if self.references is not None and self._metrics.asked("activation_difference", name) != NOTHING:
-            self.references.keep(name, tensor)
+    def _listen(self, wanted: bool) -> None:
+        """Have hooks on the modules while a monitored step is under way, and none else."""
+        for side in (self.modules, self.reference):
+            if side is not None and not wanted:
+                side.stop_listening()
+        if self.modules is not None and wanted:
+            self.modules.listen(self._forward_begins, self.heard, self._evaluation.forget)
+        if self.reference is not None and wanted:
+            self.reference.listen(partial(self.heard, is_reference=True))
 
-    def _compare(self, name: str, tensor: Tensor, references: References) -> None:
-        reference = references.of(name, tensor.device)
-        if reference is not None:
-            self._evaluation.activation(self._log, "activation_difference", name, tensor, reference)
-        else:
-            self.logger.warning(
-                "step %s: no reference activation for %s; run the reference before the monitored module",
-                self.current_step,
-                name,
-            )
+    def _forward_begins(self) -> None:
+        if self.reference is not None:
+            self.reference.restart()
 
     def _within_reference(self) -> bool:
-        return self.references is not None and self.references.running > 0
+        return self.reference is not None and self.reference.running > 0
 
-    def _forget(self) -> None:
-        self._evaluation.forget()
-        if self.references is not None:
-            self.references.forget()
+    def _tell_missing_reference(self, name: str) -> None:
+        text = "step %s: no reference activation for %s; run the reference before the monitored module"
+        self.logger.warning(text, self.current_step, name)
 
     def _tell_silence(self) -> None:
         """Hooks never fire inside compiled code: say so rather than log nothing."""
@@ -369,9 +383,7 @@ class ModuleMonitor:
             )
 
     def _record(self, settled: Settled) -> None:
-        for key, error in settled.failures.items():
-            self._evaluation.failed(key, error)
-        self.storage.record(self.current_step or 0, settled.averages())
+        self.storage.record(self.current_step or 0, self._evaluation.averages(settled))
 
 
 def _number(key: str, value: Any) -> Tensor | float:
