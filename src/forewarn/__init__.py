@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forewarn.judge.forecast import Forecast
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.lab.trainer import Trainer
+    from forewarn.measure.options import Measure
     from forewarn.measure.schedule import Schedule
     from forewarn.metrics import Metric
     from forewarn.monitor import Monitor
@@ -85,6 +86,7 @@ _HOMES = {
     "Config": "config",
     "Plan": "plan",
     "Policy": "act.policies",
+    "Measure": "measure.options",
     "Schedule": "measure.schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
@@ -136,6 +138,7 @@ __all__ = [
     "GradientMonitor",
     "GradientSummary",
     "LiveView",
+    "Measure",
     "Metric",
     "ModuleMonitor",
     "Monitor",

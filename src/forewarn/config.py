@@ -6,10 +6,10 @@ The bounds of a rule stand above it in its own file; those of `loss-spike` are `
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from forewarn.judge import rules
 from forewarn.judge.judgement import RuleSet
@@ -31,8 +31,8 @@ from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
-from forewarn.plan import Plan
-from forewarn.settings import Settings, between, pattern
+from forewarn.measure.options import Measure
+from forewarn.settings import Settings, between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,49 +80,21 @@ class Balancing(Settings):
 class Config(Settings):
     """Everything that can be set about a monitor beyond the arguments of `watch`."""
 
-    enable_ema_loss: bool = True
-    """Whether `train/loss_ema` is recorded beside the loss."""
-    ema_decay: float = between(0.99, 0.0, 0.99999)
-    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss. 0.95 to 0.999 are usual:
-    on white noise they leave 2.6% to 0.05% of its variance."""
-    sample_size: int = between(1024, 1)
-    """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
-    histograms: Literal["off", "sampled", "full"] = "sampled"
-    """Histograms, percentiles and shapes of every tensor on measured steps: none, of up to 16 blocks of 4096 values
-    each and one block in 16 of larger ones, or of all values; docs/distributions.md has what each costs."""
-    exact_percentiles: bool = False
-    """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
+    measure: Measure = Measure()
+    """What is read from the training loop; a stored run keeps it, whatever it is judged by later."""
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
     """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
     them up."""
-    blocks: str = pattern()
-    """A regular expression for the whole names of the modules that are the blocks of the model; else they are found."""
-    mean_gain_drift_window: int = between(10, 2)
-    """Checks over which `gain/mean_ma` is averaged and whose oldest `gain/drift` is measured against."""
     escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
-    activations: bool = True
-    """Whether the outputs of layers are measured: statistics, dead and saturated units, last hidden state, logits."""
-    modules: str = pattern()
-    """A regular expression found in the names of further modules whose outputs are measured, dead units included."""
-    activation_rows: int = between(256, 8)
-    """Rows (tokens; images count for 8) of an output that are read; of a larger one every k-th, the first always."""
-    attention: bool = True
-    """Whether the entropy and the logits of attention heads are measured."""
-    router: str = pattern()
-    """A regular expression found in the names of the modules that give router logits, in a mixture of experts."""
-    router_top_k: int = between(1, 1)
-    """How many experts a token goes to."""
     early_stopping_patience: int = between(0, 0)
     """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
     early_stopping_min_delta: float = between(0.0, 0.0)
     """By how much a validation loss must be lower to be better."""
     disable: Sequence[str] = ()
     """Rules that are not judged, by code or by name."""
-    plan: Plan = Plan()
-    """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
     balancing: Balancing = Balancing()
@@ -145,16 +117,43 @@ class Config(Settings):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A config from a TOML file, its keys named like the fields here."""
-        try:
-            with open(path, "rb") as file:
-                return cls.from_dict(tomllib.load(file))
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from error
+        return cls.from_dict(read_toml(path))
+
+    @classmethod
+    def moved(cls) -> Mapping[str, str]:
+        return {field.name: f"measure.{field.name}" for field in fields(Measure)}
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> Self:
         """The config of a stored run; what this version no longer has is left out, so that it can still be judged."""
-        return cls.from_dict(_common(stored, cls().to_dict()))
+        tables = stored.get("thresholds", {})
+        sources = [(stored, cls), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
+        measure = {
+            place.removeprefix("measure."): plain[name]
+            for plain, kind in sources
+            for name, place in kind.moved().items()
+            if name in plain
+        }
+        measure |= stored.get("measure", {})
+        return cls.from_dict(_common({**stored, "measure": measure}, cls().to_dict()))
+
+    @classmethod
+    def for_stored(cls, plain: Mapping[str, Any], stored: Mapping[str, Any]) -> Self:
+        """These settings for the run whose config is stored: what is fixed about a run is the run's own.
+
+        To name another value for it is a ValueError.
+        """
+        wanted, own = cls.from_dict(plain), cls.from_stored(stored)
+        for table in ("measure", "hyperparameters"):
+            before, after = (dict(_leaves(config.to_dict()[table])) for config in (own, wanted))
+            for name, _ in _leaves(plain.get(table, {})):
+                if after[name] != before.get(name):
+                    was = f"with {before[name]!r}" if name in before else "without it"
+                    raise ValueError(
+                        f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
+                        "leave it out"
+                    )
+        return replace(wanted, measure=own.measure, hyperparameters=own.hyperparameters)
 
     def rule_set(self) -> RuleSet:
         """What a run with this config is judged by; an unknown rule in `disable` is a ValueError.
@@ -169,6 +168,15 @@ class Config(Settings):
         return RuleSet(enabled_rules(self.disable), settings, self.history_window, self.detail_window)
 
 
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML file as they stand there."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
     """The stored settings that are present in this version too."""
     return {
@@ -176,3 +184,12 @@ def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         for name, value in stored.items()
         if name in present
     }
+
+
+def _leaves(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting that is no table, by the names of the tables around it and its own."""
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value

@@ -278,7 +278,8 @@ class Monitor:
         state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
-        self.history.load_state_dict(state["history"])
+        earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
+        self.history.load_state_dict(earlier | state["history"])  # earlier versions counted in the probe
         self._ledger.load_state_dict(state["ledger"])
         self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
@@ -298,9 +299,8 @@ class Monitor:
     def recall(self, steps: Iterable[tuple[int, Sequence[Block]]], last_ema: float) -> None:
         """Go on after stored steps where no state was saved: they are judged again, and recorded nowhere."""
         for step, blocks in steps:
-            self.history.append(blocks)
             self._curve.take(step, blocks)
-            self._ledger.update(self._judge(step, self.history, blocks), self.history, self.info)
+            self._ledger.update(self._judge(step, self.history, self.history.append(blocks)), self.history, self.info)
             self.at = step + 1
         self._resumed_at = self.at
         loss = self._probes["loss"]
@@ -309,7 +309,7 @@ class Monitor:
             loss.course.recall(last_ema, self.history.series("evaluation/start_loss").last)
         epochs = self.history.series("evaluation/epoch")
         if len(epochs):
-            validation = self.history.series("eval/loss").finite(self.config.thresholds.validation_plateau.window)
+            validation = self.history.series("eval/loss").finite()[-1:]
             self._probes["evaluation"].load_state_dict({"epoch": epochs.last, "validation": validation.tolist()})
         self._epoch_ended = epochs.at
         self._adjusted = {(alert.code, alert.scope, alert.since) for alert in self._ledger.firing}
@@ -336,7 +336,7 @@ class Monitor:
 
     def _conclude_one(self, step: Collected, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
         blocks, distributions = self._recorded(step, arrays)
-        self.history.append(blocks)
+        blocks = self.history.append(blocks)
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)

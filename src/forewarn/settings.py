@@ -48,9 +48,16 @@ class Settings:
             by_name = f"its settings by name, such as {cls.__name__}({next(iter(fields))}=...)"
             raise TypeError(f"{cls.__name__} takes {only if most else by_name}")
         for name in settings:
+            if name in cls.moved():
+                raise TypeError(_new_place(name, cls.moved()[name]))
             if name not in fields:
-                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields)}")
+                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields, cls.moved())}")
         return object.__new__(cls)
+
+    @classmethod
+    def moved(cls) -> Mapping[str, str]:
+        """Settings that were here in earlier versions, and where each is now, such as `measure.sample_size`."""
+        return {}
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -70,8 +77,10 @@ class Settings:
         made: dict[str, Any] = {}
         for name, value in plain.items():
             spot = f"{where}.{name}" if where else str(name)
+            if name in cls.moved():
+                raise ValueError(_new_place(spot, cls.moved()[name]))
             if name not in hints:
-                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints)}")
+                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls.moved())}")
             kind = hints[name]
             if isinstance(kind, type) and issubclass(kind, Settings):
                 if not isinstance(value, Mapping):
@@ -89,11 +98,15 @@ _SEQUENCES = (Sequence, tuple)
 """Fields of this kind hold strings, given as any sequence and kept as a tuple."""
 
 
-def _hint(name: Any, names: Iterable[str]) -> str:
+def _hint(name: Any, names: Iterable[str], moved: Mapping[str, str]) -> str:
     """What else it could have been."""
     names = sorted(names)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    close = difflib.get_close_matches(str(name), [*names, *moved], n=1)
+    return f"did you mean {moved.get(close[0], close[0])!r}?" if close else f"known are {', '.join(names)}"
+
+
+def _new_place(name: str, place: str) -> str:
+    return f"{name} moved to [{place.rpartition('.')[0]}]: write {place}"
 
 
 def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> None:

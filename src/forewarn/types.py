@@ -216,6 +216,16 @@ def peak_lr(group: Mapping[str, Any]) -> float:
     return max(noted) if noted else float(group.get("lr", math.nan))
 
 
+def improvement(before: float, after: float) -> float:
+    """`(before − after) / before`: the share by which a loss has fallen; NaN where that says nothing."""
+    return (before - after) / abs(before) if before and math.isfinite(before) and math.isfinite(after) else math.nan
+
+
+def gap(train: float, validation: float) -> float:
+    """`(validation − train) / train`: how far the validation loss lies above the training loss."""
+    return -improvement(train, validation)
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo(Noun):
     """What is fixed and known about a run. Rules and remedies see this, never a model or an optimizer."""
@@ -233,6 +243,10 @@ class RunInfo(Noun):
     """What the user declared, such as dropout or the number of steps."""
     every: int = 1
     """Detail is measured every so many steps once the dense start is over."""
+    dead_unit_window: int = 10
+    """Measured steps in a row on which a unit of a layer must have been zero to count as dead."""
+    saturation_level: float = 0.99
+    """Share of its range beyond which the output of a bounded layer counts as saturated."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The user's own by the name of their series, each with the range that was declared healthy, infinite if none was;
     what an aggregation gives under a suffix goes by the name before it."""

@@ -138,8 +138,9 @@ def test_another_config_changes_the_verdict(forewarn: Call, lost: Path, tmp_path
     ("text", "words"),
     [
         ("disable = 3 4", "is not valid TOML"),
-        ("sample_sizes = 3", "did you mean 'sample_size'"),
-        ("sample_size = 'many'", "must be int"),
+        ("sample_sizes = 3", "did you mean 'measure.sample_size'"),
+        ("history_window = 'many'", "must be int"),
+        ("sample_size = 3", "sample_size moved to [measure]: write measure.sample_size"),
         ('disable = ["no-such-rule"]', "there is no rule"),
     ],
 )

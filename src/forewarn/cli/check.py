@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from forewarn.config import Config
+    from forewarn.store import Run
 
 
 @click.command()
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
-    help="Judge by these settings instead of the run's own.",
+    help="Judge by these settings instead of the run's own; what was measured stays.",
 )  # fmt: skip
 @click.pass_context
 def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None) -> None:
@@ -44,8 +45,8 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
     from forewarn.judge.diagnosis import replay
     from forewarn.store import RunError
 
-    config = _loaded(config_path) if config_path else None
     with opened(run) as stored:
+        config = _loaded(config_path, stored) if config_path else None
         try:
             with busy(f"Judging {stored.num_steps} steps"):
                 settings = Config.from_stored(stored.config) if config is None else config
@@ -59,12 +60,12 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
     ctx.exit(diagnosis.exit_code)
 
 
-def _loaded(path: Path) -> Config:
+def _loaded(path: Path, run: Run) -> Config:
     from forewarn.cli.terminal import Failure
-    from forewarn.config import Config
+    from forewarn.config import Config, read_toml
 
     try:
-        return Config.load(path)
+        return Config.for_stored(read_toml(path), run.config)
     except OSError as error:
         raise Failure(f"the config {path} cannot be read: {error.strerror}") from error
     except (TypeError, ValueError) as error:

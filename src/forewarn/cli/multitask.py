@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forewarn.cli.options import POSITIVE, GroupedCommand, option, options
+from forewarn.cli.option_groups import POSITIVE, GroupedCommand, option, options
 from forewarn.cli.terminal import Failure, fresh, output, torch_on
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ COLUMNS = (
     "update/frozen_cause",
 )  # fmt: skip
 """What is shown of each layer unless --metric asks for something else."""
-CAUSE = "update/frozen_cause"
+CAUSES = ("update/frozen_cause", "update/stopped_by")
 GUTTER = 2
 """Blanks between two columns."""
 MEDIAN_RATIO = "monitor/update_ratio_median"
@@ -97,8 +97,8 @@ def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType
 
 
 def _why_no_histograms(run: Run) -> str:
-    if run.config.get("histograms") == "off":
-        return 'it was recorded with Config(histograms="off")'
+    if run.config.get("measure", run.config).get("histograms") == "off":
+        return 'it was recorded with Measure(histograms="off")'
     if not {"gradient/norm", "weight/norm"} & set(run.names()):
         return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"
     return "its tensors were measured, and none of them was counted into one"
@@ -282,7 +282,7 @@ def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]
         table.add_column("layer", overflow="fold")
         for header, name, values in group:
             least = max(map(len, values))
-            table.add_column(header, justify="left" if name == CAUSE else "right", min_width=least)
+            table.add_column(header, justify="left" if name in CAUSES else "right", min_width=least)
         for layer, *row in zip(layers, *(values for _, _, values in group), strict=True):
             table.add_row(Text(layer), *row)
         yield table
@@ -303,7 +303,7 @@ def _cell(name: str, value: float | None) -> Text:
     if name.endswith("/shape") and value in set(map(float, Shape)):
         shape = Shape(int(value))
         return Text(str(shape).partition(":")[0], style="" if shape is Shape.HEALTHY else "yellow")
-    if name == CAUSE and value in {float(cause) for cause in FrozenCause}:
+    if name in CAUSES and value in {float(cause) for cause in FrozenCause}:
         cause = FrozenCause(int(value))
         moves = cause is FrozenCause.MOVING
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")

@@ -10,11 +10,11 @@ import click
 from click.core import ParameterSource
 
 from forewarn.cli.multitask import multitask
-from forewarn.cli.options import AT_LEAST_0 as _AT_LEAST_0
-from forewarn.cli.options import POSITIVE as _POSITIVE
-from forewarn.cli.options import GroupedCommand as _GroupedCommand
-from forewarn.cli.options import option as _option
-from forewarn.cli.options import options as _options
+from forewarn.cli.option_groups import AT_LEAST_0 as _AT_LEAST_0
+from forewarn.cli.option_groups import POSITIVE as _POSITIVE
+from forewarn.cli.option_groups import GroupedCommand as _GroupedCommand
+from forewarn.cli.option_groups import option as _option
+from forewarn.cli.option_groups import options as _options
 from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, newest, output, torch_on
 
 if TYPE_CHECKING:

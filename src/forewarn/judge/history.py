@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import Any, Literal
@@ -13,6 +14,12 @@ from forewarn.judge.series import Baseline, Panel, Series
 from forewarn.judge.spike import Spike
 from forewarn.metrics import Cadence, Scope, find
 from forewarn.types import Block
+
+_log = logging.getLogger("forewarn")
+
+_RULE_FAILED = "monitor/rule_failed"
+_DERIVED = "derived"
+"""Where the state of derivations is kept, among that of metrics, all of whose names have a slash."""
 
 _SLACK = 4
 """A ring is a quarter longer than its window: with less it would be moved to the front more often."""
@@ -119,14 +126,42 @@ class _Ring:
         return ring
 
 
+class Derivation:
+    """Readings that follow from those of a step by the settings of rules, and so are never measured."""
+
+    rule: str
+    """The name of the rule whose settings decide."""
+    sources: tuple[str, ...]
+    """The metrics that must have a new reading."""
+    gives: tuple[str, ...]
+    """The metrics that are derived; of an earlier derivation from the same sources nothing is kept."""
+
+    def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterable[Block]:
+        """What follows from a step whose `blocks`, here by name, have just joined the history."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
 class History:
     """The last readings of every metric: what rules look at, live and replayed."""
 
-    def __init__(self, window: int = 1024, detail_window: int = 64, judged: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        window: int = 1024,
+        detail_window: int = 64,
+        judged: Iterable[str] | None = None,
+        derivations: Sequence[Derivation] = (),
+    ) -> None:
         """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
 
         One with a `*` in it stands for a family of them.
         """
+        self._derivations = list(derivations)
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -138,12 +173,40 @@ class History:
     def names(self) -> list[str]:
         return sorted(self._rings)
 
-    def append(self, blocks: Iterable[Block]) -> None:
+    def append(self, blocks: Iterable[Block]) -> list[Block]:
+        """Let the readings of a step join, with what is derived from them; returns all that did.
+
+        What was derived from them when they were recorded is left out: other settings may give something else.
+        """
+        joined = list(blocks)
+        by_name = {block.name: block for block in joined}
+        due = [one for one in self._derivations if all(name in by_name for name in one.sources)]
+        if due:
+            stale = {_RULE_FAILED, *(name for one in due for name in one.gives)}
+            joined = [block for block in joined if block.name not in stale]
+        self._take(joined)
+        for derivation in due:
+            derived = self._derived(derivation, by_name)
+            self._take(derived)
+            place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
+            joined[place:place] = derived
+        return joined
+
+    def _take(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             ring = self._rings.get(block.name)
             if ring is None:
                 ring = self._rings[block.name] = _Ring(block.scopes, self._window_of(block))
             ring.append(block)
+
+    def _derived(self, derivation: Derivation, blocks: Mapping[str, Block]) -> list[Block]:
+        try:
+            return list(derivation.derive(self, blocks))
+        except Exception:
+            _log.exception("%s could not be derived: the rule %s is switched off", derivation.gives, derivation.rule)
+            self._derivations.remove(derivation)
+            source = blocks[derivation.sources[0]]
+            return [Block(source.step, source.time, _RULE_FAILED, (derivation.rule,), np.ones(1, np.float32))]
 
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
@@ -165,10 +228,13 @@ class History:
         return Series(self.panel(name), scope)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: ring.state_dict() for name, ring in self._rings.items()}
+        rings = {name: ring.state_dict() for name, ring in self._rings.items()}
+        return {**rings, _DERIVED: {one.rule: one.state_dict() for one in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rings = {name: _Ring.from_state(one) for name, one in state.items()}
+        self._rings = {name: _Ring.from_state(one) for name, one in state.items() if name != _DERIVED}
+        for derivation in self._derivations:
+            derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))
 
 
 def _is_among(name: str, names: frozenset[str]) -> bool:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from forewarn.judge.derived import derivations
 from forewarn.judge.history import History
 from forewarn.judge.registry import NO_BOUND, Rule, all_rules
 from forewarn.settings import Settings
@@ -44,7 +45,8 @@ class RuleSet:
 
     def history(self) -> History:
         """A history as long as these rules look back."""
-        return History(self.history_window, self.detail_window, {name for rule in self.rules for name in rule.reads})
+        judged = {name for rule in self.rules for name in rule.reads}
+        return History(self.history_window, self.detail_window, judged, derivations(self))
 
     def settings_of(self, kind: type[S]) -> S:
         """The settings of this class, which one rule has."""

@@ -159,7 +159,10 @@ class PostEpochEvaluationCallback(Callback):
         monitor = trainer.monitor
         assert monitor is not None
         bounds = monitor.config.thresholds
-        known = epochs(monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap)
+        known = epochs(
+            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap,
+            change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
+        )  # fmt: skip
         is_new = known and known[-1].number == trainer.epoch and known[-1].step == trainer.step - 1
         if not is_new or (self._wanted is not None and trainer.epoch not in self._wanted):
             return

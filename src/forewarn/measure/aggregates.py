@@ -20,18 +20,3 @@ def spread(values: NDArray[Any]) -> dict[str, float]:
         "min": float(finite[0]),
         "max": float(finite[-1]),
     }
-
-
-def gradient_aggregates(norms: NDArray[Any], vanishing: float, exploding: float) -> dict[str, float]:
-    """`grad_{median,p95,min,max}` and how many tensors vanish (below `vanishing`) or explode (above `exploding`)."""
-    numbers = {f"grad_{name}": value for name, value in spread(norms).items()}
-    with np.errstate(invalid="ignore"):
-        numbers["vanishing_count"] = float((norms < vanishing).sum())
-        numbers["exploding_count"] = float((norms > exploding).sum())
-    return numbers
-
-
-def update_aggregates(ratios: NDArray[Any], frozen: NDArray[np.bool_]) -> dict[str, float]:
-    """`update_ratio_{median,p95,min,max}` and how many tensors are frozen."""
-    numbers = {f"update_ratio_{name}": value for name, value in spread(ratios).items()}
-    return {**numbers, "frozen_count": float(frozen.sum())}

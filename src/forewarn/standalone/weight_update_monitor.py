@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from forewarn.judge.derived import FrozenTracker
 from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import UpdateSampler, measure, summarize
 from forewarn.measure.parameters import ParameterIndex
-from forewarn.measure.probes.updates import FrozenTracker, learning_rates, update_ratios
+from forewarn.measure.probes.gradients import GradientNorms
+from forewarn.measure.probes.updates import Obstacles, learning_rates, update_ratios
 from forewarn.measure.transfer import on_host, rows_on_host
 from forewarn.types import FrozenCause
 
@@ -95,16 +98,16 @@ class WeightUpdateMonitor:
         parameter_index = self._attend(model, optimizer)
         gradients = parameter_index.gradients
         quantities = summarize(rows_on_host(measure(gradients)))
-        self._norms = quantities["norm"].astype(np.float64)
-        self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
+        missing = np.array([gradient is None for gradient in gradients], dtype=bool)
+        self._gradients = GradientNorms(quantities["norm"].astype(np.float64), missing)
         self._sampler.remember(parameter_index.parameters)
         return {
             name: GradientDiagnostic(
-                grad_norm=(norm := float(self._norms[at])),
-                has_grad=not self._missing[at],
+                grad_norm=(norm := float(self._gradients.norms[at])),
+                has_grad=not missing[at],
                 is_vanishing=norm < self._vanishing,
                 is_exploding=norm > self._exploding,
-                num_nonfinite=0 if self._missing[at] else int(quantities["nonfinite"][at]),
+                num_nonfinite=0 if missing[at] else int(quantities["nonfinite"][at]),
             )
             for at, name in enumerate(parameter_index.names)
             if parameter_index.parameters[at].requires_grad
@@ -117,8 +120,9 @@ class WeightUpdateMonitor:
             raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
         order, sums = self._sampler.moved(parameter_index.parameters)
         ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
+        still = np.isfinite(ratios) & (ratios <= self._frozen)
         causes = self._tracker.update(
-            ratios, self._norms, missing=self._missing, rates=learning_rates(parameter_index), stepped=None
+            parameter_index.names, still, self._stopped_by(parameter_index, still), self._patience
         )
         frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
         frozen &= np.array(
@@ -130,10 +134,18 @@ class WeightUpdateMonitor:
                 update_norm=float(norms[at]),
                 is_frozen=bool(frozen[at]),
                 cause=FrozenCause(int(causes[at])),
-                grad_norm=float(self._norms[at]),
+                grad_norm=float(self._gradients.norms[at]),
             )
             for at, name in enumerate(parameter_index.names)
         }
+
+    def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """What stops each tensor; that the optimizer did not step is told from nothing in it having moved."""
+        obstacles = Obstacles.of(parameter_index, learning_rates(parameter_index))
+        free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING)
+        moved = ~still & (parameter_index.groups() >= 0)
+        stepped = not free.any() or bool(moved.any())
+        return obstacles.stopped_by(self._gradients, stepped=stepped).astype(np.float64)
 
     @property
     def num_bytes(self) -> int:
@@ -146,9 +158,8 @@ class WeightUpdateMonitor:
             self._model = model
             self._parameter_index = ParameterIndex(model, [optimizer])
             self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
-            self._tracker = FrozenTracker(self._parameter_index, self._frozen, self._patience)
-            self._norms = np.full(len(self._parameter_index.names), math.nan)
-            self._missing = np.zeros(len(self._parameter_index.names), bool)
+            self._tracker = FrozenTracker()
+            self._gradients = GradientNorms.of_nothing(self._parameter_index.names)
         return self._parameter_index
 
     @staticmethod

@@ -28,7 +28,7 @@ from forewarn.measure.step import Step
 from forewarn.measure.transfer import on_host
 
 STEPS = 8
-CONFIG = forewarn.Config(router="router", escalation_steps=0)
+CONFIG = forewarn.Config(measure=forewarn.Measure(router="router"), escalation_steps=0)
 METRICS = (
     forewarn.GradientMetric("size", lambda gradient: gradient.abs().mean()),
     forewarn.ActivationMetric("size", lambda output: output.abs().mean()),

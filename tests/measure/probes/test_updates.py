@@ -44,7 +44,7 @@ def test_the_update_ratio_of_sgd_is_exact(small, watch):
 def test_the_update_norm_is_that_of_the_whole_tensor_though_a_sample_is_read(watch):
     model = model_of(nn.Linear(64, 64, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = watch(model, optimizer, config=forewarn.Config(sample_size=256))
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(sample_size=256)))
     model[0].weight.sum().backward()  # a gradient of ones: every weight moves by the learning rate
     optimizer.step()
     monitor.step(1.0)

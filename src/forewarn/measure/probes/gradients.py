@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.accumulation import Accumulation
-from forewarn.measure.aggregates import gradient_aggregates
+from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.gradient_writes import GradientWriteDetector
@@ -74,19 +74,10 @@ class GradientProbe(Probe):
     provides = (GradientNorms,)
     needs: Mapping[type, Sequence[str]] = {Stepping: ("gradient/global_norm", "gradient/norm"), FoundScaler: ()}
 
-    def __init__(
-        self,
-        parameter_index: ParameterIndex,
-        scaler: Any,
-        reader: TensorReader,
-        *,
-        vanishing: float,
-        exploding: float,
-    ) -> None:
+    def __init__(self, parameter_index: ParameterIndex, scaler: Any, reader: TensorReader) -> None:
         self._parameter_index = parameter_index
         self._scaler = scaler
         self._reader = reader
-        self._bounds = (vanishing, exploding)
         self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
         self._latest_scale: Tensor | None = None
@@ -291,8 +282,8 @@ class GradientProbe(Probe):
         for one in found:
             missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        for name, value in gradient_aggregates(norms, *self._bounds).items():
-            yield Reading(f"monitor/{name}", ONE, value)
+        for name, value in spread(norms).items():
+            yield Reading(f"monitor/grad_{name}", ONE, value)
         return norms
 
     def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> tuple[Statistics, bool]:
