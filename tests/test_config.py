@@ -8,10 +8,13 @@ import pytest
 
 from forewarn.config import Config, Thresholds
 from forewarn.judge.documentation import field_docs
+from forewarn.judge.rules.activations import DeadUnits
+from forewarn.judge.rules.frozen import FrozenWeight
 from forewarn.judge.rules.gradients import GradientSpike
 from forewarn.judge.rules.loss import LossSpike
 from forewarn.judge.spike import Spike
 from forewarn.measure.options import Measure
+from forewarn.plan import Plan
 from forewarn.settings import Settings
 
 TABLES = [
@@ -122,6 +125,37 @@ def test_a_config_survives_json():
         measure=Measure(sample_size=7), disable=("L102",), thresholds=Thresholds(loss_spike=LossSpike(k=3.0))
     )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_the_config_of_an_earlier_version_has_its_settings_in_their_new_places():
+    stored = {
+        "sample_size": 7, "histograms": "off", "plan": {"total": 9, "gone": 1}, "history_window": 99, "gone": 3,
+        "thresholds": {
+            "dead_units": {"window": 20, "positions": 5, "share": 0.3}, "saturated_units": {"level": 0.9},
+            "frozen_weight": {"patience": 8},
+        },
+    }  # fmt: skip
+    config = Config.from_stored(stored)
+    assert config == Config(
+        measure=Measure(
+            sample_size=7, histograms="off", plan=Plan(total=9), dead_unit_window=20, dead_unit_positions=5,
+            saturation_level=0.9,
+        ),
+        history_window=99,
+        thresholds=Thresholds(dead_units=DeadUnits(share=0.3), frozen_weight=FrozenWeight(patience=8)),
+    )  # fmt: skip
+    assert Config.from_stored(config.to_dict()) == config
+
+
+def test_a_config_for_a_stored_run_takes_what_is_fixed_about_the_run_from_it():
+    stored = Config(measure=Measure(sample_size=7), hyperparameters={"dropout": 0.1}).to_dict()
+    config = Config.for_stored({"history_window": 99}, stored)
+    assert (config.history_window, config.measure.sample_size) == (99, 7)
+    assert config.hyperparameters == {"dropout": 0.1}
+    with pytest.raises(
+        ValueError, match=r"\[measure\] sample_size = 1024 cannot be changed afterwards: .* with 7; leave"
+    ):
+        Config.for_stored({"measure": {"sample_size": 1024}}, stored)
 
 
 def test_rules_that_agree_on_a_level_share_it():

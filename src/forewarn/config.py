@@ -120,7 +120,7 @@ class Config(Settings):
         return cls.from_dict(read_toml(path))
 
     @classmethod
-    def moved(cls) -> Mapping[str, str]:
+    def _moved(cls) -> Mapping[str, str]:
         return {field.name: f"measure.{field.name}" for field in fields(Measure)}
 
     @classmethod
@@ -131,7 +131,7 @@ class Config(Settings):
         measure = {
             place.removeprefix("measure."): plain[name]
             for plain, kind in sources
-            for name, place in kind.moved().items()
+            for name, place in kind._moved().items()
             if name in plain
         }
         measure |= stored.get("measure", {})

@@ -48,14 +48,14 @@ class Settings:
             by_name = f"its settings by name, such as {cls.__name__}({next(iter(fields))}=...)"
             raise TypeError(f"{cls.__name__} takes {only if most else by_name}")
         for name in settings:
-            if name in cls.moved():
-                raise TypeError(_new_place(name, cls.moved()[name]))
+            if name in cls._moved():
+                raise TypeError(_new_place(name, cls._moved()[name]))
             if name not in fields:
-                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields, cls.moved())}")
+                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields, cls._moved())}")
         return object.__new__(cls)
 
     @classmethod
-    def moved(cls) -> Mapping[str, str]:
+    def _moved(cls) -> Mapping[str, str]:
         """Settings that were here in earlier versions, and where each is now, such as `measure.sample_size`."""
         return {}
 
@@ -77,10 +77,10 @@ class Settings:
         made: dict[str, Any] = {}
         for name, value in plain.items():
             spot = f"{where}.{name}" if where else str(name)
-            if name in cls.moved():
-                raise ValueError(_new_place(spot, cls.moved()[name]))
+            if name in cls._moved():
+                raise ValueError(_new_place(spot, cls._moved()[name]))
             if name not in hints:
-                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls.moved())}")
+                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls._moved())}")
             kind = hints[name]
             if isinstance(kind, type) and issubclass(kind, Settings):
                 if not isinstance(value, Mapping):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
-    help="Judge by these settings instead of the run's own; what was measured stays.",
+    help="Judge by these settings instead of the run's own, but for what was measured.",
 )  # fmt: skip
 @click.pass_context
 def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None) -> None:

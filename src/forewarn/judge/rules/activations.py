@@ -28,7 +28,7 @@ class DeadUnits(Settings):
     """The share that is critical: nothing passes through the layer any more."""
 
     @classmethod
-    def moved(cls) -> Mapping[str, str]:
+    def _moved(cls) -> Mapping[str, str]:
         return {"window": "measure.dead_unit_window", "positions": "measure.dead_unit_positions"}
 
 
@@ -85,7 +85,7 @@ class SaturatedUnits(Settings):
     """Share of the units of a layer, or of the rows of a softmax, that are saturated at which to warn."""
 
     @classmethod
-    def moved(cls) -> Mapping[str, str]:
+    def _moved(cls) -> Mapping[str, str]:
         return {"level": "measure.saturation_level"}
 
 

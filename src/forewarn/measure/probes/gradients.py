@@ -282,8 +282,8 @@ class GradientProbe(Probe):
         for one in found:
             missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        for name, value in spread(norms).items():
-            yield Reading(f"monitor/grad_{name}", ONE, value)
+        for name, value in spread(norms, "grad_").items():
+            yield Reading(f"monitor/{name}", ONE, value)
         return norms
 
     def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> tuple[Statistics, bool]:

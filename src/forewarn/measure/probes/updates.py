@@ -133,8 +133,8 @@ class UpdateProbe(Probe):
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
             yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
-            for name, value in spread(ratios[ratios != 0]).items():
-                yield Reading(f"monitor/update_ratio_{name}", ONE, value)
+            for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
+                yield Reading(f"monitor/{name}", ONE, value)
 
         return Pending(sums, decode)
 
