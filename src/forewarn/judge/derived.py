@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forewarn.judge.epochs import is_plateau
 from forewarn.judge.history import Derivation, History
@@ -20,7 +19,10 @@ from forewarn.types import Block, FrozenCause, Values
 if TYPE_CHECKING:
     from forewarn.judge.judgement import RuleSet
 
-_STOPS_ALL = (FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED)
+_STOP_ALL = np.array([FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED], np.float32)[:, None]
+_MOVING, _ON_PURPOSE, _NOT_IN_OPTIMIZER, _ROUNDED_AWAY = np.array(
+    [FrozenCause.MOVING, FrozenCause.ON_PURPOSE, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.ROUNDED_AWAY], np.float32
+)
 
 
 def derivations(rule_set: RuleSet) -> tuple[Derivation, ...]:
@@ -61,20 +63,21 @@ class FrozenTracker:
         """By scope: checks in a row without a move, where there are any."""
         return {self._scopes[index]: int(self._checks[index]) for index in np.flatnonzero(self._checks)}
 
-    def update(
-        self, scopes: tuple[str, ...], still: Bools, stopped_by: NDArray[np.floating[Any]], patience: int
-    ) -> Values:
+    def update(self, scopes: tuple[str, ...], still: Bools, stopped_by: Values, patience: int) -> Values:
         """The `FrozenCause` of each tensor, after one more check; where `stopped_by` is NaN it does not count."""
         if scopes is not self._scopes:
             earlier = self.checks
             self._scopes, self._checks = scopes, np.array([earlier.get(scope, 0) for scope in scopes], np.int64)
         judged = ~np.isnan(stopped_by)
+        if not still.any():
+            self._checks[judged] = 0
+            return np.where(stopped_by == _ON_PURPOSE, _ON_PURPOSE, _MOVING)
         self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
         frozen = judged & still & (self._checks >= patience)
-        frozen |= still & (stopped_by == FrozenCause.NOT_IN_OPTIMIZER)
-        frozen |= stopped_by == FrozenCause.ON_PURPOSE
-        cause = np.where(stopped_by == FrozenCause.MOVING, FrozenCause.ROUNDED_AWAY, stopped_by)
-        return np.where(frozen, cause, FrozenCause.MOVING).astype(np.float32)
+        frozen |= still & (stopped_by == _NOT_IN_OPTIMIZER)
+        frozen |= stopped_by == _ON_PURPOSE
+        cause = np.where(stopped_by == _MOVING, _ROUNDED_AWAY, stopped_by)
+        return np.where(frozen, cause, _MOVING)
 
 
 class FrozenCauses(Derivation):
@@ -91,11 +94,11 @@ class FrozenCauses(Derivation):
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterator[Block]:
         stopped = blocks["update/stopped_by"]
         still = blocks["update/ratio"].values.astype(np.float64) <= self._settings.ratio
-        if np.isin(stopped.values, _STOPS_ALL).any():
+        if (stopped.values == _STOP_ALL).any():
             still[:] = True
         causes = self._tracker.update(stopped.scopes, still, stopped.values, self._settings.patience)
         yield replace(stopped, name="update/frozen_cause", values=causes)
-        yield _count("monitor/frozen_count", causes > FrozenCause.ON_PURPOSE, stopped)
+        yield _count("monitor/frozen_count", causes > _ON_PURPOSE, stopped)
 
     def state_dict(self) -> dict[str, Any]:
         return self._tracker.checks
@@ -124,4 +127,4 @@ class Plateau(Derivation):
 
 def _count(name: str, flags: Bools, source: Block) -> Block:
     """How many are true, as a reading of the run as a whole."""
-    return Block(source.step, source.time, name, ("",), np.array([flags.sum()], np.float32))
+    return Block(source.step, source.time, name, ("",), np.array([np.count_nonzero(flags)], np.float32))

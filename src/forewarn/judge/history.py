@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -20,6 +21,9 @@ _log = logging.getLogger("forewarn")
 _RULE_FAILED = "monitor/rule_failed"
 _DERIVED = "derived"
 """Where the state of derivations is kept, among that of metrics, all of whose names have a slash."""
+
+_PATTERNS = 64
+"""Combinations of metrics for which it is remembered what follows from them: the steps of a run differ in few ways."""
 
 _SLACK = 4
 """A ring is a quarter longer than its window: with less it would be moved to the front more often."""
@@ -162,6 +166,7 @@ class History:
         One with a `*` in it stands for a family of them.
         """
         self._derivations = list(derivations)
+        self._due = lru_cache(_PATTERNS)(self._due_for)
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -179,11 +184,13 @@ class History:
         What was derived from them when they were recorded is left out: other settings may give something else.
         """
         joined = list(blocks)
+        due = self._due(tuple([block.name for block in joined]))
+        if not due:
+            self._take(joined)
+            return joined
+        stale = {_RULE_FAILED, *(name for one in due for name in one.gives)}
+        joined = [block for block in joined if block.name not in stale]
         by_name = {block.name: block for block in joined}
-        due = [one for one in self._derivations if all(name in by_name for name in one.sources)]
-        if due:
-            stale = {_RULE_FAILED, *(name for one in due for name in one.gives)}
-            joined = [block for block in joined if block.name not in stale]
         self._take(joined)
         for derivation in due:
             derived = self._derived(derivation, by_name)
@@ -191,6 +198,10 @@ class History:
             place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
             joined[place:place] = derived
         return joined
+
+    def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
+        """What follows from new readings of these metrics."""
+        return [one for one in self._derivations if set(one.sources) <= set(names)]
 
     def _take(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
@@ -205,6 +216,7 @@ class History:
         except Exception:
             _log.exception("%s could not be derived: the rule %s is switched off", derivation.gives, derivation.rule)
             self._derivations.remove(derivation)
+            self._due.cache_clear()
             source = blocks[derivation.sources[0]]
             return [Block(source.step, source.time, _RULE_FAILED, (derivation.rule,), np.ones(1, np.float32))]
 

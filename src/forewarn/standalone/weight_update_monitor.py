@@ -19,7 +19,7 @@ from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probes.gradients import GradientNorms
 from forewarn.measure.probes.updates import Obstacles, learning_rates, update_ratios
 from forewarn.measure.transfer import on_host, rows_on_host
-from forewarn.types import FrozenCause
+from forewarn.types import FrozenCause, Values
 
 
 class _Diagnostic:
@@ -139,13 +139,13 @@ class WeightUpdateMonitor:
             for at, name in enumerate(parameter_index.names)
         }
 
-    def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> Values:
         """What stops each tensor; that the optimizer did not step is told from nothing in it having moved."""
         obstacles = Obstacles.of(parameter_index, learning_rates(parameter_index))
         free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING)
         moved = ~still & (parameter_index.groups() >= 0)
         stepped = not free.any() or bool(moved.any())
-        return obstacles.stopped_by(self._gradients, stepped=stepped).astype(np.float64)
+        return obstacles.stopped_by(self._gradients, stepped=stepped).astype(np.float32)
 
     @property
     def num_bytes(self) -> int:

@@ -85,7 +85,7 @@ def setup():
 def made(model=None, optimizer=None) -> dict[str, Probe]:
     if model is None:
         model, optimizer = setup()
-    return attach._probes(ParameterIndex(model, [optimizer]), CONFIG, None, Stopwatch(), METRICS)
+    return attach._probes(ParameterIndex(model, [optimizer]), CONFIG.measure, None, Stopwatch(), METRICS)
 
 
 NAMES = list(made())

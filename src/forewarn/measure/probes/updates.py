@@ -49,24 +49,20 @@ class Obstacles:
     def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
         parameters, trainable = parameter_index.parameters, parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
-        by_tensor = np.select(
-            [~trainable & ~requires_grad, ~requires_grad, parameter_index.groups() < 0],
-            [FrozenCause.ON_PURPOSE, FrozenCause.REQUIRES_GRAD_OFF, FrozenCause.NOT_IN_OPTIMIZER],
-            FrozenCause.MOVING,
-        )
+        by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.MOVING)
+        by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF
+        by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE
         return cls(by_tensor, rates)
 
     def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
         """The `FrozenCause` that applies to each tensor, whether or not it moved; MOVING where none does."""
-        none = self.by_tensor == FrozenCause.MOVING
-        ranked = [
-            (none & skipped, FrozenCause.STEP_SKIPPED),
-            (none & (not stepped), FrozenCause.OPTIMIZER_NOT_STEPPED),
-            (none & gradients.missing, FrozenCause.NO_GRADIENT),
-            (none & (self.rates == 0), FrozenCause.ZERO_LR),
-            (none & (gradients.norms == 0), FrozenCause.ZERO_GRADIENT),
-        ]
-        return np.select([applies for applies, _ in ranked], [cause for _, cause in ranked], self.by_tensor)
+        stopped = np.zeros(len(self.by_tensor), np.int64)
+        stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT  # what follows outranks it
+        stopped[self.rates == 0] = FrozenCause.ZERO_LR
+        stopped[gradients.missing] = FrozenCause.NO_GRADIENT
+        if skipped or not stepped:
+            stopped[:] = FrozenCause.STEP_SKIPPED if skipped else FrozenCause.OPTIMIZER_NOT_STEPPED
+        return np.where(self.by_tensor == FrozenCause.MOVING, stopped, self.by_tensor)
 
 
 @dataclass(frozen=True, slots=True)
