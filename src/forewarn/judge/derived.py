@@ -69,15 +69,12 @@ class FrozenTracker:
             earlier = self.checks
             self._scopes, self._checks = scopes, np.array([earlier.get(scope, 0) for scope in scopes], np.int64)
         judged = ~np.isnan(stopped_by)
-        if not still.any():
-            self._checks[judged] = 0
-            return np.where(stopped_by == _ON_PURPOSE, _ON_PURPOSE, _MOVING)
         self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
         frozen = judged & still & (self._checks >= patience)
         frozen |= still & (stopped_by == _NOT_IN_OPTIMIZER)
         frozen |= stopped_by == _ON_PURPOSE
-        cause = np.where(stopped_by == _MOVING, _ROUNDED_AWAY, stopped_by)
-        return np.where(frozen, cause, _MOVING)
+        causes: Values = np.where(frozen, np.where(stopped_by == _MOVING, _ROUNDED_AWAY, stopped_by), _MOVING)
+        return causes
 
 
 class FrozenCauses(Derivation):
