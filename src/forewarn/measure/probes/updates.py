@@ -38,7 +38,7 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """What keeps each tensor from moving whatever its gradient is: all that is known before a step is read."""
+    """What is known of each tensor before the values of a step are read: what stops it, and its learning rate."""
 
     by_tensor: NDArray[np.int64]
     """The `FrozenCause` of each, MOVING where there is none."""
