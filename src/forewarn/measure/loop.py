@@ -93,9 +93,9 @@ class Loop:
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, which come in the order in which they build on each other."""
         collected = []
-        for probe in list(probes):
+        for probe in [one for one in probes if one.name not in self.failures] if self.failures else probes:
             try:
-                pending = None if probe.name in self.failures else probe.collect(step)
+                pending = probe.collect(step)
                 if pending is not None:
                     collected.append((probe, _ready(pending)))
             except Exception as error:
