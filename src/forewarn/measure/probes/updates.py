@@ -151,7 +151,7 @@ class UpdateProbe(Probe):
         self._tracker = FrozenTracker(parameter_index, threshold, patience)
         self._rates = np.full(len(parameter_index.names), np.nan)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._version != self._parameter_index.version:
