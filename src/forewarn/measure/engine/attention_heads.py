@@ -22,8 +22,8 @@ least float in transformers. Beside any other key its weight, e^−1e4, is zero 
 class AttentionSummary:
     """Sums per head over all queries that see a key, so that micro-batches add up exactly.
 
-    The mean entropy is `entropy_sum / rows`; as a share of its maximum, it is
-    `entropy_sum / log_context_sum`. Each field is a tensor [heads] on the device of the queries.
+    The mean entropy is `entropy_sum / rows`; as a share of its maximum, `entropy_sum / log_context_sum`.
+    Each field is a tensor [heads] on the device of the queries.
     """
 
     entropy_sum: Tensor
