@@ -1,4 +1,4 @@
-"""A model with two tasks: an LSTM that tells where in a sequence something happens, and of which type it is."""
+"""A model with two tasks: an LSTM that locates a burst in a sequence and classifies it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prediction(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """How one epoch went."""
+    """The losses and accuracy of one epoch."""
 
     loss: float
     """The mean of the weighted sum over its batches."""
