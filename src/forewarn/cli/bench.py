@@ -189,8 +189,8 @@ def _table(result: WorkloadResult) -> RenderableType:
         table.add_column(heading, justify="right")
     for cost in result.costs:
         name, *row = cells(cost)
-        shown = [cell for heading, cell in zip(HEADINGS, row, strict=True) if heading]
-        table.add_row(name, *shown, style="bold" if name.startswith("forewarn") else None)
+        shown_cells = [cell for heading, cell in zip(HEADINGS, row, strict=True) if heading]
+        table.add_row(name, *shown_cells, style="bold" if name.startswith("forewarn") else None)
     return table
 
 
