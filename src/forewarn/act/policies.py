@@ -51,19 +51,19 @@ Identity = tuple[str, str, int]
 
 
 def adjust(
-    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, done: set[Identity]
+    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, handled: set[Identity]
 ) -> tuple[Action, ...]:
     """Apply the remedies of these alerts from warnings up, most important first, each kind of adjustment once.
 
-    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `done` holds the findings
+    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `handled` holds the findings
     already acted on and is updated, so that none is acted on twice.
     """
     actions: dict[str, Action] = {}
     for alert in alerts:
         identity = (alert.code, alert.scope, alert.since)
-        if alert.severity < Severity.WARNING or identity in done:
+        if alert.severity < Severity.WARNING or identity in handled:
             continue
-        done.add(identity)
+        handled.add(identity)
         for remedy in alert.remedies:
             if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS - set(actions):
                 changed = _applied(remedy, optimizers, scheduler)

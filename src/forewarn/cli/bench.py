@@ -150,12 +150,12 @@ def _progress(total: int) -> Iterator[Tell]:
     bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     with bar:
         task = bar.add_task("", total=total)
-        done = -1
+        num_done = -1
 
         def tell(description: str) -> None:
-            nonlocal done
-            done += 1
-            bar.update(task, completed=done, description=description, refresh=True)
+            nonlocal num_done
+            num_done += 1
+            bar.update(task, completed=num_done, description=description, refresh=True)
 
         yield tell
 

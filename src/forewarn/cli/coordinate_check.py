@@ -129,12 +129,12 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
-        done = -1
+        num_done = -1
 
         def tell(words: str) -> None:
-            nonlocal done
-            done += 1
-            bar.update(task, completed=done, description=words)
+            nonlocal num_done
+            num_done += 1
+            bar.update(task, completed=num_done, description=words)
 
         yield tell
 

@@ -155,5 +155,5 @@ def _setback(losses: list[float], fault_at: int | None) -> str:
     """How far back the run was thrown, judged by the median of ten losses."""
     now = statistics.median(losses[-10:])
     level = (statistics.median(losses[start : start + 10]) for start in range(fault_at or 0))
-    back_at = next((step for step, then in enumerate(level) if then <= now), None)
+    back_at = next((step for step, median in enumerate(level) if median <= now), None)
     return "" if fault_at is None or back_at is None else f", back where it was at step {back_at}"

@@ -49,8 +49,10 @@ class _Data(NamedTuple):
     pointers: Tensor | None
     """Standardised start and end, `[samples, 2]`."""
 
-    def part(self, which: Tensor) -> _Data:
-        return _Data(self.sequences[which], self.types[which], None if self.pointers is None else self.pointers[which])
+    def part(self, indices: Tensor) -> _Data:
+        return _Data(
+            self.sequences[indices], self.types[indices], None if self.pointers is None else self.pointers[indices]
+        )
 
 
 class DualTaskLSTM(nn.Module):
@@ -227,5 +229,5 @@ def _sequences(X: Any) -> Tensor:  # noqa: N803
 
 def _batches(data: _Data, size: int, generator: torch.Generator) -> Iterator[_Data]:
     """All samples once, in random order."""
-    for which in torch.randperm(len(data.types), generator=generator).split(size):
-        yield data.part(which.to(data.types.device))
+    for indices in torch.randperm(len(data.types), generator=generator).split(size):
+        yield data.part(indices.to(data.types.device))

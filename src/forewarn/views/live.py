@@ -121,11 +121,11 @@ class LiveView:
         speed = f"{pace:.1f} steps/s" if pace else ""
         if not self._total_steps:
             return Text(f"step {self._step}   {speed}")
-        done = min(self._step + 1, self._total_steps)
-        left = f"{_clock((self._total_steps - done) / pace)} left" if pace else ""
+        num_steps = min(self._step + 1, self._total_steps)
+        remaining = f"{_clock((self._total_steps - num_steps) / pace)} left" if pace else ""
         row = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(self._total_steps, done, width=max(10, width - 50), complete_style="cyan")
-        row.add_row(Text(f"step {self._step}/{self._total_steps}"), bar, Text(left), Text(speed, style="dim"))
+        bar = ProgressBar(self._total_steps, num_steps, width=max(10, width - 50), complete_style="cyan")
+        row.add_row(Text(f"step {self._step}/{self._total_steps}"), bar, Text(remaining), Text(speed, style="dim"))
         return row
 
     def _alerts(self) -> str:

@@ -123,10 +123,10 @@ class TensorBoardView:
     def _histogram_tags(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
         """Tags, counts and zeros of all tensors together and, in full detail, of each nonempty tensor."""
         distributions = [over_scopes(distribution), *([distribution] if self._full else [])]
-        for shown in distributions:
-            for scope, counts, zeros in zip(shown.scopes, shown.counts, shown.zeros.tolist(), strict=True):
+        for part in distributions:
+            for scope, counts, zeros in zip(part.scopes, part.counts, part.zeros.tolist(), strict=True):
                 if zeros or counts.any():
-                    yield self._tags.one(shown.name, scope), counts, zeros
+                    yield self._tags.one(part.name, scope), counts, zeros
 
     def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:
         """Tags and values of the tensors in the two top-k lists, which may grow at this step."""
@@ -193,8 +193,8 @@ class _Tags:
         metric = find(name)
         if metric is not None and metric.scope is Scope.GROUP:  # a few, and none if there is nothing to tell apart
             return self.one(name, scope if num_scopes > 1 else "")
-        shown = self._full if scope else name not in _LEFT_OUT
-        return self.one(name, scope) if shown else ""
+        is_shown = self._full if scope else name not in _LEFT_OUT
+        return self.one(name, scope) if is_shown else ""
 
 
 class _Picks:

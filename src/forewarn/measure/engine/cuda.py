@@ -160,7 +160,7 @@ def _plan(lengths: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> _Plan:
     first[order] = np.cumsum(num_chunks[order]) - num_chunks[order]
     launches = []
     for dtype in kinds:
-        indices = [index for index, other in enumerate(dtypes) if other is dtype and lengths[index]]
+        indices = [index for index, candidate in enumerate(dtypes) if candidate is dtype and lengths[index]]
         if indices:
             launches.append((dtype, int(first[indices[0]]), int(num_chunks[indices].sum())))
     owners = np.repeat(order, num_chunks[order])

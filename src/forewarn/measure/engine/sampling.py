@@ -52,8 +52,8 @@ def sample_indices(name: str, num_elements: int, size: int) -> NDArray[np.int32]
 class _NativeGroup:
     """Tensors that the native backend reads: all in two calls, no torch operation."""
 
-    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
-        self.which = which
+    def __init__(self, members: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
+        self.members = members
         self._places = np.concatenate(drawn)
         self._offsets = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
         self._before: NDArray[np.uint8] | None = None
@@ -76,8 +76,8 @@ class _NativeGroup:
 class _TorchGroup:
     """Tensors of one device and dtype, by torch operations: their samples lie side by side in one buffer."""
 
-    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
-        self.which = which
+    def __init__(self, members: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
+        self.members = members
         self._places = [torch.from_numpy(indices).to(like.device) for indices in drawn]
         self._lengths = torch.tensor([len(indices) for indices in drawn], device=like.device)
         self._before: Tensor | None = None
@@ -129,7 +129,7 @@ class UpdateSampler:
             self._kinds = kinds
             self._prepare(tensors)
         for group in self._groups:
-            group.remember(_members(readable, group.which))
+            group.remember(_members(readable, group.members))
         self.remembers = True
 
     def moved(self, tensors: Sequence[Tensor]) -> tuple[Sequence[int], list[Numbers]]:
@@ -142,8 +142,8 @@ class UpdateSampler:
             return [], []
         if len(self._groups) == 1:
             return range(len(tensors)), [self._groups[0].moved(readable)]
-        order = [index for group in self._groups for index in group.which]
-        return order, [group.moved(_members(readable, group.which)) for group in self._groups]
+        order = [index for group in self._groups for index in group.members]
+        return order, [group.moved(_members(readable, group.members)) for group in self._groups]
 
     def forget(self) -> None:
         """Drop the values; nothing is compared until `remember` is called again."""
@@ -170,10 +170,10 @@ class UpdateSampler:
             key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)
             groups.setdefault(key, []).append(index)
         self._groups = [
-            _NativeGroup(which, [drawn[index] for index in which])
+            _NativeGroup(members, [drawn[index] for index in members])
             if is_native
-            else _TorchGroup(which, [drawn[index] for index in which], tensors[which[0]])
-            for (is_native, _, _), which in groups.items()
+            else _TorchGroup(members, [drawn[index] for index in members], tensors[members[0]])
+            for (is_native, _, _), members in groups.items()
         ]
 
 
@@ -197,8 +197,8 @@ def _looked_at(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[objec
     return tensors, tuple(map(_kind, tensors))
 
 
-def _members(tensors: Sequence[Tensor], which: list[int]) -> Sequence[Tensor]:
-    return tensors if len(which) == len(tensors) else [tensors[index] for index in which]
+def _members(tensors: Sequence[Tensor], indices: list[int]) -> Sequence[Tensor]:
+    return tensors if len(indices) == len(tensors) else [tensors[index] for index in indices]
 
 
 def _flat(tensor: Tensor) -> Tensor:
