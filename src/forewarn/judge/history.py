@@ -1,4 +1,4 @@
-"""The recent past in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
+"""Recent readings in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PATTERNS = 64
 """Combinations of metrics for which it is remembered what follows from them: the steps of a run differ in few ways."""
 
 _SLACK = 4
-"""A ring is a quarter longer than its window: with less it would be moved to the front more often."""
+"""A ring is a quarter longer than its window; a shorter one would be moved to the front more often."""
 
 _UNJUDGED_WINDOW = 8
-"""Readings kept of what no rule looks at, for people and for snapshots."""
+"""Readings kept of metrics that no rule reads, for people and snapshots."""
 
 _FEW_SCOPES = 8
-"""With no more than these a ring lies in memory by scope: it is the course of each that is looked at then."""
+"""Up to this many scopes, a ring is stored scope by scope, because rules then read one series at a time."""
 
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
@@ -45,10 +45,10 @@ class _Ring:
         self.window = window
         self.seen = 0
         self.baselines: dict[tuple[str, tuple[float, ...]], Baseline] = {}
-        """By scope and by what makes a baseline what it is."""
+        """By scope and by the settings of the baseline."""
         self._end = 0
         self._panel: Panel | None = None
-        """What rules see of the readings up to now; None until one looks."""
+        """The readings as rules see them; None until a rule asks."""
         room = window + max(1, window // _SLACK)
         self._steps = np.zeros(room, np.int64)
         order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
@@ -68,15 +68,15 @@ class _Ring:
             self._values[self._end] = block.values
         else:
             self._values[self._end] = np.nan
-            position = {scope: at for at, scope in enumerate(self.scopes)}
+            position = {scope: index for index, scope in enumerate(self.scopes)}
             self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
-        known = set(self.scopes)
-        added = tuple(scope for scope in scopes if scope not in known)
+        present = set(self.scopes)
+        added = tuple(scope for scope in scopes if scope not in present)
         if added:
             blank = np.full((len(self._values), len(added)), np.nan, np.float32)
             self._values = np.concatenate([self._values, blank], axis=1)
@@ -152,7 +152,7 @@ class Derivation:
 
 
 class History:
-    """The last readings of every metric: what rules look at, live and replayed."""
+    """The last readings of every metric, which rules read live and in replay."""
 
     def __init__(
         self,
@@ -244,10 +244,10 @@ class History:
         return {**rings, _DERIVED: {one.rule: one.state_dict() for one in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rings = {name: _Ring.from_state(one) for name, one in state.items() if name != _DERIVED}
+        self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:
             derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))
 
 
 def _is_among(name: str, names: frozenset[str]) -> bool:
-    return name in names or any(fnmatchcase(name, each) for each in names if "*" in each)
+    return name in names or any(fnmatchcase(name, pattern) for pattern in names if "*" in pattern)

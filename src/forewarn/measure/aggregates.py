@@ -1,4 +1,4 @@
-"""A handful of numbers that stand for all tensors."""
+"""Aggregates over all tensors: median, percentiles and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weight-update monitor on its own, for any trainer: the update probe's measurements behind two calls."""
+"""A standalone weight-update monitor for any trainer: the update probe's measurements in two calls."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class WeightUpdateMonitor:
         self._sampler.remember(parameter_index.parameters)
         return {
             name: GradientDiagnostic(
-                grad_norm=(norm := float(self._gradients.norms[at])),
-                has_grad=not missing[at],
+                grad_norm=(norm := float(self._gradients.norms[index])),
+                has_grad=not missing[index],
                 is_vanishing=norm < self._vanishing,
                 is_exploding=norm > self._exploding,
-                num_nonfinite=0 if missing[at] else int(quantities["nonfinite"][at]),
+                num_nonfinite=0 if missing[index] else int(quantities["nonfinite"][index]),
             )
-            for at, name in enumerate(parameter_index.names)
-            if parameter_index.parameters[at].requires_grad
+            for index, name in enumerate(parameter_index.names)
+            if parameter_index.parameters[index].requires_grad
         }
 
     def check_updates(self, model: nn.Module, optimizer: Optimizer) -> dict[str, UpdateDiagnostic]:
@@ -130,13 +130,13 @@ class WeightUpdateMonitor:
         )
         return {
             name: UpdateDiagnostic(
-                update_ratio=float(ratios[at]),
-                update_norm=float(norms[at]),
-                is_frozen=bool(frozen[at]),
-                cause=FrozenCause(int(causes[at])),
-                grad_norm=float(self._gradients.norms[at]),
+                update_ratio=float(ratios[index]),
+                update_norm=float(norms[index]),
+                is_frozen=bool(frozen[index]),
+                cause=FrozenCause(int(causes[index])),
+                grad_norm=float(self._gradients.norms[index]),
             )
-            for at, name in enumerate(parameter_index.names)
+            for index, name in enumerate(parameter_index.names)
         }
 
     def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> Values:
@@ -153,7 +153,7 @@ class WeightUpdateMonitor:
         return self._sampler.num_bytes if self._model is not None else 0
 
     def _attend(self, model: nn.Module, optimizer: Optimizer) -> ParameterIndex:
-        """The parameter index of this model; what is kept belongs to one model and starts anew with another."""
+        """The parameter index of this model; the state is reset for another model."""
         if self._model is not model or self._parameter_index.optimizers != (optimizer,):
             self._model = model
             self._parameter_index = ParameterIndex(model, [optimizer])
@@ -165,37 +165,41 @@ class WeightUpdateMonitor:
     @staticmethod
     def aggregate_gradient_stats(diagnostics: Mapping[str, GradientDiagnostic]) -> dict[str, float]:
         """Count, median, p95 (by ceil), min and max of the gradient norms, with the vanishing and exploding counts."""
-        norms = np.array([each.grad_norm for each in diagnostics.values()], np.float64)
+        norms = np.array([diagnostic.grad_norm for diagnostic in diagnostics.values()], np.float64)
         return {
             "count": int(np.isfinite(norms).sum()),
             **spread(norms),
-            "vanishing_count": sum(each.is_vanishing for each in diagnostics.values()),
-            "exploding_count": sum(each.is_exploding for each in diagnostics.values()),
+            "vanishing_count": sum(diagnostic.is_vanishing for diagnostic in diagnostics.values()),
+            "exploding_count": sum(diagnostic.is_exploding for diagnostic in diagnostics.values()),
         }
 
     @staticmethod
     def aggregate_update_stats(diagnostics: Mapping[str, UpdateDiagnostic]) -> dict[str, float]:
         """Count, median, p95 (by ceil), min and max of the update ratios, with the frozen count."""
-        wanted = [each for each in diagnostics.values() if each.cause is not FrozenCause.ON_PURPOSE]
-        ratios = np.array([each.update_ratio for each in wanted], np.float64)
+        trained = [diagnostic for diagnostic in diagnostics.values() if diagnostic.cause is not FrozenCause.ON_PURPOSE]
+        ratios = np.array([diagnostic.update_ratio for diagnostic in trained], np.float64)
         return {
             "count": int(np.isfinite(ratios).sum()),
             **spread(ratios),
-            "frozen_count": sum(each.is_frozen for each in wanted),
+            "frozen_count": sum(diagnostic.is_frozen for diagnostic in trained),
         }
 
     @staticmethod
     def top_k_largest_gradients(diagnostics: Mapping[str, GradientDiagnostic], k: int) -> list[tuple[str, float]]:
         """The `k` parameters with the largest gradient norms, largest first."""
-        known = [(name, each.grad_norm) for name, each in diagnostics.items() if not math.isnan(each.grad_norm)]
-        return sorted(known, key=lambda one: -one[1])[: max(0, k)]
+        norms = [
+            (name, diagnostic.grad_norm)
+            for name, diagnostic in diagnostics.items()
+            if not math.isnan(diagnostic.grad_norm)
+        ]
+        return sorted(norms, key=lambda pair: -pair[1])[: max(0, k)]
 
     @staticmethod
     def top_k_smallest_updates(diagnostics: Mapping[str, UpdateDiagnostic], k: int) -> list[tuple[str, float]]:
         """The `k` parameters with the smallest update ratios, smallest first; those frozen on purpose left out."""
-        known = [
-            (name, each.update_ratio)
-            for name, each in diagnostics.items()
-            if not math.isnan(each.update_ratio) and each.cause is not FrozenCause.ON_PURPOSE
+        ratios = [
+            (name, diagnostic.update_ratio)
+            for name, diagnostic in diagnostics.items()
+            if not math.isnan(diagnostic.update_ratio) and diagnostic.cause is not FrozenCause.ON_PURPOSE
         ]
-        return sorted(known, key=lambda one: one[1])[: max(0, k)]
+        return sorted(ratios, key=lambda pair: pair[1])[: max(0, k)]

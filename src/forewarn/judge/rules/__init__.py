@@ -1,4 +1,4 @@
-"""What is judged, one file per family; importing this package registers every rule."""
+"""The rules, one file per family; importing this package registers all of them."""
 
 from forewarn.judge.registry import Rule, all_rules, enabled_rules, family_of, find_rule
 from forewarn.judge.rules import (

@@ -1,4 +1,4 @@
-"""Rules about the training loss over the first epochs, against where the run started."""
+"""Rules that compare the training loss of the first epochs with the loss at the start of the run."""
 
 from __future__ import annotations
 

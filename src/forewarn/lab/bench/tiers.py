@@ -1,4 +1,4 @@
-"""The tiers of forewarn, from what it does on every step to every tensor and layer, and the bare loop beside them."""
+"""The tiers of forewarn, from cheap readings on every step to every tensor and layer, and the bare loop."""
 
 from __future__ import annotations
 

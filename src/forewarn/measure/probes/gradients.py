@@ -168,7 +168,7 @@ class GradientProbe(Probe):
         held = {id(each) for at in range(self._parameter_index.num_optimizers) for each in self._held(at)}
         return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         found = step.get(FoundScaler)
         if found is not None and self._scaler is None:
             self._scaler = found.scaler
@@ -176,15 +176,15 @@ class GradientProbe(Probe):
             self._latest_scale = found.scaler._scale.detach().clone()
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
-            self._commit(at, scale if self._scaler is None else None)
+            self._commit(index, scale if self._scaler is None else None)
             if step.measured:
-                self._measure(at, scale)
+                self._measure(index, scale)
 
-    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if closure:
-            self._commit(at, None)
+            self._commit(index, None)
             if step.measured:
-                self._measure(at, None)
+                self._measure(index, None)
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""

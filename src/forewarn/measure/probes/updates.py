@@ -93,7 +93,7 @@ class UpdateProbe(Probe):
         self._sampler = UpdateSampler(parameter_index.names, sample_size)
         self._rates = np.full(len(parameter_index.names), np.nan)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._version != self._parameter_index.version:
