@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -93,14 +93,14 @@ def update_ratio_high(
         typical = overall.last if np.isnan(typical) else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= bound:
-            yield found(Severity.WARNING, typical, bound)
+            yield finding(Severity.WARNING, typical, bound)
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
     for index in matrices(high, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield found(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
+            yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
 
 
 def _has_fallen(loss: Series, share: float) -> bool:
@@ -172,7 +172,7 @@ def update_ratio_low(
     severity = Severity.INFO if is_solved(loss, levels, settings.negligible_share) else Severity.WARNING
     for index in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
         if ratios.scopes[index] not in frozen:
-            yield found(
+            yield finding(
                 severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index])
             )
 
@@ -274,7 +274,7 @@ def update_ratio_jump(
     if jump is not None:
         evidence["lasting_steps"] = now - jump.step + 1
     evidence |= _furthest(ratios, now, settings, info)
-    return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
+    return finding(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
 
 def _level(typical: Series, lr: Panel, plan: Panel, window: int, settings: UpdateRatioJump, info: RunInfo) -> float:
