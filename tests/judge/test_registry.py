@@ -7,7 +7,7 @@ from forewarn.judge.families import Family
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.registry import Rule, found, rule
+from forewarn.judge.registry import Rule, finding, rule
 from forewarn.judge.rules import all_rules, enabled_rules, find_rule
 from forewarn.types import Block, Finding, RunInfo, Severity
 from tests.judge.rules.runs import block
@@ -69,15 +69,15 @@ def test_a_rule_with_several_triggers_is_judged_once_per_step():
 
 def test_code_and_step_are_filled_in():
     judgement = judge(
-        [made(lambda loss: found(Severity.INFO, 3.0, 2.0, "a", ratio=1.5))], block(7, "train/loss", 3.0), step=7
+        [made(lambda loss: finding(Severity.INFO, 3.0, 2.0, "a", ratio=1.5))], block(7, "train/loss", 3.0), step=7
     )
     assert judgement.findings == (Finding("L900", "a", 7, Severity.INFO, 3.0, 2.0, {"ratio": 1.5}),)
 
 
 def test_a_check_may_return_one_finding_many_or_none():
     def many(panel):
-        yield found(Severity.INFO, 1, 0, "a")
-        yield found(Severity.INFO, 1, 0, "b")
+        yield finding(Severity.INFO, 1, 0, "a")
+        yield finding(Severity.INFO, 1, 0, "b")
 
     assert len(judge([made(many, per_scope=True)], block(0, "train/loss", 1.0)).findings) == 2
     assert judge([made(lambda loss: None)], block(0, "train/loss", 1.0)).findings == ()
@@ -101,7 +101,7 @@ def test_a_rule_that_raises_is_switched_off_and_becomes_an_alert(caplog):
 
 
 def test_a_rule_that_raises_does_not_take_its_own_alerts_back():
-    answers = iter([found(Severity.WARNING, 1, 0), ZeroDivisionError()])
+    answers = iter([finding(Severity.WARNING, 1, 0), ZeroDivisionError()])
 
     def moody(loss):
         answer = next(answers)

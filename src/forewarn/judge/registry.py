@@ -231,7 +231,7 @@ def _defects_of_settings(declared: Rule) -> Iterable[str]:
         yield f"its settings {declared.settings.__name__} are those of {other.name}; derive a class of its own"
 
 
-def found(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
+def finding(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
     """A finding as a check returns it; the rule's code and the step are filled in by `Rule.judge`."""
     plain = {name: one if isinstance(one, str) else float(one) for name, one in evidence.items()}
     return Finding("", scope, -1, severity, float(value), float(bound), plain)

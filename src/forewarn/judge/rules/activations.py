@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
 from forewarn.settings import Settings, between
@@ -70,7 +70,7 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits) -> Iterator[Findi
         critical = dead.last[at] >= settings.critical
         bound = settings.critical if critical else settings.share
         scope = dead.scopes[at]
-        yield found(
+        yield finding(
             Severity.CRITICAL if critical else Severity.WARNING, dead.last[at], bound, scope,
             zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
         )  # fmt: skip
@@ -114,7 +114,7 @@ def saturated_units(saturated: Panel, settings: SaturatedUnits) -> Iterator[Find
     quiet: activation/saturated_fraction{layer.tanh} 0.3x9
     """
     for at in np.flatnonzero(saturated.last >= settings.share):
-        yield found(Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=settings.level)
+        yield finding(Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=settings.level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def exploding_activation(
     now = max(largest.at, nonfinite.at)
     bad = _arising(nonfinite, loss, now)
     for at in np.flatnonzero(bad):
-        yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], first=_first(nonfinite, bad))
+        yield finding(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], first=_first(nonfinite, bad))
     if largest.at != now:
         return
     told = {nonfinite.scopes[at] for at in np.flatnonzero(bad)}
@@ -192,7 +192,7 @@ def exploding_activation(
     for at in np.flatnonzero(where):
         if largest.scopes[at] not in told:
             bound = settings.magnitude if large[at] else settings.factor * level[at]
-            yield found(
+            yield finding(
                 Severity.WARNING, largest.last[at], bound, largest.scopes[at],
                 level=level[at], first=_first(largest, where),
             )  # fmt: skip
@@ -290,12 +290,12 @@ def representation_collapse(
         value, column = cosine.last[at], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
         if value >= settings.cosine:
-            yield found(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
+            yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
             known = column[np.isfinite(column)]
             if known.max(initial=0.0) >= settings.earlier_rank:
                 severity = Severity.INFO if _falls(Series(loss), settings.learning) else Severity.WARNING
-                yield found(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=known.max())
+                yield finding(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=known.max())
 
 
 def _falls(loss: Series, share: float) -> bool:
@@ -340,7 +340,7 @@ def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
     """
     for at in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
         state = BatchNormState(int(states.last[at]))
-        yield found(Severity.WARNING, states.last[at], NO_BOUND, states.scopes[at], state=state.name.lower())
+        yield finding(Severity.WARNING, states.last[at], NO_BOUND, states.scopes[at], state=state.name.lower())
 
 
 _FORGOTTEN = (float(BatchNormState.IN_EVALUATION), float(BatchNormState.STANDS_STILL))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, warm_up
 from forewarn.judge.series import Bools, Panel
 from forewarn.settings import Settings, between
@@ -72,7 +72,7 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionE
         if len(own):
             sharpest = own[np.argmin(np.nan_to_num(heads.last[own], nan=np.inf))]
             evidence |= {"sharpest": heads.scopes[sharpest], "its_entropy": heads.last[sharpest]}
-        yield found(
+        yield finding(
             Severity.WARNING if collapsed[layer] else Severity.INFO,
             layers.last[layer], settings.entropy, layers.scopes[layer], **evidence,
         )  # fmt: skip
@@ -144,7 +144,7 @@ def attention_logit_growth(layers: Panel, heads: Panel, settings: AttentionLogit
         if len(own):
             evidence["head"] = heads.scopes[own[np.argmax(np.nan_to_num(heads.last[own], nan=-np.inf))]]
         bound = settings.limit if value > settings.limit else settings.growing_limit
-        yield found(severity_of(value, settings), value, bound, layer, **evidence)
+        yield finding(severity_of(value, settings), value, bound, layer, **evidence)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import is_rising, peak_rate, rates
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     declared,
@@ -70,9 +70,9 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     expected = needed if math.isnan(planned) or abs(planned - needed) > settings.tolerance * needed else planned
     steps_needed = round(done if math.isnan(expected) else max(done, expected))
     if not math.isnan(planned) and expected != planned:
-        return found(Severity.WARNING, planned, expected, epochs=epochs, epochs_done=count, steps_needed=steps_needed)
+        return finding(Severity.WARNING, planned, expected, epochs=epochs, epochs_done=count, steps_needed=steps_needed)
     if done > (1 + settings.tolerance) * planned:
-        return found(Severity.WARNING, done, planned, epochs_done=count, steps_needed=steps_needed)
+        return finding(Severity.WARNING, done, planned, epochs_done=count, steps_needed=steps_needed)
     if not len(lr) or is_rising(lr, 0):
         return None
     seen = rates(lr)
@@ -81,9 +81,9 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
     left = 1 - ended / expected
     if ended < done and left > settings.left:
-        return found(Severity.WARNING, now, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
+        return finding(Severity.WARNING, now, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
     if done >= expected and settings.open_end * peak < now < (1 - settings.floor) * peak:
-        return found(Severity.INFO, now, settings.open_end * peak, peak=peak, steps_needed=steps_needed)
+        return finding(Severity.INFO, now, settings.open_end * peak, peak=peak, steps_needed=steps_needed)
     return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from forewarn.judge.epochs import gap, improvement, is_plateau
 from forewarn.judge.lr_course import has_decayed
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     add_data,
     add_parameters,
@@ -77,7 +77,7 @@ def overfitting(train: Series, validation: Series, level: Series, settings: Over
     gained = improvement(min(epochs.validation[:-1]), epochs.validation[-1])
     if not (share > settings.gap and learnt >= settings.training_gain and gained <= settings.improvement):
         return None
-    return found(
+    return finding(
         Severity.WARNING, share, settings.gap, train_loss=epochs.train[-1], val_loss=epochs.validation[-1],
         training_gain=learnt, improvement=gained,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def slow_improvement(
     rises = gained < -settings.improvement  # a loss that rises does not improve slowly
     if rises or has_decayed(lr, settings.decayed_share, info):
         return None
-    return found(
+    return finding(
         Severity.WARNING, gained, settings.improvement, training_gain=learnt, earlier_gain=fastest,
         val_loss=epochs.validation[-1],
     )  # fmt: skip
@@ -200,10 +200,10 @@ def validation_plateau(
     by_epoch = [loss for loss in at_ends.tolist() if math.isfinite(loss)]
     if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))
-        return found(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
+        return finding(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
     best = int(losses.steps[np.nanargmin(np.where(np.isfinite(losses.values), losses.values, np.nan))])
     if losses.at - best >= settings.steps:
-        return found(severity, losses.at - best, settings.steps, val_loss=losses.last, best=readings.min())
+        return finding(severity, losses.at - best, settings.steps, val_loss=losses.last, best=readings.min())
     return None
 
 
@@ -251,7 +251,7 @@ def validation_rising(validation: Series, level: Series, settings: ValidationRis
     lasting = trailing(above)
     began = int(validation.steps[np.isfinite(validation.values)][-lasting])
     severity = Severity.WARNING if lasting >= settings.lasting else Severity.INFO
-    return found(
+    return finding(
         severity, losses[-1], best[-1] + settings.rise * abs(best[-1]), best=best[-1], evaluations=lasting,
         lasting_steps=validation.at - began + 1,
     )  # fmt: skip
@@ -298,7 +298,7 @@ def underfitting(train: Series, validation: Series, settings: Underfitting) -> F
     share = gap(epochs.train[-1], epochs.validation[-1])
     if not (share < settings.gap and all(0 < gain < settings.training_gain for gain in gains)):
         return None
-    return found(
+    return finding(
         Severity.INFO, max(gains), settings.training_gain, gap=share, train_loss=epochs.train[-1],
         val_loss=epochs.validation[-1],
     )  # fmt: skip

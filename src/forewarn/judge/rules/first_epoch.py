@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forewarn.judge.epochs import improvement
 from forewarn.judge.lr_course import is_rising
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -60,7 +60,7 @@ def first_epoch_flat(end: Panel, start: Panel, lr: Panel, settings: FirstEpochFl
     moved = improvement(first.last, last.last)
     if not -settings.rise < moved < settings.gain:
         return None
-    return found(
+    return finding(
         Severity.WARNING, moved, settings.gain, start_loss=first.last, end_loss=last.last, lasting_steps=last.at + 1
     )
 
@@ -107,7 +107,7 @@ def first_epoch_spike(peak: Series, start: Series, end: Series, settings: FirstE
     recovered = improvement(start.last, end.last) > settings.recovery
     lost = end.last > settings.critical_factor * start.last
     severity = Severity.INFO if recovered else Severity.CRITICAL if lost else Severity.WARNING
-    return found(
+    return finding(
         severity, peak.last, settings.factor * start.last, start_loss=start.last, end_loss=end.last, ratio=ratio,
         lasting_steps=peak.at + 1,
     )  # fmt: skip

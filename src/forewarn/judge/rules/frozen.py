@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
     advise,
@@ -94,7 +94,7 @@ def frozen_weight(
         harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
-        yield found(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+        yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def optimizer_not_stepping(
     idle, longest = int(gaps[-1]), int(gaps[1:-1].max(initial=0))
     overflows = min(trailing(skipped.values > 0), idle) if skipped.at == steps.at else 0
     if overflows >= settings.skipped_steps:
-        return found(
+        return finding(
             Severity.WARNING,
             idle,
             settings.skipped_steps,
@@ -155,7 +155,7 @@ def optimizer_not_stepping(
     bound = max(settings.steps, longest + 1)
     if idle - overflows < bound:
         return None
-    return found(Severity.WARNING, idle, bound, lasting_steps=idle)
+    return finding(Severity.WARNING, idle, bound, lasting_steps=idle)
 
 
 @rule(
@@ -180,7 +180,7 @@ def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
     quiet: update/frozen_cause{head.weight} 0 1 5
     """
     for at in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
-        yield found(Severity.WARNING, causes.last[at], NO_BOUND, causes.scopes[at])
+        yield finding(Severity.WARNING, causes.last[at], NO_BOUND, causes.scopes[at])
 
 
 @dataclass(frozen=True, kw_only=True)

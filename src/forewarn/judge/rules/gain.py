@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.judge.series import Panel, Series
 from forewarn.judge.tensor_kinds import hold_matrices
@@ -55,7 +55,7 @@ def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) ->
     at, first, last = _ends(norms)
     if not first < min(settings.norm, settings.share * last):
         return None
-    return found(Severity.WARNING, first / last, settings.share, at, first_norm=first, last_norm=last)
+    return finding(Severity.WARNING, first / last, settings.share, at, first_norm=first, last_norm=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     ratio = now[high] / now[low]
     if not ratio > settings.factor:
         return None
-    return found(
+    return finding(
         Severity.WARNING, ratio, settings.factor, norms.scopes[low],
         norm=now[low], largest_block=norms.scopes[high], largest_norm=now[high],
     )  # fmt: skip
@@ -146,7 +146,7 @@ def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Find
     before, now = loss.ends(_PARTS)
     learns = now < before - settings.learning * abs(before) or abs(now) < (1 - settings.learning) * abs(before)
     severe = share.last < settings.warning_share and not learns
-    return found(
+    return finding(
         Severity.WARNING if severe else Severity.INFO, share.last, settings.share, "", loss_before=before, loss=now
     )
 
@@ -198,7 +198,7 @@ def gain_drift(
     rise, product = Series(drift).last, Series(amplification).last
     if not (rise > settings.mean_gain_drift_threshold and product > settings.amplification):
         return None
-    return found(
+    return finding(
         _severity(norm, settings.norm_growth, settings.norm), rise, settings.mean_gain_drift_threshold, "",
         mean_gain=Series(mean).last, amplification=product, **_in_force(lr, clip),
     )  # fmt: skip
@@ -258,7 +258,7 @@ def gain_too_high(
         value, bound = max(product, 0.0) ** (1 / depth), settings.amplification ** (1 / depth)
     if not value > bound:
         return None
-    return found(
+    return finding(
         _severity(norm, settings.norm_growth, settings.norm), value, bound, "",
         mean_gain=now, amplification=product, depth=depth, **_in_force(lr, clip),
     )  # fmt: skip

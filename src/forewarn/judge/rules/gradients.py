@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -73,9 +73,9 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     severity = Severity.INFO if left_out else Severity.CRITICAL
     evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
-        yield found(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, info), **evidence)
+        yield finding(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, info), **evidence)
     for at in bad:
-        yield found(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
+        yield finding(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
 
 
 def _origin(nonfinite: Panel, bad: NDArray[np.intp], info: RunInfo) -> dict[str, float | str]:
@@ -132,7 +132,7 @@ def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient)
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         at = int(np.nanargmax(tensors.last))
         evidence = {"largest_tensor": tensors.scopes[at], "largest_norm": float(tensors.last[at])}
-    return found(severity, whole.last, bound, "", **evidence)
+    return finding(severity, whole.last, bound, "", **evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +185,12 @@ def vanishing_gradient(
     scale = level if level < 1 else 1.0
     whole, least = Series(norm), scale * settings.global_norm
     if whole.at == now and whole.last < least:
-        yield found(Severity.WARNING, whole.last, least, loss=level)
+        yield finding(Severity.WARNING, whole.last, least, loss=level)
     if tensors.at == now:
         least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
         for at in matrices(small, tensors.scopes, info):
-            yield found(Severity.WARNING, tensors.last[at], least, tensors.scopes[at], loss=level)
+            yield finding(Severity.WARNING, tensors.last[at], least, tensors.scopes[at], loss=level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +249,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
-    return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
+    return finding(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
 
 @rule(
@@ -277,7 +277,7 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     for at in np.flatnonzero(missing.last > 0):
         known = info.parameters.get(missing.scopes[at])
         if known is None or 0 not in known.shape:
-            yield found(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
+            yield finding(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
 
 
 @rule(
@@ -305,7 +305,7 @@ def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
     """
     if not residual.last > 0:
         return None
-    return found(Severity.WARNING, residual.last, 0.0, global_norm=norm.last)
+    return finding(Severity.WARNING, residual.last, 0.0, global_norm=norm.last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Series
 from forewarn.settings import Settings
@@ -51,7 +51,7 @@ def output_logit_drift(log_z: Series, settings: OutputLogitDrift) -> Finding | N
     if not len(values) or not too_large(values, settings)[0]:
         return None
     bound = settings.limit if values[-1, 0] > settings.limit else settings.growing_limit
-    return found(
+    return finding(
         severity_of(float(values[-1, 0]), settings), log_z.last, math.copysign(bound, log_z.last),
         began_at=log_z.values[-settings.window :][0],
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import declared_peak, rates
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -60,7 +60,7 @@ def non_finite_loss(loss: Series) -> Finding | None:
     """
     if not len(loss) or math.isfinite(loss.last):
         return None
-    return found(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss))
+    return finding(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
-    return found(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
+    return finding(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
 
 
 def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
@@ -155,7 +155,7 @@ def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Findi
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
-    return found(severity, value, level + reach, level=level, gained=gained, lasting_steps=lasting)
+    return finding(severity, value, level + reach, level=level, gained=gained, lasting_steps=lasting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     if not (best > 0 and now > settings.factor * best and _quantile(newest, lower) > _quantile(blocks[at], upper)):
         return None
     severity = Severity.CRITICAL if now > settings.critical_factor * best else Severity.WARNING
-    return found(
+    return finding(
         severity, now, settings.factor * best, best=best, ratio=now / best, lasting_steps=loss.at - int(steps[at, -1])
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import has_decayed, is_rising
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
@@ -80,7 +80,7 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     bound = settings.gain * min(1.0, span / half) * now
     if not (now > 0 and steepest < bound and error < 2 * bound):  # a larger error could tell of nothing
         return None
-    return found(
+    return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
     )
 
@@ -138,7 +138,7 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: 
     sudden = max(bound, _noise_of_one(rest, slope, since) * settings.significance * 2)
     if not (bound > 0 and fall + error < bound and error < 2 * bound and first - now < sudden):
         return None
-    return found(
+    return finding(
         Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
     )
 
@@ -204,7 +204,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
         return None
     harmless = later < settings.warning_share * highest or len(info.optimizers) > 1
     severity = Severity.INFO if harmless else Severity.WARNING
-    return found(
+    return finding(
         severity, spread, settings.spread * later, level=later, correlation=correlation, lasting_steps=settings.steps
     )
 

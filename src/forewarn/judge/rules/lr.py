@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import peak_rates
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
 from forewarn.settings import Settings, between
@@ -56,7 +56,7 @@ def lr_off_plan(lr: Panel, plan: Panel, settings: LrOffPlan) -> Iterator[Finding
     with np.errstate(invalid="ignore"):
         missed = np.abs(now - meant) > allowed
     for at in np.flatnonzero(missed):
-        yield found(Severity.WARNING, now[at], meant[at], lr.scopes[at])
+        yield finding(Severity.WARNING, now[at], meant[at], lr.scopes[at])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, settings: LrJumpOn
     at = int(change.argmax())
     if not change[at] > math.log(settings.factor):
         return None
-    return found(Severity.WARNING, now[at], before[at], "", group=lr.scopes[at], lr_before=float(before[at]))
+    return finding(Severity.WARNING, now[at], before[at], "", group=lr.scopes[at], lr_before=float(before[at]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
         if lasting >= max(settings.steps, settings.going_on * since):
-            yield found(
+            yield finding(
                 Severity.WARNING, lr.last[at], settings.share * peaks[at], lr.scopes[at],
                 peak=peaks[at], spent_at=since, lasting_steps=lasting,
             )  # fmt: skip
@@ -197,7 +197,7 @@ def warm_up_without_end(lr: Panel, settings: WarmUpWithoutEnd, info: RunInfo) ->
         return
     rises = lr.values[1:] > lr.values[:-1]
     for at in np.flatnonzero(rises.all(axis=0)):
-        yield found(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
+        yield finding(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,7 @@ def lr_never_decays(lr: Panel, plan: Panel, settings: LrNeverDecays, info: RunIn
     bound = (1 - settings.tolerance) * peaks
     for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
         if peaks[at] > 0:
-            yield found(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
+            yield finding(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
 
 
 def _planned(lr: Panel, plan: Panel) -> Floats:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Panel
 from forewarn.settings import Settings, between
@@ -47,7 +47,7 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
         before = values.values[np.isfinite(values.values[:, at]), at]
         severity = Severity.WARNING if len(before) else Severity.INFO
         evidence = {"last_finite": before[-1]} if len(before) else {}
-        yield found(severity, values.last[at], NO_BOUND, values.scopes[at], **evidence)
+        yield finding(severity, values.last[at], NO_BOUND, values.scopes[at], **evidence)
 
 
 @rule(
@@ -82,7 +82,7 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
         below, above = last < np.float32(low), last > np.float32(high)
     declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
     for at in np.flatnonzero(np.isfinite(last) & (below | above)):
-        yield found(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
+        yield finding(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def metric_jump(values: Panel, settings: MetricJump) -> Iterator[Finding]:
         if len(usual) < settings.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
             continue
         bound = high + reach if above else low - reach
-        yield found(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
+        yield finding(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
 
 
 def _healthy(metric: str, info: RunInfo) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forewarn.judge.registry import NO_BOUND, found, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Panel, Series
 from forewarn.types import Finding, Reason, Severity
@@ -35,7 +35,7 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
     quiet: monitor/probe_failed{weights} 0
     """
     for at in np.flatnonzero((failed.values > 0).any(axis=0)):  # it is said once, and stays true
-        yield found(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
+        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
 
 
 @rule(
@@ -58,7 +58,7 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
     quiet: monitor/rule_failed{loss-spike} 0
     """
     for at in np.flatnonzero(failed.last > 0):
-        yield found(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
+        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
 
 
 @rule(
@@ -85,7 +85,7 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
         reason = int(reasons.last[at])
         known = reason in Reason._value2member_map_
         words = str(Reason(reason)) if known else "unknown"
-        yield found(Severity.INFO, reason, NO_BOUND, reasons.scopes[at], reason=words)
+        yield finding(Severity.INFO, reason, NO_BOUND, reasons.scopes[at], reason=words)
 
 
 @rule(
@@ -107,4 +107,4 @@ def store_failed(failed: Series) -> Finding | None:
     fires: 1
     quiet: 0
     """
-    return found(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Panel
 from forewarn.settings import Settings, between
@@ -67,7 +67,7 @@ def dead_expert(tokens: Panel, loads: Panel, settings: DeadExpert) -> Iterator[F
         dead = np.flatnonzero(shares <= bound)
         if len(dead):
             emptiest = own[np.argmin(shares)]
-            yield found(
+            yield finding(
                 Severity.WARNING, float(np.min(shares)), bound, router,
                 experts=len(own), dead_experts=len(dead), emptiest=loads.scopes[emptiest],
             )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, shift_task_weight, snapshot
 from forewarn.judge.series import Floats, Panel, Series
 from forewarn.settings import Settings, between
@@ -177,7 +177,7 @@ def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict)
         severe = means[at] < settings.severe
         ratio = Series(ratios, cosines.scopes[at]).last
         dominating, other = _strong_and_weak(cosines.scopes[at], not ratio < 1)
-        yield found(
+        yield finding(
             Severity.WARNING if severe else Severity.INFO, means[at], settings.severe if severe else settings.cosine,
             cosines.scopes[at], negative_share=negative[at], dominating=dominating, other=other,
         )  # fmt: skip
@@ -197,7 +197,7 @@ class _Apart:
 
     def finding(self, severity: Severity, bound: float) -> Finding:
         """The finding with its bound on the side on which the ratio lies."""
-        return found(
+        return finding(
             severity, self.mean, bound if self.mean > 1 else 1 / bound, self.pair,
             dominating=self.dominating, starved=self.starved, ratio=self.apart,
         )  # fmt: skip

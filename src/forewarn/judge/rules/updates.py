@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -93,14 +93,14 @@ def update_ratio_high(
         typical = whole.last if np.isnan(typical) else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= bound:
-            yield found(Severity.WARNING, typical, bound)
+            yield finding(Severity.WARNING, typical, bound)
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
     for at in matrices(high, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, at] > 0, at]
         if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield found(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
+            yield finding(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
 
 
 def _has_fallen(loss: Series, share: float) -> bool:
@@ -172,7 +172,7 @@ def update_ratio_low(
     severity = Severity.INFO if is_solved(loss, levels, settings.negligible_share) else Severity.WARNING
     for at in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
         if ratios.scopes[at] not in frozen:
-            yield found(severity, ratios.last[at], settings.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at]))
+            yield finding(severity, ratios.last[at], settings.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,7 @@ def update_ratio_jump(
     if jump is not None:
         evidence["lasting_steps"] = now - jump.step + 1
     evidence |= _furthest(ratios, now, settings, info)
-    return found(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
+    return finding(Severity.WARNING if severe else Severity.INFO, value, bound, "", **evidence)
 
 
 def _level(typical: Series, lr: Panel, plan: Panel, window: int, settings: UpdateRatioJump, info: RunInfo) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forewarn.judge.registry import found, rule
+from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -49,7 +49,7 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
     """
     bad = np.flatnonzero(nonfinite.last > 0)
     for at in bad:
-        yield found(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
+        yield finding(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> 
         if 0 < level <= settings.growth * column[0] and last[at] > settings.factor * level:
             ratio = float(last[at]) / level
             bound = settings.factor * level
-            yield found(Severity.WARNING, last[at], bound, norm.scopes[at], level=level, ratio=ratio)
+            yield finding(Severity.WARNING, last[at], bound, norm.scopes[at], level=level, ratio=ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ def weight_norms_apart(norm: Panel, settings: WeightNormsApart, info: RunInfo) -
             continue
         usual = median(size[known])
         outlier, peer = (largest, smallest) if size[largest] / usual > usual / size[smallest] else (smallest, largest)
-        yield found(
+        yield finding(
             Severity.WARNING, apart, settings.factor, norm.scopes[outlier],
             root_mean_square=float(size[outlier]), usual=usual, compared_with=norm.scopes[peer],
         )  # fmt: skip
@@ -213,7 +213,7 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, i
     lost = {scope for scope, count in zip(nonfinite.scopes, nonfinite.last, strict=True) if count > 0}
     for at in matrices(shrunk, norm.scopes, info):
         if norm.scopes[at] not in lost:
-            yield found(
+            yield finding(
                 Severity.WARNING, norm.last[at], bound[at], norm.scopes[at],
                 began_at=float(norm.values[0, at]), lasting_steps=norm.at - int(norm.steps[0]) + 1,
             )  # fmt: skip
