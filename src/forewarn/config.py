@@ -5,15 +5,17 @@ The bounds of a rule stand above it in its own file; those of `loss-spike` are `
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self, cast, get_type_hints
 
-from forewarn.judge import rules
 from forewarn.judge.judgement import RuleSet
-from forewarn.judge.registry import Rule, all_rules, enabled_rules
+from forewarn.judge.own_rules import own_rules
+from forewarn.judge.registry import Rule
+from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
@@ -63,7 +65,18 @@ def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
         raise ValueError(f"thresholds.{min(left)} belongs to no rule; a table is named like its rule")
 
 
-check_tables((rule for rule in all_rules() if rule.check.__module__.startswith(f"{rules.__name__}.")), Thresholds)
+check_tables(all_rules(), Thresholds)
+
+
+def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) -> type[Thresholds]:
+    """These thresholds with a table for each rule of the user's own that has none yet."""
+    present = {each.name for each in dataclasses.fields(base)}
+    tables = [(rule.table, rule.settings, rule.settings()) for rule in own if rule.settings]
+    tables = [each for each in tables if each[0] not in present]
+    if not tables:
+        return base
+    made = dataclasses.make_dataclass(base.__name__, tables, bases=(base,), frozen=True, kw_only=True)
+    return cast(type[Thresholds], made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +134,8 @@ class Config(Settings):
     """By how much a validation loss must be lower to be better."""
     disable: Sequence[str] = ()
     """Rules that are not judged, by code or by name."""
+    rules: Sequence[str] = ()
+    """Modules, or paths of Python files, with rules of your own to judge by; docs/your_own.md shows how they look."""
     plan: Plan = Plan()
     """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -132,41 +147,85 @@ class Config(Settings):
     @classmethod
     def of(cls, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
         """What `watch(config=…)` accepts: a Config, a dict of settings, the path of a TOML file, or None."""
-        if config is None or isinstance(config, Config):
-            return config or cls()
-        if isinstance(config, Mapping):
-            return cls.from_dict(config)
-        if isinstance(config, str | Path):
-            return cls.load(config)
-        raise TypeError(
-            f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
-        )
+        return cls.with_rules(config)[0]
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path) -> Config:
         """A config from a TOML file, its keys named like the fields here."""
-        try:
-            with open(path, "rb") as file:
-                return cls.from_dict(tomllib.load(file))
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from error
+        return cls.of(Path(path))
 
     @classmethod
-    def from_stored(cls, stored: Mapping[str, Any]) -> Self:
-        """The config of a stored run; what this version no longer has is left out, so that it can still be judged."""
-        return cls.from_dict(_common(stored, cls().to_dict()))
+    def with_rules(
+        cls, config: Config | Mapping[str, Any] | str | Path | None, given: Iterable[Any] = ()
+    ) -> tuple[Config, tuple[Rule, ...]]:
+        """A config with a table of thresholds for each rule of the user's own, and these rules.
 
-    def rule_set(self) -> RuleSet:
-        """What a run with this config is judged by; an unknown rule in `disable` is a ValueError.
-
-        A rule of the user's own has no table here, and is judged by the defaults of its settings.
+        They are those that are `given`, those in the modules that the config names, and those of installed packages.
         """
+        if isinstance(config, str | Path):
+            config = _read(config)
+        if not isinstance(config, Config | Mapping | None):
+            raise TypeError(
+                f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
+            )
+        if config is None or isinstance(config, Config):
+            config = config or cls()
+            own = own_rules(given, config.rules)
+            before = config.thresholds
+            thresholds = thresholds_with(own, type(before))(**vars(before))
+            return (config if thresholds == before else dataclasses.replace(config, thresholds=thresholds)), own
+        modules = cls.from_dict({"rules": config["rules"]}).rules if "rules" in config else ()
+        own = own_rules(given, modules)
+        return cls.from_dict(_with_tables(config, own)), own
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any], own: Iterable[Rule] = ()) -> Self:
+        """The config of a stored run, for the built-in rules and these of the user's own.
+
+        What this version no longer has is left out, so that the run can still be judged. So is `rules`: a run never
+        decides what is imported.
+        """
+        own = tuple(own)
+        present = cls().to_dict()
+        present["thresholds"] = thresholds_with(own)().to_dict()
+        common = _common({name: value for name, value in stored.items() if name != "rules"}, present)
+        disable = common.get("disable")
+        if isinstance(disable, list | tuple):
+            common["disable"] = [name for name in disable if not isinstance(name, str) or is_rule(name, own)]
+        return cls.from_dict(_with_tables(common, own))
+
+    def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
+        """What a run with this config is judged by: built-in rules and these of the user's own, but those in `disable`.
+
+        An unknown one there is a ValueError.
+        """
+        rules = (*all_rules(), *own)
         settings = {
             rule.code: getattr(self.thresholds, rule.table, None) or rule.settings()
-            for rule in all_rules()
+            for rule in rules
             if rule.settings is not None
         }
-        return RuleSet(enabled_rules(self.disable), settings, self.history_window, self.detail_window)
+        off = {find_rule(name, rules).code for name in self.disable}
+        return RuleSet(
+            tuple(rule for rule in rules if rule.code not in off), settings, self.history_window, self.detail_window,
+            tuple(rule for rule in rules if rule.code in off),
+        )  # fmt: skip
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, Any]:
+    """These settings with the thresholds read, those of the user's own rules as well."""
+    tables = plain.get("thresholds", {})
+    if not isinstance(tables, Mapping):
+        return plain
+    return {**plain, "thresholds": thresholds_with(own).from_dict(tables, "thresholds")}
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

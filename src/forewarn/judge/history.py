@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from forewarn.catalogue import Cadence, Catalogue, Scope
 from forewarn.judge.series import Baseline, Panel, Series
 from forewarn.judge.spike import Spike
-from forewarn.metrics import Cadence, Scope, find
+from forewarn.metrics import BUILT_IN
 from forewarn.types import Block
 
 _SLACK = 4
@@ -122,11 +123,18 @@ class _Ring:
 class History:
     """The last readings of every metric: what rules look at, live and replayed."""
 
-    def __init__(self, window: int = 1024, detail_window: int = 64, judged: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        window: int = 1024,
+        detail_window: int = 64,
+        judged: Iterable[str] | None = None,
+        catalogue: Catalogue = BUILT_IN,
+    ) -> None:
         """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
 
         One with a `*` in it stands for a family of them.
         """
+        self._catalogue = catalogue
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -147,7 +155,7 @@ class History:
 
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
-        metric = find(block.name)
+        metric = self._catalogue.find(block.name)
         if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in (Scope.RUN, Scope.GROUP):
             return self._window
         if block.scopes == ("",):

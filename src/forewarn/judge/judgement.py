@@ -12,9 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from forewarn.judge.history import History
-from forewarn.judge.registry import NO_BOUND, Rule, all_rules
+from forewarn.judge.registry import NO_BOUND, Rule
+from forewarn.judge.rules import all_rules
+from forewarn.metrics import catalogue_of
 from forewarn.settings import Settings
-from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
+from forewarn.types import Block, Finding, RuleInfo, RunInfo, Severity, spelled_out
 
 _log = logging.getLogger("forewarn")
 
@@ -35,6 +37,8 @@ class RuleSet:
     """By the code of the rule, also of rules that are not judged: others show their bounds."""
     history_window: int = 1024
     detail_window: int = 64
+    disabled: tuple[Rule, ...] = ()
+    """Rules that are loaded, but not judged."""
 
     @classmethod
     def of(cls, rules: Iterable[Rule]) -> RuleSet:
@@ -42,9 +46,15 @@ class RuleSet:
         rules = tuple(rules)
         return cls(rules, {rule.code: rule.settings() for rule in (*all_rules(), *rules) if rule.settings})
 
-    def history(self) -> History:
-        """A history as long as these rules look back."""
-        return History(self.history_window, self.detail_window, {name for rule in self.rules for name in rule.reads})
+    def history(self, info: RunInfo) -> History:
+        """A history of this run, as long as these rules look back."""
+        judged = {name for rule in self.rules for name in rule.reads}
+        return History(self.history_window, self.detail_window, judged, catalogue_of(info))
+
+    def not_loaded(self, info: RunInfo) -> tuple[RuleInfo, ...]:
+        """The rules that judged this run live and that are not here."""
+        loaded = {(rule.code, rule.name) for rule in (*self.rules, *self.disabled)}
+        return tuple(rule for rule in info.rules if (rule.code, rule.name) not in loaded)
 
     def settings_of(self, kind: type[S]) -> S:
         """The settings of this class, which one rule has."""

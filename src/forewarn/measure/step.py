@@ -36,4 +36,4 @@ class Step:
 
     def unavailable(self, metric: str, reason: Reason) -> None:
         """Say why a reading is missing; `Reason.AVAILABLE` takes it back. It may be said on every step."""
-        self.reasons[metric] = reason
+        self.reasons[metric] = Reason(reason)
