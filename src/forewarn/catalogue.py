@@ -79,6 +79,8 @@ class Metric:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_metric_name(self.name.replace("*", "any")):
             raise ValueError(f"a metric is named family/quantity, such as 'loader/queue_length', not {self.name!r}")
+        if self.healthy is not None:
+            object.__setattr__(self, "healthy", _checked_range(self.name, self.healthy))
         for field, kind in (("scope", Scope), ("cadence", Cadence), ("reduce", Reduce)):
             try:
                 object.__setattr__(self, field, kind(getattr(self, field)))
@@ -102,6 +104,14 @@ class Metric:
         """Whether a value is in the healthy range; always, if there is none."""
         low, high = self.healthy or (None, None)
         return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _checked_range(name: str, healthy: Any) -> tuple[float | None, float | None]:
+    is_pair = isinstance(healthy, list | tuple) and len(healthy) == 2
+    if not is_pair or not all(bound is None or isinstance(bound, int | float) for bound in healthy):
+        raise ValueError(f"healthy={healthy!r} of {name} must be the lowest and the highest value, such as (0, 1)")
+    low, high = healthy
+    return low, high
 
 
 class Catalogue:

@@ -9,6 +9,7 @@ import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_type_hints
 
@@ -71,12 +72,17 @@ check_tables(all_rules(), Thresholds)
 def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) -> type[Thresholds]:
     """These thresholds with a table for each rule of the user's own that has none yet."""
     present = {each.name for each in dataclasses.fields(base)}
-    tables = [(rule.table, rule.settings, rule.settings()) for rule in own if rule.settings]
-    tables = [each for each in tables if each[0] not in present]
-    if not tables:
-        return base
-    made = dataclasses.make_dataclass(base.__name__, tables, bases=(base,), frozen=True, kw_only=True)
-    return cast(type[Thresholds], made)
+    tables: Any = tuple((rule.table, rule.settings) for rule in own if rule.table not in present)
+    return _extended(cast(Any, base), tables)
+
+
+@lru_cache(maxsize=64)  # equal settings are of one class
+def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds]:
+    fields = [(table, kind, kind()) for table, kind in tables if kind is not None]
+    made: type[Thresholds] = (
+        dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True) if fields else base
+    )
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

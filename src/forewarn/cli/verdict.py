@@ -70,14 +70,13 @@ def _not_judged(diagnosis: Diagnosis) -> str:
     names = ", ".join(short(f"{rule.code} {rule.name}") for rule in missing)
     codes = {rule.code for rule in missing}
     alerts = sum(alert.code in codes for alert in diagnosis.alerts)
-    are = (
-        "1 rule that judged this run live is" if len(missing) == 1 else f"{len(missing)} rules that judged it live are"
-    )
+    one = len(missing) == 1
+    are = "1 rule that judged this run live is" if one else f"{len(missing)} rules that judged this run live are"
     hint = "add --rules MODULE" if any(map(is_own, codes)) else "this version of forewarn does not have it"
-    plural = "" if alerts == 1 else "s"
-    return (
-        f"{are} not loaded here: {names}; {hint} ({alerts or 'no'} alert{plural} of it recorded live and counted here)"
-    )
+    their = "its" if one else "their"
+    plural = "alert recorded live counts" if alerts == 1 else "alerts recorded live count"
+    told = f"{their} {alerts} {plural} here" if alerts else f"{'it' if one else 'they'} gave no alert live"
+    return f"{are} not loaded here: {names}; {hint} ({told})"
 
 
 def alerts_part(diagnosis: Diagnosis) -> RenderableType:
