@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -238,3 +239,11 @@ def test_what_a_run_has_stored_is_kept_for_a_rule_that_is_loaded_and_imports_not
     assert "my_rules" not in sys.modules
     assert Config.from_stored(stored, [high_loss]).rule_set([high_loss]).settings["Z101"].limit == 3
     assert own[0].name == "high-loss"
+
+
+def test_what_a_rule_is_made_of_does_not_import_torch():
+    names = (
+        "rule Rule Series Panel finding advise Settings between Finding Severity Metric Scope Cadence Reduce".split()
+    )
+    code = f"import sys, forewarn; [getattr(forewarn, name) for name in {names}]; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
