@@ -89,7 +89,7 @@ class HealthyRun:
 def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[float]]:
     """Microseconds at each timed step, measured or not: of every rule by itself, or of all together and the ledger."""
     run, rule_set = HealthyRun(num_tensors), Config().rule_set()
-    history, judge, ledger = rule_set.history(), Judge(rule_set, run.info), Ledger(rule_set.rules)
+    history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
         blocks = run.blocks(step, measured)

@@ -149,7 +149,7 @@ def test_the_config_of_an_earlier_version_has_its_settings_in_their_new_places()
 
 def test_a_config_for_a_stored_run_takes_what_is_fixed_about_the_run_from_it():
     stored = Config(measure=Measure(sample_size=7), hyperparameters={"dropout": 0.1}).to_dict()
-    config = Config.for_stored({"history_window": 99}, stored)
+    config, _ = Config.for_stored({"history_window": 99}, stored)
     assert (config.history_window, config.measure.sample_size) == (99, 7)
     assert config.hyperparameters == {"dropout": 0.1}
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,8 +19,17 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
+YOUR_OWN = ROOT / "docs" / "your_own.md"
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """The pieces of Python that begin with the name of a file."""
+    named = {code: re.match(r"# (\w+\.py)\n", code) for code in blocks(page, "python")}
+    return {name[1]: code for code, name in named.items() if name}
 
 
 class Toy(nn.Module):
@@ -60,6 +70,10 @@ def place(tmp_path, monkeypatch):
             optimizer.zero_grad()
             monitor.step(loss)
     Path("forewarn.toml").write_text(next(iter(blocks(ROOT / "docs" / "monitor.md", "toml"))))
+    for name, code in files_of(YOUR_OWN).items():
+        Path(name).write_text(code)
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
@@ -139,7 +153,7 @@ def test_every_make_target_of_the_readme_exists():
 def test_settings_of_the_documentation_load(place):
     for page in PAGES:
         for block in blocks(page, "toml"):
-            forewarn.Config.from_dict(tomllib.loads(block))
+            forewarn.Config.of(tomllib.loads(block))
 
 
 def test_links_between_pages_lead_somewhere():

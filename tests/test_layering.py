@@ -8,7 +8,7 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "types", "histograms", "settings", "metrics"}
+LOW = {"codec", "types", "histograms", "settings", "catalogue", "metrics"}
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -16,7 +16,8 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"codec"},
     "settings": set(),
     "histograms": {"types"},
-    "metrics": {"types"},
+    "catalogue": {"types"},
+    "metrics": {"types", "catalogue"},
     "plan": {"settings", "types"},
     "measure": LOW | {"plan"},
     "store": LOW,
@@ -33,8 +34,8 @@ ALLOWED: dict[str, set[str]] = {
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "codec", "types", "settings", "histograms", "metrics", "plan", "config", "judge", "store", "views", "cli",
-    "__init__", "__main__",
+    "codec", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store", "views",
+    "cli", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -348,11 +348,12 @@ def test_a_closed_monitor_says_so(small, watch):
             call()
 
 
-def test_watch_takes_ten_arguments_and_no_more():
+def test_watch_takes_twelve_arguments_and_no_more():
     import inspect
 
     assert list(inspect.signature(forewarn.watch).parameters) == [
-        "model", "optimizer", "run", "every", "config", "views", "policy", "scaler", "resume", "metrics",
+        "model", "optimizer", "run", "every", "config", "views", "policy", "scaler", "resume", "metrics", "rules",
+        "probes",
     ]  # fmt: skip
 
 

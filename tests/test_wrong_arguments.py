@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import forewarn
+from forewarn.judge.rules import find_rule
 from forewarn.judge.rules.activations import SaturatedUnits
 from forewarn.judge.rules.loss import LossSpike
 
@@ -158,6 +159,27 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "the name of a view": (
         {"views": ["live"]}, TypeError, "views must hold views, such as forewarn.LiveView(), not 'live'",
+    ),
+    "the name of rules": (
+        {"rules": "my_rules"}, TypeError,
+        "rules must be a list of rules, not 'my_rules'; put it in brackets: rules=[...]",
+    ),
+    "a rule that is in no list": (
+        {"rules": find_rule("L102")}, TypeError,
+        "rules must be a list of rules, not Rule; put it in brackets: rules=[...]",
+    ),
+    "what is no rule": (
+        {"rules": [3]}, TypeError, "rules must be made by @forewarn.rule, or be modules that hold such rules, not 3",
+    ),
+    "rules in a config": (
+        {"config": {"rules": "my_rules"}}, TypeError, "Config.rules must be a list of strings, not 'my_rules'",
+    ),
+    "rules that are nowhere": (
+        {"config": {"rules": ["no_such_module"]}}, ValueError,
+        "the rules in 'no_such_module' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "a probe that is none": (
+        {"probes": [3]}, TypeError, "probes must hold instances of subclasses of forewarn.Probe, not 3",
     ),
     "policy": (
         {"policy": "pray"}, ValueError, "policy must be 'observe', 'stop' or a forewarn.Policy, not 'pray'",

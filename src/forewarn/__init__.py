@@ -11,15 +11,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from forewarn.act.policies import Policy
     from forewarn.attach import watch
+    from forewarn.catalogue import Cadence, Metric, Reduce, Scope
     from forewarn.config import Config
     from forewarn.judge.forecast import Forecast
+    from forewarn.judge.registry import Rule, finding, rule
+    from forewarn.judge.remedies import advise
+    from forewarn.judge.series import Panel, Series
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.lab.trainer import Trainer
     from forewarn.measure.options import Measure
+    from forewarn.measure.probe import GradientTap, ModuleTap, Pending, Probe, Reading
     from forewarn.measure.schedule import Schedule
-    from forewarn.metrics import Metric
+    from forewarn.measure.step import Step
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
+    from forewarn.settings import Settings, between
     from forewarn.standalone import (
         ActivationDifferenceMetric,
         ActivationMetric,
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
         Finding,
         FrozenCause,
         Outcome,
+        Reason,
         Remedy,
         RunInfo,
         Severity,
@@ -61,7 +68,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "watch": "attach",
-    "Metric": "metrics",
+    **dict.fromkeys(("Cadence", "Metric", "Reduce", "Scope"), "catalogue"),
+    **dict.fromkeys(("Rule", "finding", "rule"), "judge.registry"),
+    **dict.fromkeys(("Panel", "Series"), "judge.series"),
+    "advise": "judge.remedies",
+    **dict.fromkeys(("Settings", "between"), "settings"),
+    **dict.fromkeys(("GradientTap", "ModuleTap", "Pending", "Probe", "Reading"), "measure.probe"),
+    "Step": "measure.step",
     "Monitor": "monitor",
     **dict.fromkeys(
         (
@@ -115,6 +128,7 @@ _HOMES = {
             "Finding",
             "FrozenCause",
             "Outcome",
+            "Reason",
             "Remedy",
             "RunInfo",
             "Severity",
@@ -130,6 +144,7 @@ __all__ = [
     "Alert",
     "AlertState",
     "Block",
+    "Cadence",
     "Config",
     "Finding",
     "Forecast",
@@ -137,39 +152,56 @@ __all__ = [
     "GradientMetric",
     "GradientMonitor",
     "GradientSummary",
+    "GradientTap",
     "LiveView",
     "Measure",
     "Metric",
     "ModuleMonitor",
+    "ModuleTap",
     "Monitor",
     "MonitorMixin",
     "Outcome",
+    "Panel",
     "ParameterDifferenceMetric",
     "ParameterMetric",
+    "Pending",
     "Plan",
     "Policy",
     "PostEpochEvaluationCallback",
+    "Probe",
+    "Reading",
+    "Reason",
+    "Reduce",
     "RefinedCoordinateCheck",
     "Remedy",
+    "Rule",
     "Run",
     "RunError",
     "RunInfo",
     "Schedule",
+    "Scope",
+    "Series",
+    "Settings",
     "Severity",
+    "Step",
     "StorageManager",
     "TensorBoardView",
     "Trainer",
     "View",
     "WeightUpdateMonitor",
     "__version__",
+    "advise",
+    "between",
     "compute_gradient_statistics",
     "compute_layer_gradient_norms",
     "compute_task_gradient_ratio",
     "detect_exploding_gradients",
     "detect_task_collapse",
     "detect_vanishing_gradients",
+    "finding",
     "monitor_scaled_dot_product_attention",
     "open_run",
+    "rule",
     "watch",
 ]
 

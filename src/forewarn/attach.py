@@ -6,6 +6,7 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from torch.optim import Optimizer
 
 from forewarn import __version__
 from forewarn.act.policies import Policy
+from forewarn.catalogue import Catalogue
 from forewarn.config import Config
+from forewarn.judge.registry import Rule
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import unwrapped
 from forewarn.measure.options import Measure
+from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
 from forewarn.measure.probes.activations import ActivationProbe
@@ -44,11 +48,12 @@ from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
 from forewarn.measure.tensor_reader import TensorReader
+from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Block, RunInfo
+from forewarn.types import Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 
@@ -68,6 +73,8 @@ def watch(
     scaler: Any = None,
     resume: bool = False,
     metrics: Sequence[ModuleMetric] = (),
+    rules: Sequence[Any] = (),
+    probes: Sequence[Probe] = (),
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -81,25 +88,36 @@ def watch(
     - `resume`: go on with the run that the directory holds.
     - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps;
       one with `healthy=(low, high)` is an alert when it stays outside.
+    - `rules`: what to judge beside the built-in rules: functions under `@forewarn.rule(...)`, or modules of them.
+    - `probes`: what to measure beside the built-in probes: instances of subclasses of `forewarn.Probe`.
     """
     optimizers = _checked(model, optimizer, scaler)
-    _check_arguments(run, views, resume, metrics)
+    _check_arguments(run, views, resume, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
-    settings = Config.of(config)
-    settings.rule_set()  # an unknown rule in the config is an error before anything is made
+    settings, own_rules = Config.with_rules(config, rules)
+    rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
     parameter_index = ParameterIndex(model, optimizers)
     _check_parameters(parameter_index, model)
     _check_plan(parameter_index, settings.measure.plan)
+    stopwatch = Stopwatch()
+    all_probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
+    declared = check_probes(probes, all_probes)
+    catalogue = BUILT_IN.extended(declared)
+    _check_reads(own_rules, catalogue)
+    all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
     info = _run_info(model, parameter_index, settings, predicate, metrics)
+    info = replace(
+        info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
+        probe_metrics=tuple(metric.to_plain() for metric in declared),
+    )  # fmt: skip
     path = Path(run) if run is not None else _new_directory()
     earlier = open_run(path) if resume and (path / "run.json").exists() else None
     if earlier is not None:
         _check_same_model(earlier, info)
+        info = _with_earlier(info, earlier.info)
     first = _is_first_process(policy)
-    stopwatch = Stopwatch()
-    probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
-    loop = Loop(model, optimizers, list(probes.values()) if first else [], stopwatch, parameter_index)
+    loop = Loop(model, optimizers, list(all_probes.values()) if first else [], stopwatch, parameter_index)
     writer = None
     if first:
         resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
@@ -110,10 +128,11 @@ def watch(
             raise
     monitor = Monitor(
         loop=loop,
-        probes=probes,
+        probes=all_probes,
         stopwatch=stopwatch,
         schedule=Escalation(predicate, settings.escalation_steps),
         config=settings,
+        rule_set=rule_set,
         info=info,
         writer=writer,
         views=([AlertLines()] if views is None else views) if first else [],
@@ -142,13 +161,15 @@ def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scale
     return tuple(optimizers)
 
 
-def _check_arguments(run: Any, views: Any, resume: Any, metrics: Any) -> None:
+def _check_arguments(run: Any, views: Any, resume: Any, metrics: Any, rules: Any) -> None:
     if run is not None and not isinstance(run, str | Path):
         raise TypeError(f"run must be the path of a directory, not {run!r}")
     if not isinstance(resume, bool):
         raise TypeError(f"resume must be True or False, not {resume!r}")
     if isinstance(metrics, ModuleMetric | str) or not isinstance(metrics, Sequence):
         raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; put it in brackets: metrics=[...]")
+    if isinstance(rules, str) or not isinstance(rules, Sequence):
+        raise TypeError(f"rules must be a list of rules, not {_said(rules)}; put it in brackets: rules=[...]")
     if views is None:
         return
     if isinstance(views, str) or not isinstance(views, Sequence):
@@ -188,6 +209,15 @@ def _check_plan(parameter_index: ParameterIndex, plan: Plan) -> None:
             f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
             "several optimizers, Plan.from_scheduler takes a list of their schedulers"
         )
+
+
+def _check_reads(own_rules: Sequence[Rule], catalogue: Catalogue) -> None:
+    for rule in own_rules:
+        if missing := catalogue.unknown(rule.reads):
+            raise ValueError(
+                f"your rule {rule.code} {rule.name} reads {', '.join(missing)}, which no probe records: see "
+                "docs/metrics.md and what your probes declare"
+            )
 
 
 def _probes(
@@ -272,6 +302,13 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
             if number or (isinstance(one, torch.Tensor) and one.numel() == 1):
                 found[key] = float(one)
     return found
+
+
+def _with_earlier(info: RunInfo, earlier: RunInfo) -> RunInfo:
+    """What is known of a run that is resumed: the rules and the metrics of its earlier part are its own too."""
+    rules = {rule.code: rule for rule in (*earlier.rules, *info.rules)}
+    metrics = {str(plain.get("name")): plain for plain in (*earlier.probe_metrics, *info.probe_metrics)}
+    return replace(info, rules=tuple(rules.values()), probe_metrics=tuple(metrics.values()))
 
 
 def _check_same_model(earlier: Run, info: RunInfo) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, cast, get_type_hints
 
-from forewarn.judge import rules
 from forewarn.judge.judgement import RuleSet
-from forewarn.judge.registry import Rule, all_rules, enabled_rules
+from forewarn.judge.own_rules import own_rules
+from forewarn.judge.registry import Rule
+from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
@@ -63,7 +65,23 @@ def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
         raise ValueError(f"thresholds.{min(left)} belongs to no rule; a table is named like its rule")
 
 
-check_tables((rule for rule in all_rules() if rule.check.__module__.startswith(f"{rules.__name__}.")), Thresholds)
+check_tables(all_rules(), Thresholds)
+
+
+def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) -> type[Thresholds]:
+    """These thresholds with a table for each rule of the user's own that has none yet."""
+    present = {table.name for table in fields(base)}
+    tables: Any = tuple((rule.table, rule.settings) for rule in own if rule.table not in present)
+    return _extended(cast(Any, base), tables)
+
+
+@lru_cache(maxsize=64)  # equal settings are of one class
+def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds]:
+    added = [(table, kind, kind()) for table, kind in tables if kind is not None]
+    made: type[Thresholds] = (
+        make_dataclass(base.__name__, added, bases=(base,), frozen=True, kw_only=True) if added else base
+    )
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +113,8 @@ class Config(Settings):
     """By how much a validation loss must be lower to be better."""
     disable: Sequence[str] = ()
     """Rules that are not judged, by code or by name."""
+    rules: Sequence[str] = ()
+    """Modules, or paths of Python files, with rules of your own to judge by; docs/your_own.md shows how they look."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
     balancing: Balancing = Balancing()
@@ -104,48 +124,69 @@ class Config(Settings):
     @classmethod
     def of(cls, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
         """What `watch(config=…)` accepts: a Config, a dict of settings, the path of a TOML file, or None."""
-        if config is None or isinstance(config, Config):
-            return config or cls()
-        if isinstance(config, Mapping):
-            return cls.from_dict(config)
-        if isinstance(config, str | Path):
-            return cls.load(config)
-        raise TypeError(
-            f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
-        )
+        return cls.with_rules(config)[0]
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path) -> Config:
         """A config from a TOML file, its keys named like the fields here."""
-        return cls.from_dict(read_toml(path))
+        return cls.of(Path(path))
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
         return {field.name: f"measure.{field.name}" for field in fields(Measure)}
 
     @classmethod
-    def from_stored(cls, stored: Mapping[str, Any]) -> Self:
-        """The config of a stored run; what this version no longer has is left out, so that it can still be judged."""
-        tables = stored.get("thresholds", {})
-        sources = [(stored, cls), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
-        measure = {
-            place.removeprefix("measure."): plain[name]
-            for plain, kind in sources
-            for name, place in kind._moved().items()
-            if name in plain
-        }
-        measure |= stored.get("measure", {})
-        return cls.from_dict(_common({**stored, "measure": measure}, cls().to_dict()))
+    def with_rules(
+        cls, config: Config | Mapping[str, Any] | str | Path | None, given: Iterable[Any] = ()
+    ) -> tuple[Config, tuple[Rule, ...]]:
+        """A config with a table of thresholds for each rule of the user's own, and these rules.
+
+        They are those that are `given`, those in the modules that the config names, and those of installed packages.
+        """
+        if isinstance(config, str | Path):
+            config = read_toml(config)
+        if not isinstance(config, Config | Mapping | None):
+            raise TypeError(
+                f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
+            )
+        if config is None or isinstance(config, Config):
+            config = config or cls()
+            own = own_rules(given, config.rules)
+            before = config.thresholds
+            thresholds = thresholds_with(own, type(before))(**vars(before))
+            return (config if thresholds == before else replace(config, thresholds=thresholds)), own
+        modules = cls.from_dict({"rules": config["rules"]}).rules if "rules" in config else ()
+        own = own_rules(given, modules)
+        return cls.from_dict(_with_tables(config, own)), own
 
     @classmethod
-    def for_stored(cls, plain: Mapping[str, Any], stored: Mapping[str, Any]) -> Self:
-        """These settings for the run whose config is stored: what is fixed about a run is the run's own.
+    def from_stored(cls, stored: Mapping[str, Any], own: Iterable[Rule] = ()) -> Self:
+        """The config of a stored run, for the built-in rules and these of the user's own.
 
-        To name another value for it is a ValueError.
+        What this version no longer has is left out, so that the run can still be judged. So is `rules`: a run never
+        decides what is imported.
         """
-        wanted, own = cls.from_dict(plain), cls.from_stored(stored)
+        own = tuple(own)
+        present = cls().to_dict()
+        present["thresholds"] = thresholds_with(own)().to_dict()
+        common = _common({**stored, "measure": _measured(stored), "rules": ()}, present)
+        disable = common.get("disable")
+        if isinstance(disable, list | tuple):
+            common["disable"] = [name for name in disable if not isinstance(name, str) or is_rule(name, own)]
+        return cls.from_dict(_with_tables(common, own))
+
+    @classmethod
+    def for_stored(
+        cls, plain: Mapping[str, Any], stored: Mapping[str, Any], given: Iterable[Any] = ()
+    ) -> tuple[Config, tuple[Rule, ...]]:
+        """These settings for the run whose config is stored, and the rules of the user's own.
+
+        What is fixed about a run is the run's own. To name another value for it is a ValueError.
+        """
+        config, rules = cls.with_rules(plain, given)
+        of_the_run = cls.from_stored(stored)
         for table in ("measure", "hyperparameters"):
-            before, after = (dict(_leaves(config.to_dict()[table])) for config in (own, wanted))
+            before, after = (dict(_leaves(settings.to_dict()[table])) for settings in (of_the_run, config))
             for name, _ in _leaves(plain.get(table, {})):
                 if after[name] != before.get(name):
                     was = f"with {before[name]!r}" if name in before else "without it"
@@ -153,19 +194,32 @@ class Config(Settings):
                         f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
                         "leave it out"
                     )
-        return replace(wanted, measure=own.measure, hyperparameters=own.hyperparameters)
+        return replace(config, measure=of_the_run.measure, hyperparameters=of_the_run.hyperparameters), rules
 
-    def rule_set(self) -> RuleSet:
-        """What a run with this config is judged by; an unknown rule in `disable` is a ValueError.
+    def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
+        """What a run with this config is judged by: built-in rules and these of the user's own, but those in `disable`.
 
-        A rule of the user's own has no table here, and is judged by the defaults of its settings.
+        An unknown one there is a ValueError.
         """
+        rules = (*all_rules(), *own)
         settings = {
             rule.code: getattr(self.thresholds, rule.table, None) or rule.settings()
-            for rule in all_rules()
+            for rule in rules
             if rule.settings is not None
         }
-        return RuleSet(enabled_rules(self.disable), settings, self.history_window, self.detail_window)
+        off = {find_rule(name, rules).code for name in self.disable}
+        return RuleSet(
+            tuple(rule for rule in rules if rule.code not in off), settings, self.history_window, self.detail_window,
+            tuple(rule for rule in rules if rule.code in off),
+        )  # fmt: skip
+
+
+def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, Any]:
+    """These settings with the thresholds read, those of the user's own rules as well."""
+    tables = plain.get("thresholds", {})
+    if not isinstance(tables, Mapping):
+        return plain
+    return {**plain, "thresholds": thresholds_with(own).from_dict(tables, "thresholds")}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -175,6 +229,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _measured(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stored config says of measuring, also where an earlier version kept it elsewhere."""
+    tables = stored.get("thresholds", {})
+    sources = [(stored, Config), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
+    earlier = {
+        place.removeprefix("measure."): plain[name]
+        for plain, kind in sources
+        for name, place in kind._moved().items()
+        if name in plain
+    }
+    return {**earlier, **stored.get("measure", {})}
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,94 +5,14 @@ Probes, rules and views meet at these names. `python -m forewarn.metrics docs/me
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-
-class Scope(StrEnum):
-    """What one value of a metric belongs to."""
-
-    RUN = "run"
-    MODEL = "model"
-    """All tensors or blocks of the model together."""
-    MONITOR = "monitor"
-    GROUP = "optimizer group"
-    PARAMETER = "parameter"
-    MODULE = "module"
-    HEAD = "attention head"
-    BLOCK = "block"
-    EXPERT = "expert"
-    TASK = "task"
-    TASK_PAIR = "pair of tasks"
-    METRIC = "metric"
-    PROBE = "probe"
-    RULE = "rule"
-
-
-class Cadence(StrEnum):
-    """When a metric has a new value."""
-
-    EVERY_STEP = "every step"
-    MEASURED = "measured steps"
-    EPOCH = "end of epoch"
-    EVENT = "when it happens"
-
-
-class Reduce(StrEnum):
-    """How the values of all ranks become one, where each rank has its own batch or its own shard of a tensor."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    MIN = "min"
-    MAX = "max"
-    L2 = "l2"
-    """Square root of the sum of squares."""
-    SAME = "same"
-    """Equal on all ranks."""
-    DERIVED = "derived"
-    """Computed anew from sums, counts or other metrics that were reduced over the ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric; a `*` in place of the quantity stands for every name of a family that has no metric of its own."""
-
-    name: str
-    """`family/quantity`."""
-    scope: Scope
-    cadence: Cadence
-    unit: str
-    """Such as `s` or `bytes`; `share` is a part of 1, `flag` is 0 or 1, `code` a number that stands for a word."""
-    reduce: Reduce
-    meaning: str
-    """One sentence."""
-    healthy: tuple[float | None, float | None] | None = None
-    """The lowest and highest value that are well whatever the run, None for no bound; what depends on the run is left
-    to rules."""
-    words: str = ""
-    """What a view calls it in front of a number; by default its name in words."""
-    loggable: bool = False
-    """Whether a training loop may record it itself, by `monitor.log`."""
-
-    @property
-    def family(self) -> str:
-        return self.name.partition("/")[0]
-
-    @property
-    def label(self) -> str:
-        return self.words or self.name.replace("/", " ").replace("_", " ")
-
-    def is_healthy(self, value: float) -> bool:
-        """Whether a value is in the healthy range; always, if there is none."""
-        low, high = self.healthy or (None, None)
-        return (low is None or value >= low) and (high is None or value <= high)
-
+from forewarn.catalogue import Cadence, Catalogue, Metric, Reduce, Scope
+from forewarn.types import RunInfo
 
 RUN, MODEL, MONITOR, GROUP, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, METRIC, PROBE, RULE = Scope
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
@@ -287,47 +207,28 @@ _CATALOGUE = (
           ("parameter_difference", PARAMETER, "parameter and its reference"))),
 )  # fmt: skip
 
-_BY_NAME = {metric.name: metric for metric in _CATALOGUE}
-FAMILIES = tuple(dict.fromkeys(metric.family for metric in _CATALOGUE))
-"""The first parts of the names, in the order of the catalogue."""
-
-if len(_BY_NAME) < len(_CATALOGUE):
-    raise ValueError("a metric is declared twice in the catalogue")
+BUILT_IN = Catalogue(_CATALOGUE)
+FAMILIES = BUILT_IN.families
+find, label, is_reserved, unknown = BUILT_IN.find, BUILT_IN.label, BUILT_IN.is_reserved, BUILT_IN.unknown
 
 
 def all_metrics() -> tuple[Metric, ...]:
-    """Every metric of the catalogue, by family."""
-    return _CATALOGUE
+    """Every metric that forewarn records by itself, by family."""
+    return BUILT_IN.metrics
 
 
-@lru_cache(maxsize=4096)
-def find(name: str) -> Metric | None:
-    """The metric of this name, or the one that stands for its family; None if the catalogue has neither."""
-    return _BY_NAME.get(name) or _BY_NAME.get(f"{name.partition('/')[0]}/*")
+def catalogue_of(info: RunInfo) -> Catalogue:
+    """The catalogue of a run: with what probes of the user's own record in it, as far as that can be read."""
+    declared = [metric for plain in info.probe_metrics if (metric := _from_plain(plain)) is not None]
+    return BUILT_IN.extended(declared) if declared else BUILT_IN
 
 
-def label(name: str) -> str:
-    """What a view calls a metric in front of a number; its name, if the catalogue does not have it."""
-    metric = find(name)
-    return name if metric is None or metric.name != name else metric.label
-
-
-def is_reserved(name: str) -> bool:
-    """Whether only the monitor records under this name; all of a family is, unless it is one that users log to."""
-    metric = find(name)
-    return name.partition("/")[0] in FAMILIES if metric is None else not metric.loggable
-
-
-def unknown(names: Iterable[str]) -> list[str]:
-    """Those names, or patterns such as `*_metric/*`, of which the catalogue has nothing though their family is its own.
-
-    A family that it does not know is the user's, and so is every name in it.
-    """
-    return [
-        name
-        for name in names
-        if not (find(name) or fnmatch.filter(_BY_NAME, name)) and name.partition("/")[0] in FAMILIES
-    ]
+def _from_plain(plain: Mapping[str, Any]) -> Metric | None:
+    """A metric as a run has stored it; None if it cannot be read, as in a run of a later version."""
+    try:
+        return Metric(**plain)
+    except (TypeError, ValueError):
+        return None
 
 
 _TABLE = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

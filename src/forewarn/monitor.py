@@ -19,7 +19,7 @@ from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
 from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
-from forewarn.judge.judgement import Judge
+from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
@@ -54,6 +54,7 @@ class Monitor:
         stopwatch: Stopwatch,
         schedule: Escalation,
         config: Config,
+        rule_set: RuleSet,
         info: RunInfo,
         writer: RunWriter | None,
         views: Sequence[View],
@@ -64,8 +65,7 @@ class Monitor:
         self.info = info
         self.at = 0
         """The step under way: the next call of `step` completes it."""
-        rule_set = config.rule_set()
-        self.history = rule_set.history()
+        self.history = rule_set.history(info)
         self._judge = Judge(rule_set, info)
         self._ledger = Ledger(rule_set.rules)
         self._curve = LossCurve()

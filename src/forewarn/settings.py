@@ -83,7 +83,7 @@ class Settings:
             if name not in hints:
                 raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls._moved())}")
             kind = hints[name]
-            if isinstance(kind, type) and issubclass(kind, Settings):
+            if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
                 if not isinstance(value, Mapping):
                     raise TypeError(f"setting {spot!r} is a table of settings, not {value!r}")
                 value = kind.from_dict(value, spot)

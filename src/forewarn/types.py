@@ -207,6 +207,14 @@ class ParameterInfo(Noun):
     """False if it was frozen on purpose at attach time."""
 
 
+@dataclass(frozen=True, slots=True)
+class RuleInfo(Noun):
+    """A rule by which a run was judged."""
+
+    code: str
+    name: str
+
+
 def peak_lr(group: Mapping[str, Any]) -> float:
     """The peak learning rate of an optimizer group: the one its scheduler has noted, else the current one.
 
@@ -253,6 +261,10 @@ class RunInfo(Noun):
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0
+    rules: tuple[RuleInfo, ...] = ()
+    """Those that judged the run live; empty in runs of earlier versions."""
+    probe_metrics: tuple[Mapping[str, Any], ...] = ()
+    """What probes of the user's own declared about each metric that they record, in plain values."""
 
     @property
     def depth(self) -> int:

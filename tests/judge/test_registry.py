@@ -1,14 +1,17 @@
 """How rules are declared, found and judged."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from forewarn.config import Config
 from forewarn.judge.families import Family
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.registry import Rule, found, rule
-from forewarn.judge.rules import all_rules, enabled_rules, find_rule
+from forewarn.judge.registry import Rule, check_distinct, finding
+from forewarn.judge.rules import all_rules, find_rule
 from forewarn.types import Block, Finding, RunInfo, Severity
 from tests.judge.rules.runs import block
 
@@ -38,16 +41,20 @@ def test_a_wrong_name_comes_with_a_suggestion():
 
 
 def test_rules_are_switched_off_by_code_or_name():
-    left = enabled_rules(["L102", "gradient-spike"])
-    assert {each.code for each in all_rules()} - {each.code for each in left} == {"L102", "G104"}
+    judged = Config(disable=["L102", "gradient-spike"]).rule_set()
+    assert {rule.code for rule in all_rules()} - {rule.code for rule in judged.rules} == {"L102", "G104"}
+    assert {rule.code for rule in judged.disabled} == {"L102", "G104"}
     with pytest.raises(ValueError, match="there is no rule"):
-        enabled_rules(["nonsense"])
+        Config(disable=["nonsense"]).rule_set()
 
 
-def test_a_code_and_a_name_are_never_used_twice():
-    for code, name in (("L102", "something-new"), ("L999", "loss-spike")):
+def test_a_code_a_name_and_a_class_of_settings_are_never_used_twice():
+    spike = find_rule("L102")
+    for other in (replace(spike, name="something-new"), replace(spike, code="L999")):
         with pytest.raises(ValueError, match="declared twice"):
-            rule(code, name, reads=("train/loss",), message="", remedies=())(lambda loss: None)
+            check_distinct([*all_rules(), other])
+    with pytest.raises(ValueError, match="are those of loss-spike; derive a class of its own"):
+        check_distinct([*all_rules(), replace(spike, code="L999", name="something-new")])
 
 
 def test_a_rule_is_judged_only_when_there_is_something_new():
@@ -69,15 +76,15 @@ def test_a_rule_with_several_triggers_is_judged_once_per_step():
 
 def test_code_and_step_are_filled_in():
     judgement = judge(
-        [made(lambda loss: found(Severity.INFO, 3.0, 2.0, "a", ratio=1.5))], block(7, "train/loss", 3.0), step=7
+        [made(lambda loss: finding(Severity.INFO, 3.0, 2.0, "a", ratio=1.5))], block(7, "train/loss", 3.0), step=7
     )
     assert judgement.findings == (Finding("L900", "a", 7, Severity.INFO, 3.0, 2.0, {"ratio": 1.5}),)
 
 
 def test_a_check_may_return_one_finding_many_or_none():
     def many(panel):
-        yield found(Severity.INFO, 1, 0, "a")
-        yield found(Severity.INFO, 1, 0, "b")
+        yield finding(Severity.INFO, 1, 0, "a")
+        yield finding(Severity.INFO, 1, 0, "b")
 
     assert len(judge([made(many, per_scope=True)], block(0, "train/loss", 1.0)).findings) == 2
     assert judge([made(lambda loss: None)], block(0, "train/loss", 1.0)).findings == ()
@@ -101,7 +108,7 @@ def test_a_rule_that_raises_is_switched_off_and_becomes_an_alert(caplog):
 
 
 def test_a_rule_that_raises_does_not_take_its_own_alerts_back():
-    answers = iter([found(Severity.WARNING, 1, 0), ZeroDivisionError()])
+    answers = iter([finding(Severity.WARNING, 1, 0), ZeroDivisionError()])
 
     def moody(loss):
         answer = next(answers)

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forewarn.cli.option_groups import rules_option
+
 if TYPE_CHECKING:
     from forewarn.config import Config
+    from forewarn.judge.registry import Rule
     from forewarn.store import Run
 
 
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
     help="Judge by these settings instead of the run's own, but for what was measured.",
 )  # fmt: skip
+@rules_option
 @click.pass_context
-def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None) -> None:
+def command(
+    ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None, rule_modules: tuple[str, ...]
+) -> None:
     """Judge a run: what is wrong, why, what to do.
 
     RUN is a run directory, finished or still training. Every stored step is judged again by the same rules as live.
@@ -30,6 +36,7 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
       forewarn check runs/demo
       forewarn check runs/demo --json | jq .alerts[0]
       forewarn check runs/demo --config strict.toml
+      forewarn check runs/demo --rules my_rules
 
     \b
     Exit codes:
@@ -39,33 +46,36 @@ def command(ctx: click.Context, run: Path, wants_json: bool, config_path: Path |
       3  the run or the config cannot be read
       64 a wrong command line
     """
-    from forewarn.cli.terminal import Failure, busy, opened, print_json, show
+    from forewarn.cli.terminal import Failure, busy, loaded_rules, opened, print_json, show
     from forewarn.cli.verdict import as_json, as_text
     from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
     from forewarn.store import RunError
 
+    own = loaded_rules(rule_modules)
     with opened(run) as stored:
-        config = _loaded(config_path, stored) if config_path else None
+        config = None
+        if config_path:
+            config, own = _loaded(config_path, stored, own)
         try:
             with busy(f"Judging {stored.num_steps} steps"):
-                settings = Config.from_stored(stored.config) if config is None else config
-                diagnosis = replay(stored, settings.rule_set())
+                settings = config or Config.from_stored(stored.config, own)
+                diagnosis = replay(stored, settings.rule_set(own))
         except (RunError, TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
         if wants_json:
             print_json(as_json(stored, diagnosis))
         else:
-            show(as_text(stored, diagnosis))
+            show(as_text(stored, diagnosis, rule_modules))
     ctx.exit(diagnosis.exit_code)
 
 
-def _loaded(path: Path, run: Run) -> Config:
+def _loaded(path: Path, run: Run, own: tuple[Rule, ...]) -> tuple[Config, tuple[Rule, ...]]:
     from forewarn.cli.terminal import Failure
     from forewarn.config import Config, read_toml
 
     try:
-        return Config.for_stored(read_toml(path), run.config)
+        return Config.for_stored(read_toml(path), run.config, own)
     except OSError as error:
         raise Failure(f"the config {path} cannot be read: {error.strerror}") from error
     except (TypeError, ValueError) as error:

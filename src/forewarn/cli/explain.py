@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from forewarn.cli.option_groups import rules_option
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from forewarn.judge.rules import Rule
+    from forewarn.judge.registry import Rule
 
 
 @click.command()
 @click.argument("rule", metavar="CODE|NAME")
-def command(rule: str) -> None:
+@rules_option
+def command(rule: str, rule_modules: tuple[str, ...]) -> None:
     """Explain a rule: what it sees, why it matters, its thresholds.
+
+    docs/your_own.md shows how to write rules of your own.
 
     \b
     Examples:
       forewarn explain loss-spike
       forewarn explain L102
+      forewarn explain my-rule --rules my_rules
     """
     from rich.markdown import Markdown
     from rich.text import Text
 
-    from forewarn.cli.terminal import Failure, output, show
+    from forewarn.cli.terminal import Failure, loaded_rules, output, show
     from forewarn.judge.rules import find_rule
 
+    own = loaded_rules(rule_modules)
     try:
-        found = find_rule(rule)
+        found = find_rule(rule, own)
     except ValueError as error:
         raise Failure(str(error)) from error
     console = output()
     console.width = min(console.width, 100)  # prose is read in lines of this length
     title = Text(f"{found.code} {found.name}", style="bold")
-    show(title, Markdown(_with_examples_as_code(found.documentation)), *_mechanics(found), console=console)
+    show(title, Markdown(_with_examples_as_code(found.documentation)), *_mechanics(found, own), console=console)
 
 
 def _with_examples_as_code(documentation: str) -> str:
@@ -47,7 +55,7 @@ def _with_examples_as_code(documentation: str) -> str:
     return re.sub(r"((?:^    (?:fires|quiet):.*\n?)+)", rf"\1\n{SHORTHAND}\n", in_code, flags=re.MULTILINE)
 
 
-def _mechanics(rule: Rule) -> list[RenderableType]:
+def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
     """How the rule is judged, its thresholds, and what it advises."""
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +69,7 @@ def _mechanics(rule: Rule) -> list[RenderableType]:
     info.add_row("fires", patience(rule))
     info.add_row("resolves", f"after {rule.keep} steps without it")
     if rule.explains:
-        info.add_row("explains", ", ".join(find_rule(code).name for code in rule.explains))
+        info.add_row("explains", ", ".join(find_rule(code, own).name for code in rule.explains))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
     parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]

@@ -55,5 +55,12 @@ def option(*names: str, **settings: Any) -> Callable[[str], Any]:
     return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
 
 
+rules_option = click.option(
+    "--rules", "rule_modules", multiple=True, metavar="MODULE",
+    help="Rules of your own as well: a module or the path of a .py file. May be given several times.",
+)  # fmt: skip
+"""For commands that judge by rules or tell about them."""
+
+
 POSITIVE = click.IntRange(min=1)
 AT_LEAST_0 = click.FloatRange(min=0.0)

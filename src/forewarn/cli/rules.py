@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import click
 
+from forewarn.cli.option_groups import rules_option
+
 WIDE = 140
 """Columns from which on the metrics that a rule reads fit beside its summary."""
 
 
 @click.command()
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON list and nothing else.")
-def command(wants_json: bool) -> None:
+@rules_option
+def command(wants_json: bool, rule_modules: tuple[str, ...]) -> None:
     """List every rule: its code, its name, what it sees.
+
+    docs/your_own.md shows how to write rules of your own.
 
     \b
     Examples:
       forewarn rules
+      forewarn rules --rules my_rules
       forewarn rules --json | jq -r '.[].name'
     """
-    from forewarn.cli.terminal import output, print_json, quiet_table, show
+    from forewarn.cli.terminal import loaded_rules, output, print_json, quiet_table, show
     from forewarn.judge.rules import all_rules
 
+    rules = (*all_rules(), *loaded_rules(rule_modules))
     if wants_json:
         print_json(
-            [
-                {"code": rule.code, "name": rule.name, "summary": rule.summary, "reads": rule.reads}
-                for rule in all_rules()
-            ]
+            [{"code": rule.code, "name": rule.name, "summary": rule.summary, "reads": rule.reads} for rule in rules]
         )
         return
     table = quiet_table()
@@ -36,6 +40,6 @@ def command(wants_json: bool) -> None:
     console = output()
     if is_wide := console.width >= WIDE:
         table.add_column("reads", style="dim")
-    for rule in all_rules():
+    for rule in rules:
         table.add_row(rule.code, rule.name, rule.summary, *([" ".join(rule.reads)] if is_wide else []))
     show(table, "\nMore about one: forewarn explain NAME", console=console)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+    from forewarn.catalogue import Catalogue
     from forewarn.store import Run
     from forewarn.types import Block
 
@@ -131,10 +132,12 @@ def _picture(
     from rich.text import Text
 
     from forewarn.cli.terminal import opened, reading
+    from forewarn.metrics import catalogue_of
     from forewarn.views.wording import short
 
     with opened(path) as run, reading():
-        names = _chosen(run, metric)
+        catalogue = catalogue_of(run.info)
+        names = _chosen(run, metric, catalogue)
         measured = _measured_step(run, names, step)
         rows = itertools.takewhile(lambda row: row[0] == measured, run.steps(measured))
         recorded = [block for _, of_step in rows for block in of_step]
@@ -146,11 +149,12 @@ def _picture(
     parts: list[RenderableType] = [
         Text.assemble((short(str(path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
     ]
-    parts += _key_numbers([block for block in blocks if _is_of_the_run(block.name, block.scopes)])
-    return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope)]
+    of_the_run = [block for block in blocks if _is_of_the_run(block.name, block.scopes, catalogue)]
+    parts += _key_numbers(of_the_run, catalogue)
+    return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope, catalogue)]
 
 
-def _chosen(run: Run, metric: re.Pattern[str] | None) -> list[str]:
+def _chosen(run: Run, metric: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:
     """The metrics that select the step and fill the table: those of layers, if any match."""
     from forewarn.cli.terminal import Failure
 
@@ -158,15 +162,15 @@ def _chosen(run: Run, metric: re.Pattern[str] | None) -> list[str]:
     if not recorded:
         raise Failure(f"{run.path} has recorded nothing yet")
     matching = _matching("metric", metric, recorded)
-    of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name))]
+    of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name), catalogue)]
     return [name for name in of_layers if metric or name in COLUMNS] or matching
 
 
-def _is_of_the_run(name: str, scopes: tuple[str, ...]) -> bool:
+def _is_of_the_run(name: str, scopes: tuple[str, ...], catalogue: Catalogue) -> bool:
     """Whether a metric belongs to the run as a whole rather than to its layers."""
-    from forewarn.metrics import Scope, find
+    from forewarn.catalogue import Scope
 
-    metric = find(name)
+    metric = catalogue.find(name)
     return scopes == ("",) or (metric is not None and metric.scope is Scope.GROUP)
 
 
@@ -183,7 +187,7 @@ def _measured_step(run: Run, names: list[str], step: int | None) -> int:
     return int(early[-1])
 
 
-def _key_numbers(blocks: Sequence[Block]) -> list[RenderableType]:
+def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[RenderableType]:
     """The values of the run as a whole, in columns."""
     from rich.columns import Columns
     from rich.text import Text
@@ -192,13 +196,25 @@ def _key_numbers(blocks: Sequence[Block]) -> list[RenderableType]:
     from forewarn.views.wording import short
 
     pairs = [
-        (short(f"{block.name} {scope}" if len(block.scopes) > 1 else block.name), in_words(value))
+        (
+            short(f"{block.name} {scope}" if len(block.scopes) > 1 else block.name),
+            in_words(value) + _unit(block.name, catalogue),
+        )
         for block in blocks
         if "/topk_" not in block.name
         for scope, value in zip(block.scopes, block.values.tolist(), strict=True)
     ]
     cells = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in sorted(pairs)]
     return [Columns(cells, padding=(0, 3), column_first=True), Text()] if cells else []
+
+
+def _unit(name: str, catalogue: Catalogue) -> str:
+    """The unit of a metric that a probe of the user's own declared; of the built-in ones the names tell it."""
+    from forewarn.metrics import FAMILIES
+    from forewarn.views.wording import short
+
+    metric = catalogue.find(name)
+    return f" {short(str(metric.unit))}" if metric and metric.unit and metric.family not in FAMILIES else ""
 
 
 def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[RenderableType]:
@@ -221,13 +237,15 @@ def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[Renderab
     return [line]
 
 
-def _layers(blocks: Sequence[Block], scope_pattern: re.Pattern[str] | None) -> list[RenderableType]:
+def _layers(
+    blocks: Sequence[Block], scope_pattern: re.Pattern[str] | None, catalogue: Catalogue
+) -> list[RenderableType]:
     """One row per layer, one column per metric."""
     from rich.text import Text
 
     from forewarn.views.wording import short
 
-    layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes)]
+    layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes, catalogue)]
     if not layers:
         return []
     recorded = dict.fromkeys(block.name for block in layers)  # a metric may be split into several blocks, one per scope
@@ -237,22 +255,21 @@ def _layers(blocks: Sequence[Block], scope_pattern: re.Pattern[str] | None) -> l
         for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
             cells.setdefault(scope, {})[block.name] = value
     rows = {scope: cells[scope] for scope in _matching("scope", scope_pattern, cells)}
-    family, headers = _headers(names)
+    family, headers = _headers(names, catalogue)
     columns = [
-        (header, name, [_cell(name, row.get(name)) for row in rows.values()])
+        (header, name, [_cell(name, row.get(name), catalogue) for row in rows.values()])
         for header, name in zip(headers, names, strict=True)
     ]
     above = [Text(family, style="bold")] if family else []
     return [*above, *_tables([short(scope) for scope in rows], columns)]
 
 
-def _headers(names: Sequence[str]) -> tuple[str, list[str]]:
+def _headers(names: Sequence[str], catalogue: Catalogue) -> tuple[str, list[str]]:
     """The family that several metrics share, or an empty string, and the header of each column."""
-    from forewarn.metrics import label
     from forewarn.views.wording import short
 
     families = {name.partition("/")[0] for name in names}
-    headers = [label(name) if name in COLUMNS else short(name) for name in names]
+    headers = [catalogue.label(name) if name in COLUMNS else short(name) for name in names]
     if len(names) == 1 or len(families) > 1:
         return "", headers
     (family,) = families
@@ -288,16 +305,15 @@ def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]
         yield table
 
 
-def _cell(name: str, value: float | None) -> Text:
+def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
     """One number; unhealthy values are red."""
     import math
 
     from rich.text import Text
 
-    from forewarn.metrics import find
     from forewarn.types import FrozenCause, Shape, in_words
 
-    metric = find(name)
+    metric = catalogue.find(name)
     if value is None or (name.endswith("/shape") and math.isnan(value)):
         return Text("–", style="dim")
     if name.endswith("/shape") and value in set(map(float, Shape)):

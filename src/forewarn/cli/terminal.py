@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from forewarn.judge.registry import Rule
     from forewarn.store import Run
 
 
@@ -68,6 +69,16 @@ def opened(path: Path) -> Run:
     try:
         return open_run(path)
     except (RunError, OSError) as error:
+        raise Failure(str(error)) from error
+
+
+def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules of the user's own: those in these modules, and those of installed packages."""
+    from forewarn.judge.own_rules import own_rules
+
+    try:
+        return own_rules(modules=modules)
+    except (TypeError, ValueError) as error:
         raise Failure(str(error)) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from forewarn.judge.checklist import NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
+from forewarn.judge.families import is_own
 from forewarn.store import Run
 from forewarn.types import Alert, AlertState, Remedy, RunInfo, Severity, counted, in_words
 from forewarn.views.epoch_lines import advice_lines
@@ -36,6 +37,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "model": run.info.model,
         "verdict": diagnosis.verdict,
         "exit_code": diagnosis.exit_code,
+        "not_judged": [rule.to_json() for rule in diagnosis.not_judged],
         "last_step": diagnosis.last_step,
         "end": end,
         "alerts": [{**alert.to_json(), "cause": diagnosis.cause_of(alert)} for alert in diagnosis.ranked],
@@ -48,14 +50,33 @@ OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
 """Contradicting actions, of which only the more important one is shown."""
 
 
-def as_text(run: Run, diagnosis: Diagnosis) -> RenderableType:
+def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
     """Verdict, alerts with their symptoms below, what to do, the checklist and the next commands."""
-    parts: list[RenderableType] = [heading(run), _summary(diagnosis), Text()]
+    parts: list[RenderableType] = [heading(run), _summary(diagnosis)]
+    if diagnosis.not_judged:
+        parts.append(Text(_not_judged(diagnosis), style="yellow"))
+    parts.append(Text())
     if diagnosis.alerts:
         parts.append(alerts_part(diagnosis))
     if diagnosis.epochs:
         parts += [evaluation_part(diagnosis), Text()]
-    return Group(*parts, _checklist(diagnosis), Text(), next_commands(run.path, diagnosis.ranked))
+    commands = next_commands(run.path, diagnosis.ranked, rule_modules=rule_modules)
+    return Group(*parts, _checklist(diagnosis), Text(), commands)
+
+
+def _not_judged(diagnosis: Diagnosis) -> str:
+    """Which rules that judged the run live are missing here, what to do, and what is shown of them."""
+    missing = diagnosis.not_judged
+    names = ", ".join(short(f"{rule.code} {rule.name}") for rule in missing)
+    codes = {rule.code for rule in missing}
+    alerts = sum(alert.code in codes for alert in diagnosis.alerts)
+    one = len(missing) == 1
+    are = "1 rule that judged this run live is" if one else f"{len(missing)} rules that judged this run live are"
+    hint = "add --rules MODULE" if any(map(is_own, codes)) else "this version of forewarn does not have it"
+    their = "its" if one else "their"
+    plural = "alert recorded live counts" if alerts == 1 else "alerts recorded live count"
+    told = f"{their} {alerts} {plural} here" if alerts else f"{'it' if one else 'they'} gave no alert live"
+    return f"{are} not loaded here: {names}; {hint} ({told})"
 
 
 def alerts_part(diagnosis: Diagnosis) -> RenderableType:
@@ -172,10 +193,15 @@ def _checklist(diagnosis: Diagnosis) -> RenderableType:
     return Group(Text("Healthy training", style="bold"), table)
 
 
-def next_commands(path: Path, ranked: tuple[Alert, ...], *first: str) -> RenderableType:
+def next_commands(
+    path: Path, ranked: tuple[Alert, ...], *first: str, rule_modules: Sequence[str] = ()
+) -> RenderableType:
     """What to type to see more."""
     commands = [f"forewarn show {shlex.quote(str(path))}"]
     if ranked:
         worst = ranked[0]
-        commands = [f"{commands[0]} --step {worst.fired}", f"forewarn explain {worst.name}"]
+        explain = ["forewarn", "explain", worst.name]
+        if is_own(worst.code):
+            explain += [word for module in rule_modules or ["MODULE"] for word in ("--rules", module)]
+        commands = [f"{commands[0]} --step {worst.fired}", shlex.join(explain)]
     return Group(Text("Next", style="bold"), *(Text(f"  {literal(command)}") for command in [*first, *commands]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement, Valida
 from forewarn.judge.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
-from forewarn.types import Alert, AlertState, Severity
+from forewarn.types import Alert, AlertState, RuleInfo, Severity
 
 HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
 
@@ -36,6 +36,8 @@ class Diagnosis:
     """Why and when the run ended; None if it runs, or was killed."""
     epochs: tuple[Epoch, ...] = ()
     """What each epoch brought; empty if `monitor.end_epoch` was never called."""
+    not_judged: tuple[RuleInfo, ...] = ()
+    """Rules that judged the run live and are not loaded here; their alerts are those that were recorded."""
 
     def cause_of(self, alert: Alert) -> str | None:
         """The code of the alert at the root of this one; None if it is a root itself."""
@@ -53,20 +55,22 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The exit code in a word."""
-        return ("healthy", "warnings", "critical")[self.exit_code]
+        """The exit code in a word; a run is not plainly healthy if a rule that judged it live is missing here."""
+        healthy = "healthy by the rules loaded here" if self.not_judged else "healthy"
+        return (healthy, "warnings", "critical")[self.exit_code]
 
 
 def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
     """Judge every stored step as the monitor did live; `Config.from_stored(run.config).rule_set()` is the run's own.
 
     History, judge and ledger are those of the monitor and get the same float32 values, so the same rule set gives the
-    same alerts, field by field.
+    same alerts, field by field. Of a rule that is not in the rule set the alerts are those that were recorded live.
     """
-    history, judge, ledger = rule_set.history(), Judge(rule_set, run.info), Ledger(rule_set.rules)
+    history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     for step, blocks in run.steps():
         ledger.update(judge(step, history, history.append(blocks)), history, run.info)
-    alerts = ledger.alerts
+    not_judged = rule_set.not_loaded(run.info)
+    alerts = tuple(sorted([*ledger.alerts, *_recorded(run, not_judged)], key=lambda alert: alert.fired or 0))
     onsets = {(alert.code, alert.since): alert for alert in alerts}
     causes = {onset: cause for onset, alert in onsets.items() if (cause := ledger.cause_of(alert, alerts))}
     return Diagnosis(
@@ -83,7 +87,14 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
             change=rule_set.settings_of(ValidationPlateau).change,
             window=rule_set.settings_of(ValidationPlateau).window,
         ),
+        not_judged=not_judged,
     )
+
+
+def _recorded(run: Run, rules: Collection[RuleInfo]) -> list[Alert]:
+    """The alerts of these rules that fired live."""
+    codes = {rule.code for rule in rules}
+    return [alert for alert in run.alerts() if alert.code in codes and alert.fired is not None] if codes else []
 
 
 def _stored(run: Run, name: str) -> StoredSeries | Series:

@@ -29,6 +29,8 @@ class Family(Enum):
     TASKS = "T", "tasks", Phase.LOSS
     METRICS = "M", "metrics of your own", Phase.REST
     MONITOR = "X", "the monitor itself", Phase.REST
+    OWN = "Z", "rules of your own", Phase.REST
+    """Never used by forewarn, so that no later version takes a code of yours."""
 
     def __init__(self, letter: str, title: str, phase: Phase) -> None:
         self.letter = letter
@@ -38,3 +40,8 @@ class Family(Enum):
 
 
 BY_LETTER = {family.letter: family for family in Family}
+
+
+def is_own(code: str) -> bool:
+    """Whether this is the code of a rule of the user's own, loaded or not."""
+    return BY_LETTER.get(code[:1]) is Family.OWN

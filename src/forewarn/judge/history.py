@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from forewarn.catalogue import Cadence, Catalogue, Scope
 from forewarn.judge.series import Baseline, Panel, Series
 from forewarn.judge.spike import Spike
-from forewarn.metrics import Cadence, Scope, find
+from forewarn.metrics import BUILT_IN
 from forewarn.types import Block
 
 _log = logging.getLogger("forewarn")
@@ -160,6 +161,7 @@ class History:
         detail_window: int = 64,
         judged: Iterable[str] | None = None,
         derivations: Sequence[Derivation] = (),
+        catalogue: Catalogue = BUILT_IN,
     ) -> None:
         """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
 
@@ -167,6 +169,7 @@ class History:
         """
         self._derivations = list(derivations)
         self._due = lru_cache(_PATTERNS)(self._due_for)
+        self._catalogue = catalogue
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -222,7 +225,7 @@ class History:
 
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
-        metric = find(block.name)
+        metric = self._catalogue.find(block.name)
         if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in (Scope.RUN, Scope.GROUP):
             return self._window
         if block.scopes == ("",):

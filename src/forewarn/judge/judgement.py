@@ -13,9 +13,11 @@ import numpy as np
 
 from forewarn.judge.derived import derivations
 from forewarn.judge.history import History
-from forewarn.judge.registry import NO_BOUND, Rule, all_rules
+from forewarn.judge.registry import NO_BOUND, Rule
+from forewarn.judge.rules import all_rules
+from forewarn.metrics import catalogue_of
 from forewarn.settings import Settings
-from forewarn.types import Block, Finding, RunInfo, Severity, spelled_out
+from forewarn.types import Block, Finding, RuleInfo, RunInfo, Severity, spelled_out
 
 _log = logging.getLogger("forewarn")
 
@@ -36,6 +38,8 @@ class RuleSet:
     """By the code of the rule, also of rules that are not judged: others show their bounds."""
     history_window: int = 1024
     detail_window: int = 64
+    disabled: tuple[Rule, ...] = ()
+    """Rules that are loaded, but not judged."""
 
     @classmethod
     def of(cls, rules: Iterable[Rule]) -> RuleSet:
@@ -43,10 +47,17 @@ class RuleSet:
         rules = tuple(rules)
         return cls(rules, {rule.code: rule.settings() for rule in (*all_rules(), *rules) if rule.settings})
 
-    def history(self) -> History:
-        """A history as long as these rules look back."""
+    def history(self, info: RunInfo | None = None) -> History:
+        """A history of this run, as long as these rules look back."""
         judged = {name for rule in self.rules for name in rule.reads}
-        return History(self.history_window, self.detail_window, judged, derivations(self))
+        return History(
+            self.history_window, self.detail_window, judged, derivations(self), catalogue_of(info or RunInfo())
+        )
+
+    def not_loaded(self, info: RunInfo) -> tuple[RuleInfo, ...]:
+        """The rules that judged this run live and that are not here."""
+        loaded = {(rule.code, rule.name) for rule in (*self.rules, *self.disabled)}
+        return tuple(rule for rule in info.rules if (rule.code, rule.name) not in loaded)
 
     def settings_of(self, kind: type[S]) -> S:
         """The settings of this class, which one rule has."""

@@ -11,7 +11,8 @@ from typing import Any
 from forewarn.judge.families import Phase
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
-from forewarn.judge.registry import Rule, phase_of
+from forewarn.judge.registry import Rule
+from forewarn.judge.rules import phase_of
 from forewarn.types import Alert, AlertState, Finding, Remedy, RunInfo, Severity
 
 _log = logging.getLogger("forewarn")

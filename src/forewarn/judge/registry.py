@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
@@ -13,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from forewarn.judge.examples import example_lines, parse
-from forewarn.judge.families import BY_LETTER, Family, Phase
+from forewarn.judge.families import BY_LETTER, Family
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
 from forewarn.metrics import unknown
@@ -59,6 +58,10 @@ class Rule:
     """Best first."""
     explains: tuple[str, ...] = ()
     """Codes of rules whose alerts are symptoms of this one."""
+
+    def __call__(self, *readings: Any, **given: Any) -> Any:
+        """What the check returns."""
+        return self.check(*readings, **given)
 
     @property
     def is_about_a_pattern(self) -> bool:
@@ -119,9 +122,6 @@ def _parameters(check: Check) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(check).parameters
 
 
-_RULES: dict[str, Rule] = {}
-
-
 def rule(
     code: str,
     name: str,
@@ -135,17 +135,17 @@ def rule(
     hold: int = 1,
     keep: int = 50,
     explains: tuple[str, ...] = (),
-) -> Callable[[Check], Check]:
-    """Declare a rule; one that is incomplete is a ValueError that says what is missing.
+) -> Callable[[Check], Rule]:
+    """Make a rule of a check; one that is incomplete is a ValueError that says what is missing.
+
+    It is judged where it is given: those in `forewarn.judge.rules` always, one of your own by `watch(rules=[...])`.
 
     The check takes one series (or panel) per name it reads, then `settings` and `info` if it names them. It is called
     when a metric in `when` has a new reading; by default that is the first that it reads. Of a pattern such as
     `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`.
     """
 
-    def declare(check: Check) -> Check:
-        if code in _RULES or name in {other.name for other in _RULES.values()}:
-            raise ValueError(f"the rule {code} {name} is declared twice; a code and a name are never reused")
+    def declare(check: Check) -> Rule:
         if not re.fullmatch(r"[A-Z]\d{3}", code) or code[0] not in BY_LETTER:
             families = ", ".join(f"{family.letter} {family.title}" for family in Family)
             raise ValueError(
@@ -158,8 +158,7 @@ def rule(
         )  # fmt: skip
         for defect in _defects(declared):
             raise ValueError(f"the rule {code} {name} is incomplete: {defect}")
-        _RULES[code] = declared
-        return check
+        return declared
 
     return declare
 
@@ -227,8 +226,6 @@ def _defects_of_settings(declared: Rule) -> Iterable[str]:
         yield f"it declares settings={declared.settings.__name__}, but its function takes no settings"
     elif (kind := getattr(parameter.annotation, "__name__", parameter.annotation)) != declared.settings.__name__:
         yield f"its function takes settings: {kind}, not {declared.settings.__name__}"
-    elif other := next((one for one in _RULES.values() if one.settings is declared.settings), None):
-        yield f"its settings {declared.settings.__name__} are those of {other.name}; derive a class of its own"
 
 
 def finding(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
@@ -237,37 +234,17 @@ def finding(severity: Severity, value: float, bound: float, scope: str = "", **e
     return Finding("", scope, -1, severity, float(value), float(bound), plain)
 
 
-def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
-    return tuple(_RULES[code] for code in sorted(_RULES))
-
-
-def find_rule(code_or_name: str) -> Rule:
-    """The rule with this code or name."""
-    wanted = code_or_name.strip()
-    if wanted.upper() in _RULES:
-        return _RULES[wanted.upper()]
-    by_name = {declared.name: declared for declared in _RULES.values()}
-    if wanted.lower() in by_name:
-        return by_name[wanted.lower()]
-    close = difflib.get_close_matches(wanted, [*by_name, *_RULES], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn rules` lists them all"
-    raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
-
-
-def family_of(code: str) -> Family | None:
-    """What the rule with this code is about; None if there is no such rule, as in a run of another version."""
-    declared = _RULES.get(code)
-    return None if declared is None else declared.family
-
-
-def phase_of(code: str) -> Phase:
-    """Where in a training step the rule with this code belongs."""
-    family = family_of(code)
-    return Phase.REST if family is None else family.phase
-
-
-def enabled_rules(disable: Iterable[str]) -> tuple[Rule, ...]:
-    """All rules but these, which are codes or names; an unknown one is a ValueError."""
-    off = {find_rule(name).code for name in disable}
-    return tuple(declared for declared in all_rules() if declared.code not in off)
+def check_distinct(rules: Iterable[Rule]) -> None:
+    """A ValueError if two of these rules share a code, a name or a class of settings."""
+    codes: dict[str, Rule] = {}
+    names: dict[str, Rule] = {}
+    kinds: dict[type[Settings], Rule] = {}
+    for one in rules:
+        other = codes.setdefault(one.code, one), names.setdefault(one.name, one)
+        if any(taken is not one for taken in other):
+            raise ValueError(f"the rule {one.code} {one.name} is declared twice; a code and a name are never reused")
+        if one.settings is not None and (owner := kinds.setdefault(one.settings, one)) is not one:
+            raise ValueError(
+                f"the settings {one.settings.__name__} of {one.code} {one.name} are those of {owner.name}; derive a "
+                "class of its own"
+            )

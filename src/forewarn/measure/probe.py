@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.catalogue import Metric
 from forewarn.measure.engine import Numbers
 from forewarn.measure.step import Step
 from forewarn.types import Counts
@@ -80,6 +81,8 @@ class Probe:
     """
 
     name = ""
+    metrics: Sequence[Metric] | None = None
+    """What a probe of the user's own records, in a family of its own; None for those of the catalogue."""
     provides: Sequence[type] = ()
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from forewarn.measure.engine import Numbers
+from forewarn.measure.own_probes import checked
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.types import Block, Distribution
@@ -33,12 +34,13 @@ class Collected:
         readings: list[Reading | Histograms] = []
         for probe, pending in self.pending:
             own_arrays, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
-            readings += guard(probe, _decoded, pending, own_arrays) or []
+            readings += guard(probe, _decoded, probe, pending, own_arrays) or []
         return readings
 
 
-def _decoded(pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
-    return list(pending.decode(arrays))
+def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+    readings = pending.decode(arrays)
+    return list(readings if probe.metrics is None else checked(probe, readings))
 
 
 def recorded(

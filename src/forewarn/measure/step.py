@@ -36,4 +36,4 @@ class Step:
 
     def unavailable(self, metric: str, reason: Reason) -> None:
         """Report why a reading is missing; `Reason.AVAILABLE` withdraws it. May be called on every step."""
-        self.reasons[metric] = reason
+        self.reasons[metric] = Reason(reason)

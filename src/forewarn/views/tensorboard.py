@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from forewarn.catalogue import Scope
 from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
-from forewarn.metrics import Scope, find
+from forewarn.metrics import find
 from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 

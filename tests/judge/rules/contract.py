@@ -73,7 +73,7 @@ def default_settings(rule: Rule) -> Settings | None:
 def findings_of(rule: Rule, example: Example) -> list[Finding]:
     """What the rule sees anywhere in an example."""
     rule_set = RuleSet.of([rule])
-    history, judge = rule_set.history(), Judge(rule_set, example.info)
+    history, judge = rule_set.history(example.info), Judge(rule_set, example.info)
     findings: list[Finding] = []
     for step, blocks in example.steps():
         findings += judge(step, history, history.append(blocks)).findings

@@ -39,7 +39,7 @@ class Run:
         self.info = info or RunInfo()
         rules = tuple(map(find_rule, codes)) or all_rules()
         rule_set = replace(self.config.rule_set(), rules=rules)
-        self.history = rule_set.history()
+        self.history = rule_set.history(self.info)
         self.judge = Judge(rule_set, self.info)
         self.ledger = Ledger(rules)
         self.schedule = Escalation(Schedule(), self.config.escalation_steps)

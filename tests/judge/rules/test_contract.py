@@ -14,7 +14,7 @@ from forewarn.judge.examples import examples
 from forewarn.judge.families import Family, Phase
 from forewarn.judge.history import History
 from forewarn.judge.ledger import _chains, _Episode
-from forewarn.judge.registry import Rule, found, rule
+from forewarn.judge.registry import Rule, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules, find_rule
 from forewarn.judge.series import Panel, Series
@@ -41,7 +41,7 @@ def test_all_rules_of_a_file_are_of_one_family():
 
 
 def test_no_family_is_without_rules_and_every_letter_is_its_own():
-    assert {rule.family for rule in all_rules()} == set(Family)
+    assert {rule.family for rule in all_rules()} == set(Family) - {Family.OWN}
     assert len({family.letter for family in Family}) == len(Family)
     assert all(rule.code.startswith(rule.family.letter) for rule in all_rules())
 
@@ -70,9 +70,9 @@ def test_it_advises_something_with_numbers(rule):
 @every_rule
 def test_its_advice_copes_with_a_run_that_nothing_is_known_of(rule):
     for evidence in ({}, {"ratio": math.nan, "lasting_steps": 3}, {"ratio": math.inf, "lr_before": 0.0}):
-        finding = Finding(rule.code, "", 0, Severity.WARNING, math.nan, math.inf, evidence)
+        seen = Finding(rule.code, "", 0, Severity.WARNING, math.nan, math.inf, evidence)
         for make in rule.remedies:
-            remedy = make(finding, History(), RunInfo())
+            remedy = make(seen, History(), RunInfo())
             assert remedy is None or str(remedy)
 
 
@@ -108,8 +108,8 @@ def test_a_rule_that_is_exempt_from_that_has_to_be(code):
 @every_rule
 def test_its_evidence_is_numbers_or_names(rule):
     for example in examples(rule):
-        for finding in contract.findings_of(rule, example):
-            for name, value in finding.evidence.items():
+        for seen in contract.findings_of(rule, example):
+            for name, value in seen.evidence.items():
                 assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name)
                 assert isinstance(value, int | float | str)
 
@@ -166,7 +166,7 @@ def too_high(loss: Series, settings: TooHigh) -> Finding | None:
     fires: 1.0x3 20.0
     quiet: 1.0x3
     """
-    return found(Severity.WARNING, loss.last, settings.limit) if loss.last > settings.limit else None
+    return finding(Severity.WARNING, loss.last, settings.limit) if loss.last > settings.limit else None
 
 
 SOUND = Rule(
@@ -192,7 +192,7 @@ def test_a_sound_rule_keeps_every_clause():
 def test_a_rule_that_speaks_of_an_old_reading_is_noticed():
     def highest_so_far(loss: Series, settings: TooHigh) -> Finding | None:
         seen = loss.finite()
-        return found(Severity.WARNING, seen.max(), settings.limit) if max(seen, default=0) > settings.limit else None
+        return finding(Severity.WARNING, seen.max(), settings.limit) if max(seen, default=0) > settings.limit else None
 
     with pytest.raises(AssertionError, match="takes an old reading for a new one"):
         contract.speaks_only_of_new_readings(documented(highest_so_far))
@@ -211,7 +211,7 @@ def test_a_rule_that_speaks_of_what_was_not_read_is_noticed():
         """
         for scope, highest in zip(losses.scopes, np.fmax.reduce(losses.values), strict=True):
             if highest > settings.limit:
-                yield found(Severity.WARNING, losses.last[losses.scopes.index(scope)], settings.limit, scope)
+                yield finding(Severity.WARNING, losses.last[losses.scopes.index(scope)], settings.limit, scope)
 
     with pytest.raises(AssertionError, match="layer was not read at this step"):
         contract.speaks_only_of_new_readings(dataclasses.replace(SOUND, check=any_scope, per_scope=True))
@@ -228,7 +228,7 @@ def test_a_rule_that_takes_an_old_companion_for_news_is_noticed():
         fires: 1.0x3 20.0 | train/loss_level 1.0x3 20.0
         quiet: 1.0x3
         """
-        return found(Severity.WARNING, level.last, settings.limit) if level.last > settings.limit else None
+        return finding(Severity.WARNING, level.last, settings.limit) if level.last > settings.limit else None
 
     two = ("train/loss", "train/loss_level")
     with pytest.raises(AssertionError, match="takes an old reading for a new one"):
@@ -237,7 +237,7 @@ def test_a_rule_that_takes_an_old_companion_for_news_is_noticed():
 
 def test_a_threshold_that_is_never_read_is_noticed():
     def deaf(loss: Series, settings: TooHigh) -> Finding | None:
-        return found(Severity.WARNING, loss.last, 10.0) if loss.last > 10.0 else None
+        return finding(Severity.WARNING, loss.last, 10.0) if loss.last > 10.0 else None
 
     with pytest.raises(AssertionError, match=r"too-high never looks at \['limit'\]"):
         contract.reads_every_setting(documented(deaf))
@@ -333,10 +333,8 @@ undocumented.__name__ = "too_high"
     ],
 )
 def test_an_incomplete_rule_is_an_error_that_says_what_is_missing(given, defect):
-    before = all_rules()
     with pytest.raises(ValueError, match=re.escape(defect)):
         declare(**given)
-    assert all_rules() == before
 
 
 def test_settings_that_no_table_holds_are_an_error_that_says_what_to_add():

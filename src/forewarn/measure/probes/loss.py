@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forewarn.catalogue import Catalogue
 from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_course import LossCourse
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
-from forewarn.metrics import is_reserved
+from forewarn.metrics import BUILT_IN
 from forewarn.types import is_metric_name
 
 
@@ -76,15 +77,15 @@ class LossProbe(Probe):
         self.course.load_state_dict(state)
 
 
-def check_name(name: Any) -> None:
-    """Raise for an invalid metric name, and for one that the monitor itself records."""
+def check_name(name: Any, catalogue: Catalogue = BUILT_IN) -> None:
+    """Refuse a name that is none, and one under which a probe records."""
     if not isinstance(name, str) or not is_metric_name(name):
         raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
-    if is_reserved(name):
-        suggestion = f"my/{name.partition('/')[2]}"
-        raise ValueError(
-            f"{name!r} is recorded by the monitor itself; log yours under a family of your own: {suggestion!r}"
-        )
+    if catalogue.is_reserved(name):
+        quantity = name.partition("/")[2]
+        free = next(own for family in ("my", "logged") if not catalogue.is_reserved(own := f"{family}/{quantity}"))
+        who = "the monitor itself" if BUILT_IN.is_reserved(name) else "a probe of yours"
+        raise ValueError(f"{name!r} is recorded by {who}; log yours under a family of your own: {free!r}")
 
 
 TAKE_A_PART = "record its abs(), its real or its imag part"

@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from forewarn.catalogue import Catalogue
 from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import as_scalar, check_name
 from forewarn.measure.step import Step
+from forewarn.metrics import BUILT_IN
 
 
 class UserProbe(Probe):
@@ -18,12 +20,13 @@ class UserProbe(Probe):
 
     name = "user"
 
-    def __init__(self) -> None:
+    def __init__(self, catalogue: Catalogue = BUILT_IN) -> None:
+        self._catalogue = catalogue
         self._given: dict[tuple[str, str], Numbers] = {}
 
     def log(self, name: str, value: Any, scope: str = "") -> None:
         """Keep a value for the current step; a second one under the same name and scope replaces the first."""
-        check_name(name)
+        check_name(name, self._catalogue)
         number = as_scalar(name, value)
         self._given[name, str(scope)] = number.clone() if isinstance(number, Tensor) else number
 
