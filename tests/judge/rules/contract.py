@@ -168,7 +168,7 @@ def settings_read(rule: Rule) -> set[str]:
     rule_set = RuleSet.of([rule])
     rule_set = dataclasses.replace(rule_set, settings={**rule_set.settings, rule.code: recording})
     for readings, facts, names in _everything_to_judge(rule):
-        history = rule_set.history()
+        history = rule_set.history(facts)
         judge = rule.judging(recording, facts)
         for step, blocks in readings:
             history.append(blocks)
