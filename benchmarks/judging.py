@@ -71,7 +71,7 @@ class HealthyRun:
         tensors = {
             "gradient/norm": 0.1 * self.noise(count), "gradient/nonfinite": zeros, "gradient/missing": zeros,
             "weight/norm": grown.astype(np.float32), "weight/nonfinite": zeros,
-            "update/ratio": 1e-3 * self.noise(count), "update/frozen_cause": zeros,
+            "update/ratio": 1e-3 * self.noise(count), "update/stopped_by": zeros,
             "gradient_metric/mine": self.noise(count),
         }  # fmt: skip
         made += [Block(step, 0.0, name, self.names, values) for name, values in tensors.items()]
@@ -93,13 +93,15 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
         blocks = run.blocks(step, measured)
-        history.append(blocks)
+        begin = time.process_time_ns()
+        blocks = history.append(blocks)
+        joined = time.process_time_ns()
         names = {block.name for block in blocks}
         due = {
             rule: [name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.when)]
             for rule in rule_set.rules
         }
-        marks = [("", time.process_time_ns())]
+        marks = [("", begin), ("history", joined), ("", time.process_time_ns())]
         if one_by_one:
             for rule, new in due.items():
                 if new:
@@ -122,7 +124,12 @@ def main(num_tensors: int) -> None:
     costs = costs_of(num_tensors, one_by_one=True) | costs_of(num_tensors, one_by_one=False)
     print(f"{num_tensors} tensors, median microseconds per step")
     print(f"{'':36}{'measured':>10}{'others':>10}")
-    for code, name in [*((rule.code, rule.name) for rule in all_rules()), ("judge", "all rules"), ("ledger", "")]:
+    for code, name in [
+        *((rule.code, rule.name) for rule in all_rules()),
+        ("judge", "all rules"),
+        ("ledger", ""),
+        ("history", ""),
+    ]:
         cells = [costs.get((code, measured)) for measured in (True, False)]
         shown = [f"{statistics.median(times):10.1f}" if times else f"{'–':>10}" for times in cells]
         print(f"{code:8}{name:28}{''.join(shown)}")

@@ -54,7 +54,9 @@ class Run:
         optimizer = self.optimizer(self.model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
         plan = forewarn.Plan.from_scheduler(scheduler, self.planned_steps) if self.planned_steps else forewarn.Plan()
-        config = forewarn.Config(hyperparameters=self.hyperparameters, escalation_steps=0, plan=plan)
+        config = forewarn.Config(
+            measure=forewarn.Measure(plan=plan), hyperparameters=self.hyperparameters, escalation_steps=0
+        )
         monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, views=[], config=config)
         for epoch in range(epochs):
             if self.resumes_after and epoch == self.resumes_after:

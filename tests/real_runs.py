@@ -383,7 +383,7 @@ def forward_that_is_bypassed(run: Path) -> forewarn.Monitor:
 
 def constant_though_a_cosine_was_planned(run: Path) -> forewarn.Monitor:
     it = Breakable(run)
-    it.config = forewarn.Config(plan=forewarn.Plan(total=160))
+    it.config = forewarn.Config(measure=forewarn.Measure(plan=forewarn.Plan(total=160)))
     return it.train()
 
 
@@ -595,7 +595,7 @@ class Mixture(nn.Module):
 def router_that_avoids_an_expert(run: Path) -> forewarn.Monitor:
     torch.manual_seed(0)
     it = Breakable(run, Mixture())
-    it.config = forewarn.Config(router="router$")
+    it.config = forewarn.Config(measure=forewarn.Measure(router="router$"))
     with torch.no_grad():
         it.model.router.bias[2] = -10.0
     return it.train(60)

@@ -122,7 +122,11 @@ def train_mixed(watch, how: str, steps: int = 25):
     model = Mixed({"checkpointed": False, "checkpointed-reentrant": True}.get(how))
     called = torch.compile(model, backend="eager") if how == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    monitor = watch(called, optimizer, every=3, config=forewarn.Config(modules="block")) if watch else None
+    monitor = (
+        watch(called, optimizer, every=3, config=forewarn.Config(measure=forewarn.Measure(modules="block")))
+        if watch
+        else None
+    )
     losses = []
     for _ in range(steps):
         for _ in range(3 if how == "accumulated" else 1):

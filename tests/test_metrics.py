@@ -203,7 +203,7 @@ def train_rich(folder, view):
         forewarn.ActivationDifferenceMetric("far", lambda a, b: (a - b).norm(), reference=copy.deepcopy(model).eval()),
         forewarn.ParameterDifferenceMetric("norm"),
     ]  # fmt: skip
-    config = forewarn.Config(router="router$", plan=forewarn.Plan(total=40, warmup=2))
+    config = forewarn.Config(measure=forewarn.Measure(router="router$", plan=forewarn.Plan(total=40, warmup=2)))
     views = [view, TensorBoardView(folder / "tensorboard")]
     monitor = forewarn.watch(
         model, optimizer, folder / "run", every=1, config=config, scaler=scaler, metrics=metrics, views=views

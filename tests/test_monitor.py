@@ -51,7 +51,7 @@ class Recorder:
 
 def test_the_ema_is_the_formula(small, watch):
     model, optimizer = small
-    monitor = watch(model, optimizer, config=forewarn.Config(ema_decay=0.9))
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(ema_decay=0.9)))
     losses = [2.0, 4.0, float("nan"), 1.0]
     for loss in losses:
         monitor.step(loss)

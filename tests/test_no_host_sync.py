@@ -72,7 +72,7 @@ def test_an_unmeasured_step_adds_a_few_operations_and_no_sync_however_many_param
 @pytest.mark.parametrize("passes", [1, 3])
 def test_with_the_native_backend_nothing_is_computed_by_torch(watch, passes, clip, measured):
     bare = train(20, None, every=None, clip=clip, steps=4, passes=passes)[-1]
-    tensors_only = forewarn.Config(activations=False, attention=False)
+    tensors_only = forewarn.Config(measure=forewarn.Measure(activations=False, attention=False))
     watched = train(20, watch, every=lambda step: measured, clip=clip, steps=4, passes=passes, config=tensors_only)[-1]
     # The loss is taken out of its graph, and numpy is handed an alias of it and of the norm that clipping computed.
     assert watched.operations - bare.operations == Counter(detach=3 if clip else 2)

@@ -117,7 +117,9 @@ def train_two_groups(tmp_path, scheduled, told, steps=STEPS, resume_at=0, **hype
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
     stepped = torch.optim.SGD(groups)
     scheduler = scheduled(stepped)
-    config = forewarn.Config(plan=Plan.from_scheduler(told(stepped), STEPS), hyperparameters=hyperparameters)
+    config = forewarn.Config(
+        measure=forewarn.Measure(plan=Plan.from_scheduler(told(stepped), STEPS)), hyperparameters=hyperparameters
+    )
     monitor = forewarn.watch(model, stepped, tmp_path / "run", config=config, views=[])
     for step in range(steps):
         if resume_at and step == resume_at:
@@ -178,7 +180,11 @@ def test_a_plan_for_other_groups_is_an_error_when_the_monitor_is_attached(tmp_pa
     plan = Plan.from_scheduler(lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off]), STEPS)
     model = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match="each of 2 parameter groups, but the optimizers have 1"):
-        forewarn.watch(model, torch.optim.SGD(model.parameters(), lr=1.0), config=forewarn.Config(plan=plan))
+        forewarn.watch(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            config=forewarn.Config(measure=forewarn.Measure(plan=plan)),
+        )
 
 
 def test_declared_shapes():
@@ -213,7 +219,7 @@ def test_a_wrong_plan_is_an_error(wrong, match):
 def test_the_plan_is_recorded_beside_the_rate(tmp_path):
     model = torch.nn.Linear(2, 1)
     stepped = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.2}], lr=0.1)
-    config = forewarn.Config(plan=Plan(total=4, shape="linear"))
+    config = forewarn.Config(measure=forewarn.Measure(plan=Plan(total=4, shape="linear")))
     with forewarn.watch(model, stepped, tmp_path / "run", config=config, views=[]) as monitor:
         for _ in range(6):
             model(torch.ones(1, 2)).sum().backward()
@@ -222,7 +228,7 @@ def test_the_plan_is_recorded_beside_the_rate(tmp_path):
             monitor.step(1.0)
     with forewarn.open_run(tmp_path / "run") as run:
         np.testing.assert_allclose(run.series("train/lr_plan", "1").values, [0.2, 0.15, 0.1, 0.05], rtol=1e-6)
-        assert forewarn.Config.from_dict(run.config).plan == config.plan
+        assert forewarn.Config.from_dict(run.config).measure == config.measure
     assert [(alert.name, alert.scope) for alert in monitor.alerts if alert.code == "U107"] == [
         ("lr-off-plan", "0"),
         ("lr-off-plan", "1"),
@@ -266,7 +272,7 @@ def test_a_state_of_other_groups_leaves_the_plan_to_the_present_ones(tmp_path):
         model = torch.nn.ParameterList(each for group in groups for each in group["params"])
         optimizer = torch.optim.SGD(groups, lr=0.1)
         plan = Plan(total=100, shape="knots", knots=" | ".join(["0:1 99:0", "0:1 50:1 99:0", "0:1 99:1"][:num_groups]))
-        config = forewarn.Config(plan=plan)
+        config = forewarn.Config(measure=forewarn.Measure(plan=plan))
         return forewarn.watch(model, optimizer, tmp_path / name, every=1, views=[], config=config), optimizer
 
     before, _ = started(3, "before")

@@ -13,6 +13,7 @@ from torch import nn
 
 import forewarn
 from forewarn.judge.rules import find_rule
+from forewarn.judge.rules.activations import SaturatedUnits
 from forewarn.judge.rules.loss import LossSpike
 
 METRIC = forewarn.ParameterMetric("mean")
@@ -20,7 +21,7 @@ METRIC = forewarn.ParameterMetric("mean")
 WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     "an unknown setting": (
         lambda: forewarn.Config(sampel_size=3), TypeError,
-        "Config has no setting 'sampel_size'; did you mean 'sample_size'?",
+        "Config has no setting 'sampel_size'; did you mean 'measure.sample_size'?",
     ),
     "an unknown setting of a nested table": (
         lambda: LossSpike(warning_facto=3), TypeError,
@@ -44,18 +45,32 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
         "Config.disable must be a list of strings, not ('L102', 3)",
     ),
     "a table as a dict": (
-        lambda: forewarn.Config(plan={"total": 3}), TypeError,
-        "Config.plan must be a Plan, not a dict; Config.from_dict reads nested dicts",
+        lambda: forewarn.Measure(plan={"total": 3}), TypeError,
+        "Measure.plan must be a Plan, not a dict; Measure.from_dict reads nested dicts",
     ),
     "a setting of the wrong type": (
-        lambda: forewarn.Config(sample_size="many"), TypeError, "Config.sample_size must be int, not 'many'",
+        lambda: forewarn.Measure(sample_size="many"), TypeError, "Measure.sample_size must be int, not 'many'",
     ),
     "a setting out of range": (
-        lambda: forewarn.Config(ema_decay=2), ValueError, "Config.ema_decay must be between 0 and 0.99999, not 2",
+        lambda: forewarn.Measure(ema_decay=2), ValueError, "Measure.ema_decay must be between 0 and 0.99999, not 2",
     ),
     "a choice that is none": (
-        lambda: forewarn.Config(histograms="some"), ValueError,
-        "Config.histograms must be one of off, sampled, full, not 'some'",
+        lambda: forewarn.Measure(histograms="some"), ValueError,
+        "Measure.histograms must be one of off, sampled, full, not 'some'",
+    ),
+    "a setting that has moved": (
+        lambda: forewarn.Config(sample_size=3), TypeError, "sample_size moved to [measure]: write measure.sample_size",
+    ),
+    "a key that has moved": (
+        lambda: forewarn.Config.from_dict({"plan": {"total": 3}}), ValueError,
+        "plan moved to [measure]: write measure.plan",
+    ),
+    "a key that has moved from a nested table": (
+        lambda: forewarn.Config.from_dict({"thresholds": {"dead_units": {"window": 3}}}), ValueError,
+        "thresholds.dead_units.window moved to [measure]: write measure.dead_unit_window",
+    ),
+    "a setting that has moved from a nested table": (
+        lambda: SaturatedUnits(level=0.9), TypeError, "level moved to [measure]: write measure.saturation_level",
     ),
     "from_dict without a dict": (
         lambda: forewarn.Config.from_dict(3), TypeError, "Config.from_dict takes a dict of settings, not 3",
@@ -131,7 +146,8 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "config must be a forewarn.Config, a dict of settings or the path of a TOML file, not 3",
     ),
     "a key of the config": (
-        {"config": {"sampel_size": 3}}, ValueError, "unknown setting 'sampel_size'; did you mean 'sample_size'?",
+        {"config": {"sampel_size": 3}}, ValueError,
+        "unknown setting 'sampel_size'; did you mean 'measure.sample_size'?",
     ),
     "a view that is in no list": (
         {"views": forewarn.LiveView()}, TypeError,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forewarn.judge.series import Panel, Series
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.lab.trainer import Trainer
+    from forewarn.measure.options import Measure
     from forewarn.measure.probe import GradientTap, ModuleTap, Pending, Probe, Reading
     from forewarn.measure.schedule import Schedule
     from forewarn.measure.step import Step
@@ -98,6 +99,7 @@ _HOMES = {
     "Config": "config",
     "Plan": "plan",
     "Policy": "act.policies",
+    "Measure": "measure.options",
     "Schedule": "measure.schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
@@ -152,6 +154,7 @@ __all__ = [
     "GradientSummary",
     "GradientTap",
     "LiveView",
+    "Measure",
     "Metric",
     "ModuleMonitor",
     "ModuleTap",

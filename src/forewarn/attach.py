@@ -23,6 +23,7 @@ from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import unwrapped
+from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
@@ -49,6 +50,7 @@ from forewarn.measure.schedule import Escalation, Schedule, as_predicate
 from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
+from forewarn.plan import Plan
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Block, RuleInfo, RunInfo
@@ -56,7 +58,7 @@ from forewarn.views import View
 from forewarn.views.console import AlertLines
 
 HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
-"""How many blocks of 4096 values of a tensor are in its histogram, by `Config.histograms`; of larger ones one in 16."""
+"""How many blocks of 4096 values of a tensor are in its histogram, by `Measure.histograms`; of larger 1 in 16."""
 
 
 def watch(
@@ -97,9 +99,9 @@ def watch(
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
     parameter_index = ParameterIndex(model, optimizers)
     _check_parameters(parameter_index, model)
-    _check_plan(parameter_index, settings)
+    _check_plan(parameter_index, settings.measure.plan)
     stopwatch = Stopwatch()
-    all_probes = _probes(parameter_index, settings, scaler, stopwatch, metrics)
+    all_probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
@@ -200,8 +202,8 @@ def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None
             )
 
 
-def _check_plan(parameter_index: ParameterIndex, config: Config) -> None:
-    present, planned = sum(len(each.param_groups) for each in parameter_index.optimizers), config.plan.num_groups
+def _check_plan(parameter_index: ParameterIndex, plan: Plan) -> None:
+    present, planned = sum(len(each.param_groups) for each in parameter_index.optimizers), plan.num_groups
     if planned not in (None, present):
         raise ValueError(
             f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
@@ -220,50 +222,43 @@ def _check_reads(own_rules: Sequence[Rule], catalogue: Catalogue) -> None:
 
 def _probes(
     parameter_index: ParameterIndex,
-    config: Config,
+    measure: Measure,
     scaler: Any,
     stopwatch: Stopwatch,
     metrics: Sequence[ModuleMetric] = (),
 ) -> dict[str, Probe]:
     """Every probe by its name, in any order: they are called in the order that follows from what they need."""
-    thresholds = config.thresholds
-    reader = TensorReader(HISTOGRAM_BLOCKS[config.histograms], config.exact_percentiles)
+    reader = TensorReader(HISTOGRAM_BLOCKS[measure.histograms], measure.exact_percentiles)
     everything: list[Probe] = [
-        LearningRateProbe(parameter_index.optimizers, config.plan.share),
+        LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
-        LossProbe(config.ema_decay if config.enable_ema_loss else None),
-        GradientProbe(
-            parameter_index, scaler, reader,
-            vanishing=thresholds.vanishing_gradient.tensor_norm, exploding=thresholds.exploding_gradient.warning,
-        ),
-        GainProbe(parameter_index, config.blocks, config.mean_gain_drift_window),
-        UpdateProbe(
-            parameter_index, sample_size=config.sample_size,
-            threshold=thresholds.frozen_weight.ratio, patience=thresholds.frozen_weight.patience,
-        ),
+        LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
+        GradientProbe(parameter_index, scaler, reader),
+        GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
+        UpdateProbe(parameter_index, sample_size=measure.sample_size),
         WeightProbe(parameter_index, reader),
         SpeedProbe(stopwatch),
         SystemProbe(),
         UserProbe(),
         MetricsProbe(parameter_index, metrics),
         TaskProbe(parameter_index, scaler),
-        EvaluationProbe(change=thresholds.validation_plateau.change, window=thresholds.validation_plateau.window),
-    ]  # fmt: skip
-    if config.activations:
+        EvaluationProbe(),
+    ]
+    if measure.activations:
         everything.append(ActivationProbe(
-            parameter_index, modules=config.modules, rows=config.activation_rows,
-            window=thresholds.dead_units.window, least_positions=thresholds.dead_units.positions,
-            saturated_from=thresholds.saturated_units.level,
+            parameter_index, modules=measure.modules, rows=measure.activation_rows,
+            window=measure.dead_unit_window, least_positions=measure.dead_unit_positions,
+            saturated_from=measure.saturation_level,
         ))  # fmt: skip
         everything += [
             RepresentationProbe(parameter_index),
             BatchNormProbe(parameter_index),
             LogitsProbe(parameter_index.called),
         ]
-    if config.attention:
+    if measure.attention:
         everything.append(AttentionProbe(parameter_index.called, stopwatch))
-    if config.router:
-        everything.append(RouterProbe(parameter_index.called, config.router, config.router_top_k))
+    if measure.router:
+        everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
     return {probe.name: probe for probe in everything}
 
 
@@ -278,11 +273,13 @@ def _run_info(
         model=type(unwrapped(model)).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
-        blocks=block_names(model, config.blocks),
+        blocks=block_names(model, config.measure.blocks),
         optimizers=tuple(type(each).__name__ for each in parameter_index.optimizers),
         groups=tuple(_numbers(group) for each in parameter_index.optimizers for group in each.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
+        dead_unit_window=config.measure.dead_unit_window,
+        saturation_level=config.measure.saturation_level,
         metrics={series_name(each): each.range for each in metrics if isinstance(each, ModuleMetric)},
         device=str(parameter_index.parameters[0].device),
         versions={

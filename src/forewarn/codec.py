@@ -1,4 +1,4 @@
-"""The one codec between the shared nouns and plain values, fit for JSON."""
+"""Converts the shared dataclasses to plain values for JSON, and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _plain(value: Any, enums: Callable[[IntEnum], str | int]) -> Any:
 
 
 def _read(value: Any, kind: Any, name: str) -> Any:
-    """A plain value as the kind of value that the field `name` declares."""
+    """A plain value converted to the type that the field `name` declares."""
     if kind in _PLAIN:  # most values are
         if isinstance(value, _PLAIN[kind]):
             return value
@@ -75,7 +75,7 @@ def _read(value: Any, kind: Any, name: str) -> Any:
 
 
 _PLAIN: dict[Any, Any] = {Any: object, str: str, bool: bool, int: Integral, float: Real}
-"""What is accepted as each kind of plain value; a whole number is a float too."""
+"""The types accepted for each kind of plain value; a whole number is a float too."""
 
 
 def _unexpected(value: Any, kind: type, name: str) -> ValueError:
@@ -84,7 +84,7 @@ def _unexpected(value: Any, kind: type, name: str) -> ValueError:
 
 @functools.cache
 def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
-    """The kind of each field of a dataclass, and whether it has no default."""
+    """The type of each field of a dataclass, and whether it is required."""
     kinds, missing = get_type_hints(kind), dataclasses.MISSING
     return {
         field.name: (kinds[field.name], field.default is missing and field.default_factory is missing)

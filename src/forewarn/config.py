@@ -5,13 +5,12 @@ The bounds of a rule stand above it in its own file; those of `loss-spike` are `
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_type_hints
+from typing import Any, Self, cast, get_type_hints
 
 from forewarn.judge.judgement import RuleSet
 from forewarn.judge.own_rules import own_rules
@@ -34,8 +33,8 @@ from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
-from forewarn.plan import Plan
-from forewarn.settings import Settings, between, pattern
+from forewarn.measure.options import Measure
+from forewarn.settings import Settings, between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ check_tables(all_rules(), Thresholds)
 
 def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) -> type[Thresholds]:
     """These thresholds with a table for each rule of the user's own that has none yet."""
-    present = {each.name for each in dataclasses.fields(base)}
+    present = {each.name for each in fields(base)}
     tables: Any = tuple((rule.table, rule.settings) for rule in own if rule.table not in present)
     return _extended(cast(Any, base), tables)
 
@@ -80,7 +79,7 @@ def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) ->
 def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds]:
     fields = [(table, kind, kind()) for table, kind in tables if kind is not None]
     made: type[Thresholds] = (
-        dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True) if fields else base
+        make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True) if fields else base
     )
     return made
 
@@ -99,41 +98,15 @@ class Balancing(Settings):
 class Config(Settings):
     """Everything that can be set about a monitor beyond the arguments of `watch`."""
 
-    enable_ema_loss: bool = True
-    """Whether `train/loss_ema` is recorded beside the loss."""
-    ema_decay: float = between(0.99, 0.0, 0.99999)
-    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss. 0.95 to 0.999 are usual:
-    on white noise they leave 2.6% to 0.05% of its variance."""
-    sample_size: int = between(1024, 1)
-    """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
-    histograms: Literal["off", "sampled", "full"] = "sampled"
-    """Histograms, percentiles and shapes of every tensor on measured steps: none, of up to 16 blocks of 4096 values
-    each and one block in 16 of larger ones, or of all values; docs/distributions.md has what each costs."""
-    exact_percentiles: bool = False
-    """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
+    measure: Measure = Measure()
+    """What is read from the training loop; a stored run keeps it, whatever it is judged by later."""
     history_window: int = between(1024, 64)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16)
     """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
     them up."""
-    blocks: str = pattern()
-    """A regular expression for the whole names of the modules that are the blocks of the model; else they are found."""
-    mean_gain_drift_window: int = between(10, 2)
-    """Checks over which `gain/mean_ma` is averaged and whose oldest `gain/drift` is measured against."""
     escalation_steps: int = between(20, 0)
     """For so many steps after a warning fires, every step is measured in detail."""
-    activations: bool = True
-    """Whether the outputs of layers are measured: statistics, dead and saturated units, last hidden state, logits."""
-    modules: str = pattern()
-    """A regular expression found in the names of further modules whose outputs are measured, dead units included."""
-    activation_rows: int = between(256, 8)
-    """Rows (tokens; images count for 8) of an output that are read; of a larger one every k-th, the first always."""
-    attention: bool = True
-    """Whether the entropy and the logits of attention heads are measured."""
-    router: str = pattern()
-    """A regular expression found in the names of the modules that give router logits, in a mixture of experts."""
-    router_top_k: int = between(1, 1)
-    """How many experts a token goes to."""
     early_stopping_patience: int = between(0, 0)
     """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
     early_stopping_min_delta: float = between(0.0, 0.0)
@@ -142,8 +115,6 @@ class Config(Settings):
     """Rules that are not judged, by code or by name."""
     rules: Sequence[str] = ()
     """Modules, or paths of Python files, with rules of your own to judge by; docs/your_own.md shows how they look."""
-    plan: Plan = Plan()
-    """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
     balancing: Balancing = Balancing()
@@ -161,6 +132,10 @@ class Config(Settings):
         return cls.of(Path(path))
 
     @classmethod
+    def _moved(cls) -> Mapping[str, str]:
+        return {field.name: f"measure.{field.name}" for field in fields(Measure)}
+
+    @classmethod
     def with_rules(
         cls, config: Config | Mapping[str, Any] | str | Path | None, given: Iterable[Any] = ()
     ) -> tuple[Config, tuple[Rule, ...]]:
@@ -169,7 +144,7 @@ class Config(Settings):
         They are those that are `given`, those in the modules that the config names, and those of installed packages.
         """
         if isinstance(config, str | Path):
-            config = _read(config)
+            config = read_toml(config)
         if not isinstance(config, Config | Mapping | None):
             raise TypeError(
                 f"config must be a forewarn.Config, a dict of settings or the path of a TOML file, not {config!r}"
@@ -179,7 +154,7 @@ class Config(Settings):
             own = own_rules(given, config.rules)
             before = config.thresholds
             thresholds = thresholds_with(own, type(before))(**vars(before))
-            return (config if thresholds == before else dataclasses.replace(config, thresholds=thresholds)), own
+            return (config if thresholds == before else replace(config, thresholds=thresholds)), own
         modules = cls.from_dict({"rules": config["rules"]}).rules if "rules" in config else ()
         own = own_rules(given, modules)
         return cls.from_dict(_with_tables(config, own)), own
@@ -192,13 +167,41 @@ class Config(Settings):
         decides what is imported.
         """
         own = tuple(own)
-        present = cls().to_dict()
-        present["thresholds"] = thresholds_with(own)().to_dict()
-        common = _common({name: value for name, value in stored.items() if name != "rules"}, present)
+        tables = stored.get("thresholds", {})
+        sources = [(stored, cls), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
+        measure = {
+            place.removeprefix("measure."): plain[name]
+            for plain, kind in sources
+            for name, place in kind._moved().items()
+            if name in plain
+        }
+        measure |= stored.get("measure", {})
+        present = {**cls().to_dict(), "thresholds": thresholds_with(own)().to_dict()}
+        del present["rules"]
+        common = _common({**stored, "measure": measure}, present)
         disable = common.get("disable")
         if isinstance(disable, list | tuple):
             common["disable"] = [name for name in disable if not isinstance(name, str) or is_rule(name, own)]
         return cls.from_dict(_with_tables(common, own))
+
+    @classmethod
+    def for_stored(cls, plain: Mapping[str, Any], stored: Mapping[str, Any], own: Iterable[Rule] = ()) -> Self:
+        """These settings for the run whose config is stored: what is fixed about a run is the run's own.
+
+        To name another value for it is a ValueError.
+        """
+        own = tuple(own)
+        wanted, recorded = cls.from_dict(_with_tables(plain, own)), cls.from_stored(stored, own)
+        for table in ("measure", "hyperparameters"):
+            before, after = (dict(_leaves(config.to_dict()[table])) for config in (recorded, wanted))
+            for name, _ in _leaves(plain.get(table, {})):
+                if after[name] != before.get(name):
+                    was = f"with {before[name]!r}" if name in before else "without it"
+                    raise ValueError(
+                        f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
+                        "leave it out"
+                    )
+        return replace(wanted, measure=recorded.measure, hyperparameters=recorded.hyperparameters)
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
         """What a run with this config is judged by: built-in rules and these of the user's own, but those in `disable`.
@@ -218,20 +221,21 @@ class Config(Settings):
         )  # fmt: skip
 
 
-def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
-
-
 def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, Any]:
     """These settings with the thresholds read, those of the user's own rules as well."""
     tables = plain.get("thresholds", {})
     if not isinstance(tables, Mapping):
         return plain
     return {**plain, "thresholds": thresholds_with(own).from_dict(tables, "thresholds")}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML file as they stand there."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,3 +245,12 @@ def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         for name, value in stored.items()
         if name in present
     }
+
+
+def _leaves(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting that is no table, by the names of the tables around it and its own."""
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value

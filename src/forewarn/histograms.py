@@ -20,7 +20,7 @@ PERCENTS: Mapping[str, int] = MappingProxyType({"p01": 1, "p25": 25, "p50": 50, 
 
 
 def used_bins(counts: Counts) -> slice:
-    """The range of bins, over all tensors [n × 2 × bins], outside of which nothing was counted."""
+    """The smallest range of bins that holds all counts of all tensors [n × 2 × bins]."""
     used = np.flatnonzero(counts.any(axis=(0, 1)))
     return slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
 
@@ -31,7 +31,7 @@ def in_line(counts: Counts, zeros: Counts) -> Counts:
 
 
 def line_edges(bins: slice) -> NDArray[np.float64]:
-    """The values between which the counts of `in_line` lie, for these bins; what is counted as zero lies in between."""
+    """The bin edges of the counts of `in_line`, for these bins; zeros lie in the middle."""
     magnitudes = 2.0 ** np.arange(bins.start + LOWEST_EXPONENT, bins.stop + LOWEST_EXPONENT + 1)
     return np.concatenate([-magnitudes[::-1], magnitudes])
 
@@ -63,10 +63,10 @@ def over_scopes(distribution: Distribution) -> Distribution:
 
 
 def shifted(counts: Counts, power: int) -> Counts:
-    """The histograms of the same values times 2^power; what leaves the range is counted in the outermost bins.
+    """The histograms of the values times 2^power; values that leave the range are counted in the outermost bins.
 
-    The outermost bins have no outer end: what was counted there and comes back into the range is of unknown magnitude,
-    so such a tensor has no histogram any more, which is one without counts.
+    The outermost bins have no outer edge: if their values come back into the range, their magnitude is unknown, and the
+    tensor's counts become zero, which means no histogram.
     """
     if power == 0:
         return counts

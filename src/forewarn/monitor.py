@@ -115,8 +115,8 @@ class Monitor:
         with self._stopwatch:
             try:
                 self._give(loss, extra)
-                now = Collected(self.at, time.time(), *self._loop.collect())
-                self._transfer.send(now, now.tensors)
+                collected = Collected(self.at, time.time(), *self._loop.collect())
+                self._transfer.send(collected, collected.tensors)
                 outcome = self._conclude(self._transfer.receive())
                 self._loop.measured = self._schedule.measured(self.at + 1)
             except _WrongArgument as error:
@@ -166,12 +166,12 @@ class Monitor:
             raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
         step = max(0, self.at - 1)
         about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-        taken = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
-        if taken:
+        actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+        if actions:
             if self._writer is not None:
-                self._writer.record(step, findings=[], alerts=[], actions=taken)
-            self._views.show(step, [], [], (), taken)
-        return taken
+                self._writer.record(step, findings=[], alerts=[], actions=actions)
+            self._views.show(step, [], [], (), actions)
+        return actions
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
@@ -273,12 +273,13 @@ class Monitor:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
         self._check_open()
         if not isinstance(state, Mapping) or not {"at", "history", "ledger", "probes"} <= state.keys():
-            told = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else repr(state)
-            raise ValueError(f"state must be what monitor.state_dict() returned, not {told}")
+            received = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else repr(state)
+            raise ValueError(f"state must be what monitor.state_dict() returned, not {received}")
         state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
-        self.history.load_state_dict(state["history"])
+        earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
+        self.history.load_state_dict(earlier | state["history"])  # earlier versions counted in the probe
         self._ledger.load_state_dict(state["ledger"])
         self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
@@ -298,9 +299,8 @@ class Monitor:
     def recall(self, steps: Iterable[tuple[int, Sequence[Block]]], last_ema: float) -> None:
         """Go on after stored steps where no state was saved: they are judged again, and recorded nowhere."""
         for step, blocks in steps:
-            self.history.append(blocks)
             self._curve.take(step, blocks)
-            self._ledger.update(self._judge(step, self.history, blocks), self.history, self.info)
+            self._ledger.update(self._judge(step, self.history, self.history.append(blocks)), self.history, self.info)
             self.at = step + 1
         self._resumed_at = self.at
         loss = self._probes["loss"]
@@ -309,7 +309,7 @@ class Monitor:
             loss.course.recall(last_ema, self.history.series("evaluation/start_loss").last)
         epochs = self.history.series("evaluation/epoch")
         if len(epochs):
-            validation = self.history.series("eval/loss").finite(self.config.thresholds.validation_plateau.window)
+            validation = self.history.series("eval/loss").finite()[-1:]
             self._probes["evaluation"].load_state_dict({"epoch": epochs.last, "validation": validation.tolist()})
         self._epoch_ended = epochs.at
         self._adjusted = {(alert.code, alert.scope, alert.since) for alert in self._ledger.firing}
@@ -330,27 +330,27 @@ class Monitor:
         """Record, judge, act and show the steps whose values have arrived."""
         outcome = Outcome()
         for step, arrays in arrived:
-            changed, taken = self._conclude_one(step, arrays)
-            outcome = Outcome(outcome.alerts + changed, outcome.actions + taken)
+            changed, actions = self._conclude_one(step, arrays)
+            outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)
         return outcome
 
     def _conclude_one(self, step: Collected, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
         blocks, distributions = self._recorded(step, arrays)
-        self.history.append(blocks)
+        blocks = self.history.append(blocks)
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
-        taken = act(changed, self._policy, step.step)
-        self._stop = self._stop or any(each.action == "stop" for each in taken)
+        actions = act(changed, self._policy, step.step)
+        self._stop = self._stop or any(action.action == "stop" for action in actions)
         if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
             self._schedule.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
-            if changed or taken:
+            if changed or actions:
                 findings = [alert.finding for alert in changed]
-                self._writer.record(step.step, findings=findings, alerts=changed, actions=taken)
-        self._views.show(step.step, blocks, distributions, changed, taken)
-        return changed, taken
+                self._writer.record(step.step, findings=findings, alerts=changed, actions=actions)
+        self._views.show(step.step, blocks, distributions, changed, actions)
+        return changed, actions
 
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
         """The readings of one step in the form that is stored, and those that are judged."""
@@ -362,13 +362,13 @@ class Monitor:
 
     def _troubles(self) -> Iterator[Reading]:
         """What went wrong in the monitor itself since the last step."""
-        failed = {name: what for name, what in self._loop.failures.items() if name not in self._told}
+        failed = {name: error for name, error in self._loop.failures.items() if name not in self._told}
         if failed:
             self._told |= set(failed)
             yield Reading("monitor/probe_failed", tuple(failed), [1.0] * len(failed))
-            for name, what in failed.items():
+            for name, error in failed.items():
                 if self._writer is not None:
-                    self._writer.event("probe_failed", probe=name, error=what)
+                    self._writer.event("probe_failed", probe=name, error=error)
         if self._writer is not None and self._writer.failure and "store" not in self._told:
             self._told.add("store")
             _log.warning("recording stopped: %s; training goes on", self._writer.failure)

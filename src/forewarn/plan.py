@@ -1,4 +1,4 @@
-"""The plan of the learning rate: what it should be at each step, declared or read off a scheduler before the run."""
+"""The planned learning rate at each step, declared or read from a scheduler before the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forewarn.settings import Settings, between
 from forewarn.types import peak_lr
 
 _TOLERANCE = 2e-3
-"""Share of the peak by which straight lines between knots may miss a scheduler's curve."""
+"""Maximum error of the straight lines between knots, as a fraction of the peak."""
 _MOST_KNOTS = 512
 
 
@@ -67,8 +67,8 @@ class Plan(Settings):
             return 1.0
         if self.shape == "inverse_sqrt":
             return math.sqrt(max(1, self.warmup) / max(1, step + 1))
-        left = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
-        return self.floor + (1 - self.floor) * left
+        decay = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
+        return self.floor + (1 - self.floor) * decay
 
     @classmethod
     def from_scheduler(cls, scheduler: Any, total: int) -> Self:
@@ -85,14 +85,14 @@ class Plan(Settings):
         schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
         if not schedulers:
             raise TypeError("scheduler must be a torch learning-rate scheduler, or a list of them, not an empty list")
-        courses = [course for each in schedulers for course in _courses(each, total)]
-        left = min(map(len, courses))  # what is left of the run, by the scheduler that is ahead of the others
-        knots = [_text(course, total - left) for course in _distinct([course[-left:] for course in courses])]
+        courses = [course for item in schedulers for course in _courses(item, total)]
+        num_left = min(map(len, courses))  # by the scheduler that is furthest ahead
+        knots = [_text(course, total - num_left) for course in _distinct([course[-num_left:] for course in courses])]
         return cls(total=total, shape="knots", knots=" | ".join(knots))
 
 
 def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
-    """For each group of a scheduler: its share of the peak from where the scheduler is now to step `total`."""
+    """For each group of a scheduler: its share of the peak from the scheduler's current step to step `total`."""
     optimizer = getattr(scheduler, "optimizer", None)
     if optimizer is None or not hasattr(scheduler, "step"):
         raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {type(scheduler).__name__}")
@@ -117,14 +117,14 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
 
 
 def _distinct(courses: Sequence[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
-    """The course of each group, or the one that all follow, but for groups that are off."""
+    """The course of each group, or a single one if all groups that are on follow it."""
     on = [course for course in courses if course.any()] or courses
-    alike = (np.abs(course - on[0]).max() <= _TOLERANCE * np.abs(on[0]).max() for course in on)
-    return on[:1] if all(alike) else courses
+    matches = (np.abs(course - on[0]).max() <= _TOLERANCE * np.abs(on[0]).max() for course in on)
+    return on[:1] if all(matches) else courses
 
 
 def _text(course: NDArray[np.float64], begun: int) -> str:
-    return " ".join(f"{begun + at}:{course[at]:.6g}" for at in _kept(course))
+    return " ".join(f"{begun + index}:{course[index]:.6g}" for index in _kept(course))
 
 
 class _Ahead:
@@ -141,16 +141,16 @@ class _Ahead:
 
 
 def _kept(shares: NDArray[np.float64]) -> list[int]:
-    """The places that straight lines through them come near to all: the worst miss is added until none is left."""
-    kept = [0, len(shares) - 1] if len(shares) > 1 else [0]
+    """Indices of the knots: the worst miss is added until straight lines come near all shares."""
+    indices = [0, len(shares) - 1] if len(shares) > 1 else [0]
     steps = np.arange(len(shares))
-    while len(kept) < _MOST_KNOTS:
-        misses = np.abs(np.interp(steps, kept, shares[kept]) - shares)
+    while len(indices) < _MOST_KNOTS:
+        misses = np.abs(np.interp(steps, indices, shares[indices]) - shares)
         worst = int(misses.argmax())
         if misses[worst] <= _TOLERANCE * max(float(np.abs(shares).max()), 1e-12):
             break
-        kept = sorted({*kept, worst})
-    return kept
+        indices = sorted({*indices, worst})
+    return indices
 
 
 @functools.lru_cache(maxsize=8)  # asked for at every step
@@ -161,10 +161,10 @@ def _knots(text: str) -> tuple[tuple[list[int], list[float]], ...]:
 
 def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
     pairs = []
-    for each in text.split():
-        step, _, share = each.partition(":")
+    for pair in text.split():
+        step, _, share = pair.partition(":")
         if not step.isdigit() or not _is_finite(share):
-            raise ValueError(f"Plan.knots must be step:share pairs such as '0:0 100:1', not {each!r}")
+            raise ValueError(f"Plan.knots must be step:share pairs such as '0:0 100:1', not {pair!r}")
         pairs.append((int(step), float(share)))
     if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):
         raise ValueError("the steps of Plan.knots must rise")

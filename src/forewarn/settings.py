@@ -1,4 +1,4 @@
-"""What a settings class is: a dataclass that checks its values when it is made, and reads them from plain mappings."""
+"""Settings classes: dataclasses that check their values when created, and read them from plain mappings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def pattern(default: str = "") -> Any:
 
 
 class _SignatureOfInit:
-    """What `help` and editors show of a class: its fields, which `Settings.__new__` would hide."""
+    """The signature that `help` and editors show: the fields, which `Settings.__new__` would hide."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
-        whole = inspect.signature(owner.__init__)
-        return whole.replace(parameters=list(whole.parameters.values())[1:], return_annotation=inspect.Signature.empty)
+        signature = inspect.signature(owner.__init__)
+        parameters = list(signature.parameters.values())[1:]
+        return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +49,25 @@ class Settings:
             by_name = f"its settings by name, such as {cls.__name__}({next(iter(fields))}=...)"
             raise TypeError(f"{cls.__name__} takes {only if most else by_name}")
         for name in settings:
+            if name in cls._moved():
+                raise TypeError(_new_place(name, cls._moved()[name]))
             if name not in fields:
-                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields)}")
+                raise TypeError(f"{cls.__name__} has no setting {name!r}; {_hint(name, fields, cls._moved())}")
         return object.__new__(cls)
+
+    @classmethod
+    def _moved(cls) -> Mapping[str, str]:
+        """Settings that were here in earlier versions, and where each is now, such as `measure.sample_size`."""
+        return {}
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for each in dataclasses.fields(self):
-            kind, value = hints[each.name], getattr(self, each.name)
+        for setting in dataclasses.fields(self):
+            kind, value = hints[setting.name], getattr(self, setting.name)
             if get_origin(kind) in _SEQUENCES and isinstance(value, Sequence) and not isinstance(value, str):
                 value = tuple(value)
-                object.__setattr__(self, each.name, value)  # so that nobody changes it later
-            _check(type(self), each, kind, value)
+                object.__setattr__(self, setting.name, value)  # so that nobody changes it later
+            _check(type(self), setting, kind, value)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "") -> Self:
@@ -67,18 +75,20 @@ class Settings:
         if not isinstance(plain, Mapping):
             raise TypeError(f"{cls.__name__}.from_dict takes a dict of settings, not {plain!r}")
         hints = get_type_hints(cls)
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in plain.items():
             spot = f"{where}.{name}" if where else str(name)
+            if name in cls._moved():
+                raise ValueError(_new_place(spot, cls._moved()[name]))
             if name not in hints:
-                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints)}")
+                raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls._moved())}")
             kind = hints[name]
             if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
                 if not isinstance(value, Mapping):
                     raise TypeError(f"setting {spot!r} is a table of settings, not {value!r}")
                 value = kind.from_dict(value, spot)
-            made[name] = value
-        return cls(**made)
+            values[name] = value
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, fit for JSON."""
@@ -89,15 +99,19 @@ _SEQUENCES = (Sequence, tuple)
 """Fields of this kind hold strings, given as any sequence and kept as a tuple."""
 
 
-def _hint(name: Any, names: Iterable[str]) -> str:
-    """What else it could have been."""
+def _hint(name: Any, names: Iterable[str], moved: Mapping[str, str]) -> str:
+    """A suggestion for an unknown name."""
     names = sorted(names)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    close = difflib.get_close_matches(str(name), [*names, *moved], n=1)
+    return f"did you mean {moved.get(close[0], close[0])!r}?" if close else f"known are {', '.join(names)}"
 
 
-def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> None:
-    name = f"{owner.__name__}.{each.name}"
+def _new_place(name: str, place: str) -> str:
+    return f"{name} moved to [{place.rpartition('.')[0]}]: write {place}"
+
+
+def _check(owner: type, setting: dataclasses.Field[Any], kind: Any, value: Any) -> None:
+    name = f"{owner.__name__}.{setting.name}"
     if get_origin(kind) is UnionType:  # a value that may be None
         if value is None:
             return
@@ -117,12 +131,12 @@ def _check(owner: type, each: dataclasses.Field[Any], kind: Any, value: Any) -> 
         raise TypeError(f"{name} must be a {kind.__name__}, not a dict; {owner.__name__}.from_dict reads nested dicts")
     elif not isinstance(value, get_origin(kind) or kind):
         raise TypeError(f"{name} must be a {(get_origin(kind) or kind).__name__}, not {value!r}")
-    if each.metadata.get("pattern"):
+    if setting.metadata.get("pattern"):
         try:
             re.compile(value)
         except re.error as error:
             raise ValueError(f"{name} must be a regular expression, but {value!r} is none: {error}") from error
-    low, high = each.metadata.get("low", -math.inf), each.metadata.get("high", math.inf)
+    low, high = setting.metadata.get("low", -math.inf), setting.metadata.get("high", math.inf)
     if kind in (int, float) and not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise ValueError(f"{name} must be {bounds}, not {value!r}")

@@ -1,4 +1,4 @@
-"""The shared nouns: what is measured, what is found, what is advised."""
+"""The shared data types: readings, findings, alerts, remedies and actions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_metric_name(name: str) -> bool:
 
 
 def spelled_out(name: str, scope: str) -> str:
-    """A metric and one scope of it in one word, `family/scope/quantity`; only the name where there is no scope."""
+    """A metric and one of its scopes as `family/scope/quantity`; only the name if there is no scope."""
     family, _, quantity = name.partition("/")
     return f"{family}/{scope}/{quantity}" if scope else name
 
@@ -43,7 +43,7 @@ class Severity(IntEnum):
 
 
 class AlertState(IntEnum):
-    """Where an alert is in its life."""
+    """The state of an alert in its life cycle."""
 
     PENDING = 0
     FIRING = 1
@@ -86,7 +86,7 @@ _CAUSE_IN_WORDS = {
 
 
 class Shape(IntEnum):
-    """How the values of a tensor are spread. The number is what `gradient/shape` and `weight/shape` record."""
+    """How the values of a tensor are distributed. The value is what `gradient/shape` and `weight/shape` record."""
 
     HEALTHY = 0
     SHIFTED = 1
@@ -164,7 +164,7 @@ _REASON_IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One metric of one step for all its scopes: nothing in the hot path is an object per value."""
+    """One metric of one step for all its scopes: the hot path creates no object per value."""
 
     step: int
     time: float
@@ -195,7 +195,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo(Noun):
-    """What is fixed about one parameter tensor."""
+    """The fixed properties of one parameter tensor."""
 
     shape: tuple[int, ...]
     kind: str
@@ -216,7 +216,7 @@ class RuleInfo(Noun):
 
 
 def peak_lr(group: Mapping[str, Any]) -> float:
-    """How high the learning rate of an optimizer group goes: what its scheduler has noted there, else what it is now.
+    """The peak learning rate of an optimizer group: the one its scheduler has noted, else the current one.
 
     NaN if the group has no learning rate.
     """
@@ -224,9 +224,19 @@ def peak_lr(group: Mapping[str, Any]) -> float:
     return max(noted) if noted else float(group.get("lr", math.nan))
 
 
+def improvement(before: float, after: float) -> float:
+    """`(before − after) / before`: the share by which a loss has fallen; NaN where that says nothing."""
+    return (before - after) / abs(before) if before and math.isfinite(before) and math.isfinite(after) else math.nan
+
+
+def gap(train: float, validation: float) -> float:
+    """`(validation − train) / train`: how far the validation loss lies above the training loss."""
+    return -improvement(train, validation)
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo(Noun):
-    """What is fixed and known about a run. Rules and remedies see this, never a model or an optimizer."""
+    """The fixed properties of a run. Rules and remedies see this, never a model or an optimizer."""
 
     model: str = ""
     num_parameters: int = 0
@@ -240,10 +250,14 @@ class RunInfo(Noun):
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What the user declared, such as dropout or the number of steps."""
     every: int = 1
-    """Detail is measured every so many steps once the dense start is over."""
+    """Steps between detailed measurements once the dense start is over."""
+    dead_unit_window: int = 10
+    """Measured steps in a row on which a unit of a layer must have been zero to count as dead."""
+    saturation_level: float = 0.99
+    """Share of its range beyond which the output of a bounded layer counts as saturated."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The user's own by the name of their series, each with the range that was declared healthy, infinite if none was;
-    what an aggregation gives under a suffix goes by the name before it."""
+    """The user's own metrics by series name, each with its declared healthy range, infinite if none was declared.
+    Series with an aggregation suffix belong to the name without it."""
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0
@@ -293,7 +307,7 @@ class Remedy(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Alert(Noun):
-    """A finding with a life. Its identity is (code, scope), never a value or a step."""
+    """A finding followed over time. Its identity is (code, scope), never a value or a step."""
 
     code: str
     name: str
@@ -308,10 +322,10 @@ class Alert(Noun):
     last: int
     """The step at which it was last seen."""
     finding: Finding
-    """The finding of the worst severity, the newest of those."""
+    """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding with which it fired or last grew worse: the one that was shown live and that the remedies are for."""
+    """The finding that made it fire or last grow worse: it was shown live, and the remedies are for it."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -331,7 +345,7 @@ class Action(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Noun):
-    """What one call of `monitor.step` led to: alerts that changed their state or severity, and actions taken."""
+    """The result of one `monitor.step`: alerts whose state or severity changed, and actions taken."""
 
     alerts: tuple[Alert, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -349,7 +363,7 @@ def in_words(value: float | str | None) -> str:
 
 
 def counted(alerts: Sequence[Alert]) -> str:
-    """How many of each severity, the worst first: `2 critical, 3 warnings`; nothing if there are none."""
+    """The number of alerts per severity, worst first: `2 critical, 3 warnings`; empty if there are none."""
     counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
     plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
     return ", ".join(f"{count} {plural[level]}" for level, count in counts.items() if count)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.config import Config
+from forewarn.measure.options import Measure
 from forewarn.store import RunWriter
-from tests.cli.conftest import FACTS, Said, block, falling, write_run
+from tests.cli.conftest import FACTS, LAYERS, Said, block, blocks_of, falling, write_run
 
 Call = Callable[..., Said]
 
@@ -134,12 +135,89 @@ def test_another_config_changes_the_verdict(forewarn: Call, lost: Path, tmp_path
     assert forewarn("check", lost, "--config", toml).code == 0
 
 
+@pytest.fixture
+def stalled(tmp_path: Path) -> Path:
+    """A run whose last layer moves by 1e-4 of its size, with two epochs of the same validation loss."""
+    config = Config(measure=Measure(sample_size=1024), hyperparameters={"dropout": 0.1})
+    writer = RunWriter(tmp_path / "stalled", info=FACTS, config=config.to_dict())
+    for step, loss in enumerate(falling(60)):
+        blocks = blocks_of(step, loss)
+        if step % 10 == 0:
+            blocks = [one for one in blocks if one.name != "update/ratio"]
+            blocks += [
+                block(step, "update/ratio", 1e-3, 2e-3, 1e-4, scopes=LAYERS),
+                block(step, "update/stopped_by", 0.0, 0.0, 0.0, scopes=LAYERS),
+                block(step, "update/frozen_cause", 0.0, 0.0, 0.0, scopes=LAYERS),
+            ]
+        if step in (20, 40):
+            losses = {"evaluation/train_loss": 1.0, "eval/loss": 1.0, "evaluation/plateau_detected": 0.0}
+            blocks += [block(step, name, value) for name, value in losses.items()]
+            blocks.append(block(step, "evaluation/epoch", step / 20))
+        writer.append(step, blocks)
+    writer.close("completed")
+    return tmp_path / "stalled"
+
+
+def test_other_bounds_give_another_answer_though_the_readings_were_made_under_the_old_ones(
+    forewarn: Call, stalled: Path, tmp_path: Path
+) -> None:
+    before = forewarn("check", stalled)
+    assert before.code == 0
+    assert "frozen-weight" not in before.out
+    assert "plateau" not in before.out
+    toml = tmp_path / "strict.toml"
+    toml.write_text(
+        "[thresholds.frozen_weight]\nratio = 5e-4\npatience = 5\n[thresholds.validation_plateau]\nwindow = 2\n"
+    )
+    after = forewarn("check", stalled, "--config", toml, "--json")
+    alerts = {alert["name"]: alert for alert in json.loads(after.out)["alerts"]}
+    assert after.code == 1
+    assert alerts["frozen-weight"]["since"] == 40
+    assert alerts["frozen-weight"]["finding"]["bound"] == 5e-4
+    assert "epoch 2: train 1, validation 1, plateau" in forewarn("check", stalled, "--config", toml).out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[measure]\nsample_size = 1024\n", "[hyperparameters]\ndropout = 0.1\n", "[measure.plan]\ntotal = 0\n"],
+)
+def test_a_config_may_say_how_the_run_was_measured(forewarn: Call, stalled: Path, tmp_path: Path, text: str) -> None:
+    toml = tmp_path / "same.toml"
+    toml.write_text(text)
+    assert forewarn("check", stalled, "--config", toml).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[measure]\nsample_size = 64", "[measure] sample_size = 64 cannot be changed afterwards: {} with 1024;"),
+        ("[measure.plan]\ntotal = 9", "[measure] plan.total = 9 cannot be changed afterwards: {} with 0;"),
+        (
+            "[hyperparameters]\ndropout = 0.2",
+            "[hyperparameters] dropout = 0.2 cannot be changed afterwards: {} with 0.1;",
+        ),
+        ("[hyperparameters]\nwidth = 64", "[hyperparameters] width = 64 cannot be changed afterwards: {} without it;"),
+    ],
+)
+def test_what_was_measured_cannot_be_changed_afterwards(
+    forewarn: Call, stalled: Path, tmp_path: Path, text: str, words: str
+) -> None:
+    toml = tmp_path / "other.toml"
+    toml.write_text(text)
+    said = forewarn("check", stalled, "--config", toml)
+    assert said.code == 3
+    assert words.format("the run was measured") + " leave it out" in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("disable = 3 4", "is not valid TOML"),
-        ("sample_sizes = 3", "did you mean 'sample_size'"),
-        ("sample_size = 'many'", "must be int"),
+        ("sample_sizes = 3", "did you mean 'measure.sample_size'"),
+        ("history_window = 'many'", "must be int"),
+        ("sample_size = 3", "sample_size moved to [measure]: write measure.sample_size"),
         ('disable = ["no-such-rule"]', "there is no rule"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from forewarn.cli import USAGE_ERROR
 from forewarn.config import Config
+from forewarn.measure.options import Measure
 from forewarn.store import RunWriter
 from forewarn.types import Distribution
 from tests.cli.conftest import FACTS, LAYERS, Said, block, blocks_of, falling
@@ -120,7 +121,7 @@ def test_a_histogram_takes_no_other_choice(forewarn: Call, spread: Path) -> None
 @pytest.mark.parametrize(
     ("config", "metric", "why"),
     [
-        (Config(histograms="off"), "gradient/norm", 'it was recorded with Config(histograms="off")'),
+        (Config(measure=Measure(histograms="off")), "gradient/norm", 'it was recorded with Measure(histograms="off")'),
         (Config(), "train/loss", "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm"),
         (Config(), "gradient/norm", "none of them was counted"),
     ],

@@ -309,7 +309,7 @@ def test_the_peak_of_an_epoch_is_not_made_by_a_single_batch():
 
 @pytest.mark.parametrize("decay", [0.95, 0.99, 0.999])
 def test_the_average_of_white_noise_keeps_less_than_a_tenth_of_its_variance(decay, watch):
-    monitor = watch(*made(), every=10_000, config=forewarn.Config(ema_decay=decay))
+    monitor = watch(*made(), every=10_000, config=forewarn.Config(measure=forewarn.Measure(ema_decay=decay)))
     loss = monitor._probes["loss"]
     noise = 2 + np.random.default_rng(0).normal(size=20_000)
     averages = np.array([loss.course.add(value)["train/loss_ema"] for value in noise])[5000:]
@@ -319,7 +319,7 @@ def test_the_average_of_white_noise_keeps_less_than_a_tenth_of_its_variance(deca
 
 def test_the_average_is_switched_off_by_one_switch_and_resumed_without_a_seam(watch):
     model, optimizer = made()
-    off = watch(model, optimizer, config=forewarn.Config(enable_ema_loss=False))
+    off = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(enable_ema_loss=False)))
     whole, first = watch(model, optimizer), watch(model, optimizer)
     losses = np.random.default_rng(1).uniform(1, 3, 60).tolist()
     for loss in losses:

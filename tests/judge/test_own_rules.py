@@ -190,8 +190,8 @@ def test_a_config_has_a_table_for_each_rule_that_is_loaded(module):
 
 
 def test_a_config_of_python_gets_the_tables_too(high_loss):
-    config, own = Config.with_rules(Config(sample_size=7), [high_loss])
-    assert config.sample_size == 7
+    config, own = Config.with_rules(Config(history_window=77), [high_loss])
+    assert config.history_window == 77
     assert config.to_dict()["thresholds"]["high_loss"] == {"limit": 10.0}
     assert config.rule_set(own).settings["Z101"] == high_loss.settings()
 

@@ -313,7 +313,7 @@ def test_the_thresholds_of_the_config_reach_the_monitor(tmp_path):
     assert config.thresholds.exploding_gradient.warning == 50.0
     assert config.thresholds.frozen_weight.ratio == 1e-9
     assert config.thresholds.frozen_weight.patience == 4
-    assert config.sample_size == 64
+    assert config.measure.sample_size == 64
     assert "train/loss_ema" not in trainer.monitor.history
 
 

@@ -17,7 +17,7 @@ from forewarn.types import Distribution, Reason, Shape
 from tests.measure.engine.distributions.made import histogram, ranked
 from tests.test_no_host_sync import Counting
 
-FULL = forewarn.Config(histograms="full")
+FULL = forewarn.Config(measure=forewarn.Measure(histograms="full"))
 
 
 class Seen:
@@ -94,7 +94,7 @@ def test_gradients_and_weights_are_counted_value_by_value(watch):
 def test_without_histograms_nothing_of_them_is_recorded(watch):
     model = model_and_gradients()
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), Seen()
-    monitor = watch(model, optimizer, config=forewarn.Config(histograms="off"), views=[seen])
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(histograms="off")), views=[seen])
     optimizer.step()
     monitor.step(1.0)
     assert seen.order == ["step"]
@@ -138,7 +138,7 @@ def test_where_the_sample_saw_only_zeros_nothing_is_claimed():
 def test_exact_percentiles_are_those_of_the_sorted_values(watch):
     model = model_and_gradients()
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), Seen()
-    config = forewarn.Config(histograms="off", exact_percentiles=True)
+    config = forewarn.Config(measure=forewarn.Measure(histograms="off", exact_percentiles=True))
     monitor = watch(model, optimizer, config=config, views=[seen])
     gradients = {name: one.grad.numpy().copy() for name, one in model.named_parameters() if one.grad is not None}
     optimizer.step()

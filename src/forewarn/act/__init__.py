@@ -1,1 +1,1 @@
-"""What changes a training run: only these modules do, and only where the user asked for it."""
+"""Actions that change a training run. No other module does, and these only at the user's request."""

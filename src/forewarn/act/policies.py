@@ -1,4 +1,4 @@
-"""What a monitor may do to a run: nothing, unless a policy says so."""
+"""What a monitor may do to a run: nothing, unless a policy allows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KNOWN = frozenset({"stop"})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The actions that a monitor may take by itself; by default it only tells."""
+    """The actions that a monitor may take by itself; by default it only reports."""
 
     allow: frozenset[str] = frozenset()
 
@@ -44,38 +44,37 @@ def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ..
 
 
 ADJUSTMENTS = frozenset({"lower_lr", "raise_weight_decay"})
-"""Remedies that can be applied to a run under way. To raise an lr is not among them: a step that is too large can not
-be taken back."""
+"""Remedies that can be applied to a running job. Raising the lr is not one: too large a step cannot be undone."""
 
 Identity = tuple[str, str, int]
 """The code, scope and first step of an alert: one finding."""
 
 
 def adjust(
-    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, done: set[Identity]
+    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, handled: set[Identity]
 ) -> tuple[Action, ...]:
-    """Apply what the warnings among these alerts advise, the most important first, each kind of adjustment once.
+    """Apply the remedies of these alerts from warnings up, most important first, each kind of adjustment once.
 
-    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `done` holds the findings that have had their
-    turn, and takes in these: none is acted on twice.
+    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `handled` holds the findings
+    already acted on and is updated, so that none is acted on twice.
     """
-    taken: dict[str, Action] = {}
+    actions: dict[str, Action] = {}
     for alert in alerts:
         identity = (alert.code, alert.scope, alert.since)
-        if alert.severity < Severity.WARNING or identity in done:
+        if alert.severity < Severity.WARNING or identity in handled:
             continue
-        done.add(identity)
+        handled.add(identity)
         for remedy in alert.remedies:
-            if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS - set(taken):
+            if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS - set(actions):
                 changed = _applied(remedy, optimizers, scheduler)
                 if changed is not None:
                     numbers = {"from": changed[0], "to": changed[1]}
-                    taken[remedy.action] = Action(step, alert.code, alert.scope, remedy.action, numbers)
-    return tuple(taken.values())
+                    actions[remedy.action] = Action(step, alert.code, alert.scope, remedy.action, numbers)
+    return tuple(actions.values())
 
 
 def _applied(remedy: Remedy, optimizers: Sequence[Any], scheduler: Any) -> tuple[float, float] | None:
-    """The largest value before and after; None where the optimizers have nothing to change."""
+    """The largest value before and after; None if there is nothing to change."""
     before, after = remedy.parameters.get("from"), remedy.parameters.get("to")
     if not (isinstance(before, int | float) and isinstance(after, int | float)):
         return None
@@ -86,7 +85,7 @@ def _applied(remedy: Remedy, optimizers: Sequence[Any], scheduler: Any) -> tuple
 
 
 def _set_weight_decay(groups: Sequence[dict[str, Any]], to: float) -> tuple[float, float] | None:
-    """Groups that are spared from decay while others are not stay so."""
+    """Set the decay of every group, except groups exempt from decay while others are not."""
     able = [group for group in groups if "weight_decay" in group]
     decayed = [group for group in able if group["weight_decay"] > 0] or able
     now = max((group["weight_decay"] for group in decayed), default=to)
@@ -102,14 +101,14 @@ _SCALED_BY_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def _scale_lr(groups: Sequence[dict[str, Any]], scheduler: Any, factor: float) -> tuple[float, float]:
-    """Scale the rates, and those that the scheduler makes the next ones from: it would undo this otherwise."""
+    """Scale the rates, and the scheduler's base rates, from which it would otherwise restore the old ones."""
     now = max(float(group["lr"]) for group in groups)
     for group in groups:
         for name in _SCALED_BY_GROUP:
             if name in group:
                 group[name] = group[name] * factor
-    for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+    for owner in (scheduler, *getattr(scheduler, "_schedulers", ())):
         for name in _SCALED_BY_SCHEDULER:
-            if isinstance(rates := getattr(each, name, None), list):
-                setattr(each, name, [rate * factor for rate in rates])
+            if isinstance(rates := getattr(owner, name, None), list):
+                setattr(owner, name, [rate * factor for rate in rates])
     return now, now * factor

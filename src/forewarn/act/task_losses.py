@@ -1,4 +1,4 @@
-"""Several losses in one step: their weighted sum, compared by a probe and, only if asked for, balanced."""
+"""The weighted sum of several losses in a step, compared by a probe and balanced on request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forewarn.measure.probes.tasks import Shared, TaskProbe
 from forewarn.types import Reason
 
 EVERY = 10
-"""Steps from one comparison of the tasks to the next, where nothing else is said."""
+"""Default number of steps between comparisons of the tasks."""
 
 Weight = float | Tensor
 
 
 class TaskLosses:
-    """What `monitor.combine_losses` does: check, weigh, compare now and then, and let a balancer learn."""
+    """Implements `monitor.combine_losses`: checks, weights and regularly compares losses, and updates the balancer."""
 
     def __init__(self, probes: Mapping[str, Probe], loop: Loop, settings: Balancing) -> None:
         self._probes = probes
@@ -38,14 +38,14 @@ class TaskLosses:
 
     def combine(
         self,
-        at: int,
+        step: int,
         losses: Mapping[str, Tensor],
         shared: Shared,
         weights: Mapping[str, Weight] | None,
         every: int | None,
         balance: str | None,
     ) -> Tensor:
-        """The weighted sum of the losses of one batch of step `at`."""
+        """The weighted sum of the losses of one batch of `step`."""
         losses = _checked_losses(losses)
         declared = _checked_weights(losses, weights)
         if not torch.is_grad_enabled():  # validation: the same sum, nothing to learn from it
@@ -53,7 +53,7 @@ class TaskLosses:
         if not self._every:
             self._begin(losses, declared, shared, every, balance)
         present = self._weights(losses, declared)
-        norms = self._observe(at, losses, present)
+        norms = self._observe(step, losses, present)
         total = _sum(losses, present)
         if self._balancer is not None:
             detached = {name: loss.detach().reshape(()) for name, loss in losses.items()}
@@ -74,7 +74,7 @@ class TaskLosses:
         every: int | None,
         balance: str | None,
     ) -> None:
-        """What the first call decides for the run; whatever is wrong with it is an error here."""
+        """Check and apply the settings, which the first call fixes for the run."""
         if balance is not None and balance not in BALANCERS:
             raise ValueError(f"balance must be {', '.join(map(repr, BALANCERS))} or None, not {balance!r}")
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
@@ -94,15 +94,15 @@ class TaskLosses:
         starting = {name: weight for name, weight in declared.items() if not isinstance(weight, Tensor)}
         return self._balancer.weights(losses, starting)
 
-    def _observe(self, at: int, losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor | None:
-        """Let the probe see this batch, and compare the tasks on the first batch of every N-th step."""
+    def _observe(self, step: int, losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor | None:
+        """Pass the batch to the probe, which compares the tasks on the first batch of every N-th step."""
         probe = self._probe
         if not self._loop.runs(probe):
             return None
         self._loop.guard(probe, probe.see, losses, weights)
-        if at % self._every or self._compared_at == at or not self._loop.runs(probe):
+        if step % self._every or self._compared_at == step or not self._loop.runs(probe):
             return None
-        self._compared_at = at
+        self._compared_at = step
         norms: Tensor | None = self._loop.guard(probe, probe.compare, losses, weights)
         return norms
 
@@ -110,14 +110,14 @@ class TaskLosses:
         return self._saved if self._balancer is None else self._balancer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take back learned weights; before the first call they wait for it."""
+        """Restore learned weights; before the first call they are kept until then."""
         self._saved = {name: float(value) for name, value in state.items()}
         if self._balancer is not None:
             self._balancer.load_state_dict(self._saved)
 
 
 def _sum(losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor:
-    """As one writes it by hand, from left to right; bit for bit, since 1.0 · x is x."""
+    """Bit for bit the sum as written by hand, from left to right, since 1.0 · x is x."""
     parts = (weights[name] * loss for name, loss in losses.items())
     total: Tensor = next(parts)
     for part in parts:
@@ -132,8 +132,8 @@ def _checked_losses(losses: Any) -> dict[str, Tensor]:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"a task is named by a string without a slash, not {name!r}")
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise TypeError(f"the loss of task {name!r} must be a tensor of one number, not {what}; take its mean()")
+            actual = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise TypeError(f"the loss of task {name!r} must be a tensor of one number, not {actual}; take its mean()")
     return dict(losses)
 
 

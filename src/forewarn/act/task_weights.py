@@ -1,4 +1,4 @@
-"""Automatic loss weights. The only thing here that changes a training run, and only when `balance=` asks for it.
+"""Automatic loss weights, used only if `balance=` asks for them.
 
 Weights are tensors beside the losses: nothing here waits for the device. They are constants to autograd, so the
 gradient of the weighted sum is the weighted sum of the gradients.
@@ -17,19 +17,19 @@ from forewarn.config import Balancing
 from forewarn.measure.probes.tasks import relative_rates
 
 WIDEST = 1e4
-"""A weight stays between 1 / WIDEST and WIDEST: beyond, a task that is solved would take over for ever."""
+"""Weights stay between 1 / WIDEST and WIDEST; beyond that, a solved task would dominate forever."""
 
 _LARGEST_FACTOR = 2.0
-"""By which one update may change a weight, whatever a single batch says."""
+"""Largest factor by which one update may change a weight."""
 
 Losses = Mapping[str, Tensor]
 
 
 class Balancer(Protocol):
-    """Gives the weights of a step, and learns from its losses for the next."""
+    """Provides the weights of a step, and learns from its losses for the next."""
 
     def weights(self, losses: Losses, declared: Mapping[str, float]) -> dict[str, Tensor]:
-        """The weight of each task; what was declared is where a task starts."""
+        """The weight of each task, starting from the declared ones."""
 
     def update(self, losses: Losses, first: Losses, norms: Tensor | None) -> None:
         """Learn from a step: its losses, the first loss of each task, the norms of the weighted gradients if known."""
@@ -40,12 +40,12 @@ class Balancer(Protocol):
 
 
 class GradNorm:
-    """Weights under which all tasks pull on the shared layer alike, those that are behind a little harder.
+    """Weights that give all tasks similar gradients on the shared layer, slower ones slightly larger.
 
     GradNorm (Chen et al. 2018): with G the norm of a task's weighted gradient and r its relative training rate, the
     target is `mean(G) · r^asymmetry`, and the weights add up to the number of tasks. The paper follows the gradient of
-    |G − target| by a second optimizer; here a weight goes the share `rate` of the way on a log scale. That has the same
-    resting point, needs no learning rate of its own, and leaves no weight at or below zero.
+    |G − target| by a second optimizer; here a weight moves the fraction `rate` of the way on a log scale. That has the
+    same fixed point, needs no learning rate of its own, and leaves no weight at or below zero.
     """
 
     def __init__(self, settings: Balancing) -> None:
@@ -54,8 +54,8 @@ class GradNorm:
 
     def weights(self, losses: Losses, declared: Mapping[str, float]) -> dict[str, Tensor]:
         for name, loss in losses.items():
-            known = self._weights.get(name)
-            self._weights[name] = _beside(loss, declared[name]) if known is None else known.to(loss.device)
+            weight = self._weights.get(name)
+            self._weights[name] = _beside(loss, declared[name]) if weight is None else weight.to(loss.device)
         present = _stacked({name: self._weights[name] for name in losses})
         return dict(zip(losses, (present * (len(losses) / present.sum())).unbind(), strict=True))
 
@@ -118,10 +118,10 @@ BALANCERS: dict[str, Any] = {"gradnorm": GradNorm, "uncertainty": Uncertainty}
 
 
 def _beside(loss: Tensor, value: float) -> Tensor:
-    """A number on the device of a loss; filled in there, for a copy from the host would be waited for."""
+    """A number on the device of a loss; created there, because a copy from the host would wait for the device."""
     return torch.full((), value, device=loss.device)
 
 
 def _stacked(values: Losses) -> Tensor:
-    where = next(iter(values.values())).device
-    return torch.stack([value.detach().to(where).reshape(()).float() for value in values.values()])
+    device = next(iter(values.values())).device
+    return torch.stack([value.detach().to(device).reshape(()).float() for value in values.values()])

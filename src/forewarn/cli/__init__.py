@@ -1,4 +1,4 @@
-"""The command line: which commands there are, how they are presented, and what their exit codes mean.
+"""The command line: its commands, their help and their exit codes.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that
 `forewarn --help` answers at once.
@@ -63,7 +63,7 @@ Exit codes:
 
 
 class _Commands(click.Group):
-    """The commands by section; a module is imported only when its command is asked for."""
+    """The commands by section; a module is imported only when its command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in SECTIONS.values() for name in section]

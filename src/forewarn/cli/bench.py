@@ -150,12 +150,12 @@ def _progress(total: int) -> Iterator[Tell]:
     bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     with bar:
         task = bar.add_task("", total=total)
-        done = -1
+        num_done = -1
 
         def tell(description: str) -> None:
-            nonlocal done
-            done += 1
-            bar.update(task, completed=done, description=description, refresh=True)
+            nonlocal num_done
+            num_done += 1
+            bar.update(task, completed=num_done, description=description, refresh=True)
 
         yield tell
 
@@ -189,8 +189,8 @@ def _table(result: WorkloadResult) -> RenderableType:
         table.add_column(heading, justify="right")
     for cost in result.costs:
         name, *row = cells(cost)
-        shown = [cell for heading, cell in zip(HEADINGS, row, strict=True) if heading]
-        table.add_row(name, *shown, style="bold" if name.startswith("forewarn") else None)
+        shown_cells = [cell for heading, cell in zip(HEADINGS, row, strict=True) if heading]
+        table.add_row(name, *shown_cells, style="bold" if name.startswith("forewarn") else None)
     return table
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forewarn.cli.options import rules_option
+from forewarn.cli.option_groups import rules_option
 
 if TYPE_CHECKING:
     from forewarn.config import Config
     from forewarn.judge.registry import Rule
+    from forewarn.store import Run
 
 
 @click.command()
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
-    help="Judge by these settings instead of the run's own.",
+    help="Judge by these settings instead of the run's own, but for what was measured.",
 )  # fmt: skip
 @rules_option
 @click.pass_context
@@ -53,9 +54,9 @@ def command(
 
     own = loaded_rules(rule_modules)
     config = None
-    if config_path:
-        config, own = _loaded(config_path, own)
     with opened(run) as stored:
+        if config_path:
+            config, own = _loaded(config_path, stored, own)
         try:
             with busy(f"Judging {stored.num_steps} steps"):
                 settings = Config.from_stored(stored.config, own) if config is None else config
@@ -69,12 +70,14 @@ def command(
     ctx.exit(diagnosis.exit_code)
 
 
-def _loaded(path: Path, own: tuple[Rule, ...]) -> tuple[Config, tuple[Rule, ...]]:
+def _loaded(path: Path, run: Run, own: tuple[Rule, ...]) -> tuple[Config, tuple[Rule, ...]]:
     from forewarn.cli.terminal import Failure
-    from forewarn.config import Config
+    from forewarn.config import Config, read_toml
 
     try:
-        return Config.with_rules(path, own)
+        plain = read_toml(path)
+        _, own = Config.with_rules(plain, own)
+        return Config.for_stored(plain, run.config, own), own
     except OSError as error:
         raise Failure(f"the config {path} cannot be read: {error.strerror}") from error
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`forewarn coordinate-check`: does what a layer learns in a step depend on how wide the model is?"""
+"""`forewarn coordinate-check`: does the update of a layer depend on the width of the model?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _widths(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """The widths of the command line in ascending order."""
     try:
-        return tuple(sorted({int(each) for each in value.split(",") if each.strip()}))
+        return tuple(sorted({int(width) for width in value.split(",") if width.strip()}))
     except ValueError:
         raise click.BadParameter(
             f"{value!r} is not a list of numbers; give them with commas, as in 64,128,256"
@@ -115,12 +115,12 @@ def _swept(parametrization: str, widths: Sequence[int], steps: int, seeds: int, 
 
     chosen = list(Parametrization) if parametrization == "both" else [Parametrization(parametrization)]
     with _progress(len(chosen) * len(widths) * seeds) as tell:
-        return [sweep(each, widths, steps, seeds, lr, tell) for each in chosen]
+        return [sweep(choice, widths, steps, seeds, lr, tell) for choice in chosen]
 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if it is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from forewarn.views.console import plain_console
@@ -129,12 +129,12 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
-        done = -1
+        num_done = -1
 
         def tell(words: str) -> None:
-            nonlocal done
-            done += 1
-            bar.update(task, completed=done, description=words)
+            nonlocal num_done
+            num_done += 1
+            bar.update(task, completed=num_done, description=words)
 
         yield tell
 
@@ -182,8 +182,8 @@ def _as_json(sweep: Sweep) -> dict[str, Any]:
         "steps": [
             {
                 layer: {
-                    str(term): {"exponent": each.exponent, "error": each.error, "trend": str(each.trend)}
-                    for term, each in terms.items()
+                    str(term): {"exponent": growth.exponent, "error": growth.error, "trend": str(growth.trend)}
+                    for term, growth in terms.items()
                 }
                 for layer, terms in sweep.growths(step).items()
             }
@@ -193,7 +193,7 @@ def _as_json(sweep: Sweep) -> dict[str, Any]:
 
 
 def _draw(out: Path, sweeps: Sequence[Sweep]) -> None:
-    """The plot, and where it was written."""
+    """Write the plot and print its path."""
     from forewarn.cli.terminal import Failure
     from forewarn.lab.coordinates.picture import draw
 

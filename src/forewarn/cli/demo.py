@@ -1,4 +1,4 @@
-"""`forewarn demo`: a small GPT, a fault, and the warning that comes before the loss is lost."""
+"""`forewarn demo`: a small GPT, a fault, and a warning before the loss diverges."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FAULT_SHARE = 0.6
 """Where in the run the fault comes."""
 STEPS_AFTER_FAULT = 40
 EVERY = 5
-"""Each layer is measured every so many steps; the fault comes between two of them."""
+"""Steps between measurements of each layer; the fault falls between two of them."""
 FEWEST_STEPS = 100
-"""Fewer leave too little of a healthy past to compare with."""
+"""With fewer, there is too little healthy history to compare with."""
 
 
 @click.command()
 @click.option("--steps", type=click.IntRange(min=FEWEST_STEPS), default=300, show_default=True, help="Planned length.")
 @click.option("--fault", type=click.Choice(["lr-jump", "none"]), default="lr-jump", show_default=True)
-@click.option("--run", "wanted", type=click.Path(path_type=Path), default="runs/demo", show_default=True)
+@click.option("--run", type=click.Path(path_type=Path), default="runs/demo", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def command(steps: int, fault: str, wanted: Path, seed: int) -> None:
+def command(steps: int, fault: str, run: Path, seed: int) -> None:
     """Train a small GPT that goes wrong, and watch the warning.
 
     It learns the source text of Python's own standard library, on the CPU, in less than a minute. At 60% of the run the
@@ -51,7 +51,7 @@ def command(steps: int, fault: str, wanted: Path, seed: int) -> None:
     except ModuleNotFoundError as error:
         raise Failure("forewarn demo trains a model and needs torch: pip install 'forewarn[torch]'") from error
     console = output()
-    path = fresh(wanted)
+    path = fresh(run)
     fault_at = int(steps * FAULT_SHARE) + 1 if fault == "lr-jump" else None
     _introduce(console, steps, fault_at)
     losses = _train(console, path, steps, fault_at, seed)
@@ -66,7 +66,7 @@ def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
 
 
 def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed: int) -> list[float]:
-    """Train until the end, or until shortly after the fault; gives the loss of each step."""
+    """Train to the end, or until shortly after the fault; returns the loss of each step."""
     import torch
 
     import forewarn
@@ -74,7 +74,7 @@ def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed:
     from forewarn.lab.gpt import GPT, GPTConfig
     from forewarn.views.live import LiveView
 
-    torch.set_num_threads(1)  # more only wait for each other on a model this small
+    torch.set_num_threads(1)  # more threads only wait for each other on a model this small
     torch.manual_seed(seed)
     shape = GPTConfig(width=WIDTH)
     model = GPT(shape)
@@ -102,7 +102,7 @@ def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed:
 
 
 def _conclude(console: Console, path: Path, losses: list[float], fault_at: int | None) -> None:
-    """What happened when, why, what to do, and what to type next; all but the losses from the stored run."""
+    """Print the timeline, the cause, the remedies and the next commands, from the stored run and the losses."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -117,8 +117,8 @@ def _conclude(console: Console, path: Path, losses: list[float], fault_at: int |
     with opened(path) as run:
         diagnosis = replay(run, Config.from_stored(run.config, own).rule_set(own))
     parts: list[RenderableType] = [Text("\nWhat happened", style="bold")]
-    parts += [Text(f"  step {at:3}  {words}") for at, words in _timeline(losses, fault_at, diagnosis.alerts)]
-    for cause, symptoms in [each for each in folded(diagnosis) if each[0].worst.severity > Severity.INFO][:1]:
+    parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(losses, fault_at, diagnosis.alerts)]
+    for cause, symptoms in [pair for pair in folded(diagnosis) if pair[0].worst.severity > Severity.INFO][:1]:
         parts += [Text("\nWhy", style="bold"), Padding(alert_lines(cause), (0, 0, 0, 2))]
         if symptoms:
             names = ", ".join(symptom.title for symptom in symptoms)
@@ -139,7 +139,7 @@ def _timeline(losses: list[float], fault_at: int | None, alerts: tuple[Alert, ..
     if fault_at is not None:
         before = max(losses[fault_at // 2 : fault_at])
         events.append((fault_at, f"the fault: the learning rate is multiplied by {LR_JUMP:g}"))
-        lost = next((at for at in range(fault_at, len(losses)) if not losses[at] <= before), None)
+        lost = next((step for step in range(fault_at, len(losses)) if not losses[step] <= before), None)
         if lost is not None:
             events.append(
                 (lost, f"the loss is {in_words(losses[lost])}; before the fault it was {in_words(before)} at most")
@@ -155,6 +155,6 @@ def _timeline(losses: list[float], fault_at: int | None, alerts: tuple[Alert, ..
 def _setback(losses: list[float], fault_at: int | None) -> str:
     """How far back the run was thrown, judged by the median of ten losses."""
     now = statistics.median(losses[-10:])
-    level = (statistics.median(losses[at : at + 10]) for at in range(fault_at or 0))
-    back_at = next((at for at, then in enumerate(level) if then <= now), None)
+    level = (statistics.median(losses[start : start + 10]) for start in range(fault_at or 0))
+    back_at = next((step for step, median in enumerate(level) if median <= now), None)
     return "" if fault_at is None or back_at is None else f", back where it was at step {back_at}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forewarn.cli.options import rules_option
+from forewarn.cli.option_groups import rules_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

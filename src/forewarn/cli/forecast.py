@@ -49,43 +49,43 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
     if at is None and len(losses.steps):
         at = _if_ahead(total, int(losses.steps[-1]))
     try:
-        told = forecast(curve, at, target)
+        result = forecast(curve, at, target)
     except ValueError as error:
         raise Failure(str(error)) from error
     if as_json:
-        print_json(dataclasses.asdict(told))
+        print_json(dataclasses.asdict(result))
     else:
-        show(*_picture(curve, told))
+        show(*_picture(curve, result))
 
 
 def _if_ahead(total: float, now: int) -> int | None:
-    """The declared number of steps, where it is still ahead."""
+    """The declared number of steps, if still ahead."""
     return int(total) if total == total // 1 and total > NEARLY_OVER * (now + 1) else None
 
 
-def _picture(curve: LossCurve, told: Forecast) -> list[RenderableType]:
+def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
     from rich.text import Text
 
     from forewarn.cli.terminal import quiet_table
     from forewarn.types import in_words
     from forewarn.views.bars import line
 
-    level = f"{told.level:.4g}"
-    if told.too_early:
-        reached = f"The target {in_words(told.target)} is reached already. " if told.reached else ""
+    level = f"{result.level:.4g}"
+    if result.too_early:
+        reached = f"The target {in_words(result.target)} is reached already. " if result.reached else ""
         why = ("Too early to tell: ", "yellow")
-        return [Text.assemble(f"step {told.now}: loss {level}. {reached}", why, f"{told.too_early}.")]
+        return [Text.assemble(f"step {result.now}: loss {level}. {reached}", why, f"{result.too_early}.")]
     _, losses = curve.points
     table = quiet_table()
     for name in ("", "step", "loss", "nine times in ten"):
         table.add_column(name, justify="left" if not name else "right")
-    table.add_row("now", str(told.now), level, "")
-    table.add_row("expected", str(told.at), f"{told.loss:.4g}", f"{told.low:.4g} – {told.high:.4g}")
-    if told.reached:
-        table.add_row("target", str(told.now), in_words(told.target), "reached already")
-    elif not math.isnan(told.target):
-        soonest, latest = (_step(each) for each in (told.target_soonest, told.target_latest))
-        table.add_row("target", _step(told.target_step), in_words(told.target), f"{soonest} – {latest}")
+    table.add_row("now", str(result.now), level, "")
+    table.add_row("expected", str(result.at), f"{result.loss:.4g}", f"{result.low:.4g} – {result.high:.4g}")
+    if result.reached:
+        table.add_row("target", str(result.now), in_words(result.target), "reached already")
+    elif not math.isnan(result.target):
+        soonest, latest = (_step(step) for step in (result.target_soonest, result.target_latest))
+        table.add_row("target", _step(result.target_step), in_words(result.target), f"{soonest} – {latest}")
     return [Text.assemble(("loss so far  ", "dim"), line(losses.tolist(), 60)), table]
 
 

@@ -42,8 +42,8 @@ def command(runs: Path) -> None:
 
     if not runs.is_dir():
         raise Failure(f"there is no directory {runs}; give the one that holds your runs, or make a run: forewarn demo")
-    found = list_runs(runs)
-    if not found:
+    paths = list_runs(runs)
+    if not paths:
         raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
     table = quiet_table()
     table.add_column("run", style="bold", overflow="fold")  # where there is little room, long names take more lines
@@ -51,10 +51,10 @@ def command(runs: Path) -> None:
     for name in COLUMNS if is_wide else COLUMNS[1:]:
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     unreadable: list[str] = []
-    for path in found:
+    for path in paths:
         try:
-            run, model, *rest = _row(path)
-            table.add_row(run, *([model] if is_wide else []), *rest)
+            run, model, *cells = _row(path)
+            table.add_row(run, *([model] if is_wide else []), *cells)
         except Failure as error:
             unreadable.append(str(error))
     errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable]

@@ -1,4 +1,4 @@
-"""`forewarn train multitask`: a model with two tasks, and what they do to each other."""
+"""`forewarn train multitask`: a model with two tasks, and how they affect each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forewarn.cli.options import POSITIVE, GroupedCommand, option, options
+from forewarn.cli.option_groups import POSITIVE, GroupedCommand, option, options
 from forewarn.cli.terminal import Failure, fresh, output, torch_on
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def multitask(**settings: Any) -> None:
     weights = dict(settings["task_weight"])
     if "pointer" in weights and not settings["predict_pointers"]:
         raise Failure("--task-weight names the task pointer, which --no-predict-pointers leaves out")
-    torch.set_num_threads(1)  # more only wait for each other on a model this small
+    torch.set_num_threads(1)  # more threads only wait for each other on a model this small
     torch.manual_seed(settings["seed"])
     data = bursts(settings["samples"], LENGTH, settings["seed"])
     model = DualTaskLSTM(predict_pointers=settings["predict_pointers"])
@@ -121,16 +121,16 @@ def multitask(**settings: Any) -> None:
 
 def _introduce(console: Console, model: DualTaskLSTM, settings: dict[str, Any], weights: dict[str, float]) -> None:
     size = sum(parameter.numel() for parameter in model.parameters())
-    where = "where a burst starts and ends (pointer) and " if settings["predict_pointers"] else ""
-    console.print(f"An LSTM of {size:,} parameters learns {where}whether it rises, falls or zigzags (type).")
-    known = [f"weight of {task} {weight:g}" for task, weight in weights.items()]
-    known += [f"weights balanced by {settings['balance']}"] if settings["balance"] != "none" else []
+    pointer_task = "where a burst starts and ends (pointer) and " if settings["predict_pointers"] else ""
+    console.print(f"An LSTM of {size:,} parameters learns {pointer_task}whether it rises, falls or zigzags (type).")
+    weighting = [f"weight of {task} {weight:g}" for task, weight in weights.items()]
+    weighting += [f"weights balanced by {settings['balance']}"] if settings["balance"] != "none" else []
     console.print(f"{settings['samples']} sequences, {settings['epochs']} epochs on {settings['device']}"
-                  + (f"; {', '.join(known)}" if known else "") + ".\n")  # fmt: skip
+                  + (f"; {', '.join(weighting)}" if weighting else "") + ".\n")  # fmt: skip
 
 
 def _conclude(console: Console, model: DualTaskLSTM, directory: Path) -> None:
-    """How well both tasks went, and what to type next."""
+    """Print how well both tasks went, and the next commands."""
     held_out = model.epochs[-1].held_out
     words = [f"the type of {held_out['accuracy']:.0%} is told"]
     if "pointer" in held_out:

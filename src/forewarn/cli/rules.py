@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from forewarn.cli.options import rules_option
+from forewarn.cli.option_groups import rules_option
 
 WIDE = 140
 """Columns from which on the metrics that a rule reads fit beside its summary."""

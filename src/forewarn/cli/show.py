@@ -24,7 +24,7 @@ COLUMNS = (
     "update/frozen_cause",
 )  # fmt: skip
 """What is shown of each layer unless --metric asks for something else."""
-CAUSE = "update/frozen_cause"
+CAUSES = ("update/frozen_cause", "update/stopped_by")
 GUTTER = 2
 """Blanks between two columns."""
 MEDIAN_RATIO = "monitor/update_ratio_median"
@@ -79,35 +79,35 @@ def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType
             raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
         for name in names:
             try:
-                found = run.histograms(name, scope)
+                histograms = run.histograms(name, scope)
             except UnknownSeriesError as error:
                 raise Failure(str(error)) from error
-            early = [at for at, one in enumerate(found.steps.tolist()) if step is None or one <= step]
+            early = [index for index, number in enumerate(histograms.steps.tolist()) if step is None or number <= step]
             if not early:
                 continue
-            at = early[-1]
+            newest = early[-1]
             title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
-            title += f"step {found.steps[at]}{_instead_of(step, int(found.steps[at]))}\n"
+            title += f"step {histograms.steps[newest]}{_instead_of(step, int(histograms.steps[newest]))}\n"
             bars = ASCII_BARS if options.ascii_only else BARS
-            drawn = picture(found.counts[at], int(found.zeros[at]), options.max_width, bars)
-            told = words(*_spread(run, name.removesuffix("/histogram"), scope, int(found.steps[at])))
-            parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, told), Text()]
+            drawn = picture(histograms.counts[newest], int(histograms.zeros[newest]), options.max_width, bars)
+            description = words(*_spread(run, name.removesuffix("/histogram"), scope, int(histograms.steps[newest])))
+            parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, description), Text()]
     if not parts:
         raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
     return parts[:-1]
 
 
 def _why_no_histograms(run: Run) -> str:
-    if run.config.get("histograms") == "off":
-        return 'it was recorded with Config(histograms="off")'
+    if run.config.get("measure", run.config).get("histograms") == "off":
+        return 'it was recorded with Measure(histograms="off")'
     if not {"gradient/norm", "weight/norm"} & set(run.names()):
         return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"
     return "its tensors were measured, and none of them was counted into one"
 
 
-def _instead_of(wanted: int | None, shown: int) -> str:
-    """Why another step is shown than the one asked for."""
-    return "" if wanted is None or wanted == shown else f", the last one measured at or before {wanted}"
+def _instead_of(requested: int | None, shown: int) -> str:
+    """A note if a different step is shown than requested."""
+    return "" if requested is None or requested == shown else f", the last one measured at or before {requested}"
 
 
 def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
@@ -138,32 +138,32 @@ def _picture(
     with opened(path) as run, reading():
         catalogue = catalogue_of(run.info)
         names = _chosen(run, metric, catalogue)
-        at = _measured_step(run, names, step)
-        rows = itertools.takewhile(lambda row: row[0] == at, run.steps(at))
+        measured = _measured_step(run, names, step)
+        rows = itertools.takewhile(lambda row: row[0] == measured, run.steps(measured))
         recorded = [block for _, of_step in rows for block in of_step]
         blocks = [block for block in recorded if not metric or metric.search(block.name)]
         with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
-        ratio = _update_ratio(run, at, recorded) if with_ratios else []
+        ratio = _update_ratio(run, measured, recorded) if with_ratios else []
         last_step = run.last_step
-    of = f" of {last_step}" if last_step != at else ""
+    of = f" of {last_step}" if last_step != measured else ""
     parts: list[RenderableType] = [
-        Text.assemble((short(str(path)), "bold"), f"  step {at}{of}{_instead_of(step, at)}\n")
+        Text.assemble((short(str(path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
     ]
     of_the_run = [block for block in blocks if _is_of_the_run(block.name, block.scopes, catalogue)]
     parts += _key_numbers(of_the_run, catalogue)
     return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope, catalogue)]
 
 
-def _chosen(run: Run, wanted: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:
-    """The metrics that decide which step is shown and are its table: those of layers, if any are among the wanted."""
+def _chosen(run: Run, metric: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:
+    """The metrics that select the step and fill the table: those of layers, if any match."""
     from forewarn.cli.terminal import Failure
 
     recorded = run.names()
     if not recorded:
         raise Failure(f"{run.path} has recorded nothing yet")
-    matching = _matching("metric", wanted, recorded)
+    matching = _matching("metric", metric, recorded)
     of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name), catalogue)]
-    return [name for name in of_layers if wanted or name in COLUMNS] or matching
+    return [name for name in of_layers if metric or name in COLUMNS] or matching
 
 
 def _is_of_the_run(name: str, scopes: tuple[str, ...], catalogue: Catalogue) -> bool:
@@ -174,16 +174,16 @@ def _is_of_the_run(name: str, scopes: tuple[str, ...], catalogue: Catalogue) -> 
     return scopes == ("",) or (metric is not None and metric.scope is Scope.GROUP)
 
 
-def _measured_step(run: Run, names: list[str], wanted: int | None) -> int:
-    """The newest step at or before the wanted one at which any of these metrics was measured."""
+def _measured_step(run: Run, names: list[str], step: int | None) -> int:
+    """The newest step, at or before the requested one, at which any of these metrics was measured."""
     import numpy as np
 
     from forewarn.cli.terminal import Failure
 
     steps = np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names]))
-    early = steps if wanted is None else steps[steps <= wanted]
+    early = steps if step is None else steps[steps <= step]
     if not len(early):
-        raise Failure(f"nothing was measured at or before step {wanted}; the first measured step is {steps[0]}")
+        raise Failure(f"nothing was measured at or before step {step}; the first measured step is {steps[0]}")
     return int(early[-1])
 
 
@@ -237,7 +237,9 @@ def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[Renderab
     return [line]
 
 
-def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None, catalogue: Catalogue) -> list[RenderableType]:
+def _layers(
+    blocks: Sequence[Block], scope_pattern: re.Pattern[str] | None, catalogue: Catalogue
+) -> list[RenderableType]:
     """One row per layer, one column per metric."""
     from rich.text import Text
 
@@ -246,13 +248,13 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None, catalogue: 
     layers = [block for block in blocks if not _is_of_the_run(block.name, block.scopes, catalogue)]
     if not layers:
         return []
-    recorded = dict.fromkeys(block.name for block in layers)  # a metric may come in several blocks, a scope in each
+    recorded = dict.fromkeys(block.name for block in layers)  # a metric may be split into several blocks, one per scope
     names = sorted(recorded, key=lambda name: [*COLUMNS, name].index(name))
     cells: dict[str, dict[str, float]] = {}
     for block in layers:
         for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
             cells.setdefault(scope, {})[block.name] = value
-    rows = {scope: cells[scope] for scope in _matching("scope", wanted, cells)}
+    rows = {scope: cells[scope] for scope in _matching("scope", scope_pattern, cells)}
     family, headers = _headers(names, catalogue)
     columns = [
         (header, name, [_cell(name, row.get(name), catalogue) for row in rows.values()])
@@ -263,7 +265,7 @@ def _layers(blocks: Sequence[Block], wanted: re.Pattern[str] | None, catalogue: 
 
 
 def _headers(names: Sequence[str], catalogue: Catalogue) -> tuple[str, list[str]]:
-    """The family that all of several metrics share, or nothing, and what stands above each column."""
+    """The family that several metrics share, or an empty string, and the header of each column."""
     from forewarn.views.wording import short
 
     families = {name.partition("/")[0] for name in names}
@@ -275,21 +277,21 @@ def _headers(names: Sequence[str], catalogue: Catalogue) -> tuple[str, list[str]
 
 
 def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]]) -> Iterator[RenderableType]:
-    """As many tables as it takes for every number to be shown whole, each with the layers at its left."""
+    """As many tables as needed to show every number in full, each with the layers on the left."""
     from rich.text import Text
 
     from forewarn.cli.terminal import output, quiet_table
 
     room = output().width - max(map(len, ("layer", *layers)))
     tables: list[list[tuple[str, str, list[Text]]]] = [[]]
-    left = room
+    room_left = room
     for column in columns:
         width = GUTTER + max(len(column[0]), *map(len, column[2]))
-        if tables[-1] and width > left:
+        if tables[-1] and width > room_left:
             tables.append([])
-            left = room
+            room_left = room
         tables[-1].append(column)
-        left -= width
+        room_left -= width
     for number, group in enumerate(tables):
         if number:
             yield Text()
@@ -297,14 +299,14 @@ def _tables(layers: Sequence[str], columns: Sequence[tuple[str, str, list[Text]]
         table.add_column("layer", overflow="fold")
         for header, name, values in group:
             least = max(map(len, values))
-            table.add_column(header, justify="left" if name == CAUSE else "right", min_width=least)
+            table.add_column(header, justify="left" if name in CAUSES else "right", min_width=least)
         for layer, *row in zip(layers, *(values for _, _, values in group), strict=True):
             table.add_row(Text(layer), *row)
         yield table
 
 
 def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
-    """One number; what must not be is red."""
+    """One number; unhealthy values are red."""
     import math
 
     from rich.text import Text
@@ -317,7 +319,7 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
     if name.endswith("/shape") and value in set(map(float, Shape)):
         shape = Shape(int(value))
         return Text(str(shape).partition(":")[0], style="" if shape is Shape.HEALTHY else "yellow")
-    if name == CAUSE and value in {float(cause) for cause in FrozenCause}:
+    if name in CAUSES and value in {float(cause) for cause in FrozenCause}:
         cause = FrozenCause(int(value))
         moves = cause is FrozenCause.MOVING
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
@@ -325,7 +327,7 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
     return Text(in_words(value), style="bold red" if broken else "")
 
 
-def _matching(option: str, wanted: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
+def _matching(option: str, pattern: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
     """The names that match; a Failure that suggests some if none does."""
     import difflib
 
@@ -333,12 +335,12 @@ def _matching(option: str, wanted: re.Pattern[str] | None, names: Iterable[str])
     from forewarn.views.wording import short
 
     names = list(names)
-    matching = [name for name in names if wanted is None or wanted.search(name)]
-    if not matching and wanted is not None:
-        close = difflib.get_close_matches(wanted.pattern, names, cutoff=0.5)
+    matching = [name for name in names if pattern is None or pattern.search(name)]
+    if not matching and pattern is not None:
+        close = difflib.get_close_matches(pattern.pattern, names, cutoff=0.5)
         some = " or ".join(f"'{short(name)}'" for name in close or names[:3])
         hint = f"did you mean {some}?" if close else f"there are {len(names)} others, such as {some}"
-        raise Failure(f"no name matches --{option} {wanted.pattern!r}; {hint}")
+        raise Failure(f"no name matches --{option} {pattern.pattern!r}; {hint}")
     return matching
 
 

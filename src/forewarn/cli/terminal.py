@@ -1,4 +1,4 @@
-"""What the commands share: the console they write to, how they open a run, and how they fail."""
+"""Shared by the commands: the console, opening a run, and failing with a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 
 class Failure(click.ClickException):
-    """What was asked for cannot be read: one sentence on standard error."""
+    """An error for the user: one sentence on standard error."""
 
     exit_code = 3
     """Not 1 or 2: those are verdicts on a run."""
@@ -109,7 +109,7 @@ def quiet_table() -> Table:
 
 
 def torch_on(device: str) -> ModuleType:
-    """The torch module, once it is known that it is there and can use the device; else a Failure."""
+    """The torch module; raises Failure if it is missing or cannot use the device."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -121,20 +121,20 @@ def torch_on(device: str) -> ModuleType:
     return torch
 
 
-def fresh(wanted: Path) -> Path:
-    """The path itself if nothing is there, else the first free one of `demo-2`, `demo-3`, …"""
-    return next(path for path in _numbered(wanted) if not path.exists())
+def fresh(path: Path) -> Path:
+    """The path itself if it is free, else the first free one of `demo-2`, `demo-3`, …"""
+    return next(candidate for candidate in _numbered(path) if not candidate.exists())
 
 
-def newest(wanted: Path, is_usable: Callable[[Path], bool]) -> Path:
-    """The last that `fresh` gave and that is usable; the path itself if there is none."""
-    *_, last = [wanted, *filter(is_usable, itertools.takewhile(Path.exists, _numbered(wanted)))]
+def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
+    """The newest usable path made by `fresh`; the path itself if there is none."""
+    *_, last = [path, *filter(is_usable, itertools.takewhile(Path.exists, _numbered(path)))]
     return last
 
 
-def _numbered(wanted: Path) -> Iterator[Path]:
-    yield wanted
-    yield from (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def print_json(value: Any) -> None:
@@ -143,7 +143,7 @@ def print_json(value: Any) -> None:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough; click would exit with 1
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe; click would exit with 1
         click.echo(text)
 
 
@@ -151,18 +151,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return _shortest(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
 def _shortest(value: float) -> float:
-    """A reading as it was: 0.001 and not 0.0010000000474974513, which is what storing it in float32 makes of it."""
+    """A float32 reading with its shortest digits: 0.001, not 0.0010000000474974513."""
     import numpy as np
 
     if value.is_integer():
-        return value  # a count or a size, not to be rounded to the digits of a float32
+        return value  # a count or a size must not be rounded to float32
     with np.errstate(over="ignore"):
         stored = np.float32(value)
     return float(str(stored)) if float(stored) == value else value

@@ -10,11 +10,11 @@ import click
 from click.core import ParameterSource
 
 from forewarn.cli.multitask import multitask
-from forewarn.cli.options import AT_LEAST_0 as _AT_LEAST_0
-from forewarn.cli.options import POSITIVE as _POSITIVE
-from forewarn.cli.options import GroupedCommand as _GroupedCommand
-from forewarn.cli.options import option as _option
-from forewarn.cli.options import options as _options
+from forewarn.cli.option_groups import AT_LEAST_0 as _AT_LEAST_0
+from forewarn.cli.option_groups import POSITIVE as _POSITIVE
+from forewarn.cli.option_groups import GroupedCommand as _GroupedCommand
+from forewarn.cli.option_groups import option as _option
+from forewarn.cli.option_groups import options as _options
 from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, newest, output, torch_on
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
       forewarn train lm --resume
     """
     settings["model_name"] = _model_name(ctx, settings)
-    given = _Settings(settings)
-    torch = torch_on(given.device)
-    torch.set_num_threads(given.threads)
-    torch.manual_seed(given.seed)
+    options = _Settings(settings)
+    torch = torch_on(options.device)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
     try:
-        corpus = _corpus(given)
-        trainer = _trainer(given, corpus)
-        trainer.train(corpus.batches, corpus.validation, resume=given.resume)
+        corpus = _corpus(options)
+        trainer = _trainer(options, corpus)
+        trainer.train(corpus.batches, corpus.validation, resume=options.resume)
     except (ValueError, OSError) as error:
         raise Failure(str(error)) from error
     _conclude(trainer)
@@ -148,14 +148,14 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
 
 
 def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
-    """Where the results go: beside earlier ones, or with --resume to the newest that can go on, or the one named."""
+    """The results directory: a new one, or with --resume the newest resumable one or the one named."""
     results = Path(settings["result_dir"])
-    wanted = results / settings["model_name"]
+    directory = results / settings["model_name"]
     if not settings["resume"]:
-        wanted = fresh(wanted)
+        directory = fresh(directory)
     elif ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
-        wanted = newest(wanted, lambda path: any((path / "snapshots").glob("step-*.pt")))
-    return str(wanted.relative_to(results))
+        directory = newest(directory, lambda path: any((path / "snapshots").glob("step-*.pt")))
+    return str(directory.relative_to(results))
 
 
 class _Settings:
@@ -174,20 +174,20 @@ class _Corpus(NamedTuple):
     steps_per_epoch: int
 
 
-def _corpus(given: _Settings) -> _Corpus:
+def _corpus(options: _Settings) -> _Corpus:
     from forewarn.lab.data import TokenBatches, read_text, split, stdlib_text, wikitext
 
-    known = {"stdlib": stdlib_text, "wikitext": wikitext}
-    text = known[given.dataset]() if given.dataset in known else read_text(given.dataset)
+    texts = {"stdlib": stdlib_text, "wikitext": wikitext}
+    text = texts[options.dataset]() if options.dataset in texts else read_text(options.dataset)
     training, held_out = split(text)
-    batches = TokenBatches(training, given.batch_size, given.context, given.seed)
-    fixed = TokenBatches(held_out, given.batch_size, given.context, seed=0)
+    batches = TokenBatches(training, options.batch_size, options.context, options.seed)
+    fixed = TokenBatches(held_out, options.batch_size, options.context, seed=0)
     validation = [next(fixed) for _ in range(VALIDATION_BATCHES)]
-    tokens_per_step = given.batch_size * given.context * given.accumulation_steps
+    tokens_per_step = options.batch_size * options.context * options.accumulation_steps
     return _Corpus(batches, validation, max(1, len(training) // tokens_per_step))
 
 
-def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
+def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
     import math
 
     import torch
@@ -197,16 +197,16 @@ def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
 
     model = GPT(
         GPTConfig(
-            context=given.context,
-            depth=given.depth,
-            heads=given.heads,
-            width=given.width,
-            dropout=given.dropout,
-            qk_norm=given.qk_norm,
+            context=options.context,
+            depth=options.depth,
+            heads=options.heads,
+            width=options.width,
+            dropout=options.dropout,
+            qk_norm=options.qk_norm,
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
-    total = min(corpus.steps_per_epoch * given.epochs, given.max_steps or math.inf)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    total = min(corpus.steps_per_epoch * options.epochs, options.max_steps or math.inf)
     warm_up = max(1, int(WARM_UP_SHARE * total))
 
     def rate(step: int) -> float:
@@ -221,21 +221,21 @@ def _trainer(given: _Settings, corpus: _Corpus) -> Trainer:
     declared = ("dropout", "width", "depth", "heads", "context", "batch_size", "weight_decay")
     config = TrainerConfig(
         steps_per_epoch=corpus.steps_per_epoch,
-        enable_weight_monitor=given.weight_monitor,
-        hyperparameters={name: getattr(given, name) for name in declared},
-        **{name: getattr(given, name) for name in same_names},
+        enable_weight_monitor=options.weight_monitor,
+        hyperparameters={name: getattr(options, name) for name in declared},
+        **{name: getattr(options, name) for name in same_names},
     )
-    stopping = EarlyStopping(given.early_stop_patience, given.early_stop_min_delta, given.early_stop_restore_best)
+    stopping = EarlyStopping(options.early_stop_patience, options.early_stop_min_delta, options.early_stop_restore_best)
     evaluation = PostEpochEvaluationCallback(
-        None, given.improvement_threshold, given.gap_threshold, given.plateau_window, given.auto_adjust
+        None, options.improvement_threshold, options.gap_threshold, options.plateau_window, options.auto_adjust
     )
-    callbacks: list[Callback] = [evaluation, stopping] if given.early_stopping else [evaluation]
+    callbacks: list[Callback] = [evaluation, stopping] if options.early_stopping else [evaluation]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler)
 
 
 def _conclude(trainer: Trainer) -> None:
-    """How it ended, where the results are, and what to type next."""
+    """Print how training ended, where the results are, and the next commands."""
     import shlex
 
     from forewarn.types import in_words

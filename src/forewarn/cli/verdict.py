@@ -1,4 +1,4 @@
-"""A diagnosis for a person, and for a program."""
+"""A diagnosis as text and as JSON."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "not_judged": [rule.to_json() for rule in diagnosis.not_judged],
         "last_step": diagnosis.last_step,
         "end": end,
-        "alerts": [{**one.to_json(), "cause": diagnosis.cause_of(one)} for one in diagnosis.ranked],
+        "alerts": [{**alert.to_json(), "cause": diagnosis.cause_of(alert)} for alert in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
     }
 
 
 OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
-"""Of two that contradict each other the more important one stands."""
+"""Contradicting actions, of which only the more important one is shown."""
 
 
 def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
-    """Verdict, alerts with their symptoms folded under them, what to do, the checklist, what to type next."""
+    """Verdict, alerts with their symptoms below, what to do, the checklist and the next commands."""
     parts: list[RenderableType] = [heading(run), _summary(diagnosis)]
     if diagnosis.not_judged:
         parts.append(Text(_not_judged(diagnosis), style="yellow"))
@@ -85,7 +85,7 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
     for root, symptoms in folded(diagnosis):
         parts += [
             alert_lines(root),
-            *(Padding(alert_lines(one, "symptom: "), (0, 0, 0, 4)) for one in symptoms),
+            *(Padding(alert_lines(symptom, "symptom: "), (0, 0, 0, 4)) for symptom in symptoms),
             Text(),
         ]
     serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
@@ -96,11 +96,11 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
 
 
 def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
-    """The last epochs in words, and what helps where that is information only."""
+    """The last epochs in words, with advice from alerts that are information only."""
     words = [epoch.words() for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
     if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
         words.append(NO_VALIDATION_LOSS)
-    lines = (Padding(Text(each), (0, 0, 0, 2)) for each in words)
+    lines = (Padding(Text(line), (0, 0, 0, 2)) for line in words)
     quiet = [
         alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is AlertState.FIRING
     ]

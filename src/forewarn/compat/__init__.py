@@ -1,1 +1,1 @@
-"""Other packages' import paths, so that a project moves over by changing one import."""
+"""Import paths of other packages, so that a project can switch by changing one import."""

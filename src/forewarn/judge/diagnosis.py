@@ -10,7 +10,7 @@ from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement
+from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
@@ -68,8 +68,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
     """
     history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     for step, blocks in run.steps():
-        history.append(blocks)
-        ledger.update(judge(step, history, blocks), history, run.info)
+        ledger.update(judge(step, history, history.append(blocks)), history, run.info)
     not_judged = rule_set.not_loaded(run.info)
     alerts = tuple(sorted([*ledger.alerts, *_recorded(run, not_judged)], key=lambda alert: alert.fired or 0))
     onsets = {(alert.code, alert.since): alert for alert in alerts}
@@ -85,6 +84,8 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
             partial(_stored, run),
             poor=rule_set.settings_of(SlowImprovement).improvement,
             severe=rule_set.settings_of(Overfitting).gap,
+            change=rule_set.settings_of(ValidationPlateau).change,
+            window=rule_set.settings_of(ValidationPlateau).window,
         ),
         not_judged=not_judged,
     )

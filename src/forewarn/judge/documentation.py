@@ -81,7 +81,7 @@ def _mechanics(rule: Rule) -> Iterator[str]:
         values = rule.settings().to_dict().items()
         yield _table(
             ("name", "default", ""),
-            [(f"`{name}`", in_words(each), documented[name]) for name, each in values],
+            [(f"`{name}`", in_words(value), documented[name]) for name, value in values],
         )
     yield "## What to do"
     yield (
@@ -99,20 +99,20 @@ def patience(rule: Rule) -> str:
 
 
 def field_docs(settings: type) -> dict[str, str]:
-    """The docstring under each field of a settings class; one that has none has that of the class it comes from."""
-    found: dict[str, str] = {}
+    """The docstring under each field of a settings class, inherited if the class has none for it."""
+    docs: dict[str, str] = {}
     for owner in reversed(settings.__mro__[:-1]):
         body = ast.parse(inspect.getsource(owner)).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, after in zip(body.body, body.body[1:], strict=False):
             match field, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
-    return found
+                    docs[name] = " ".join(text.split())
+    return docs
 
 
 def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
-    """What the rule advises in a sample run, each with the cause that it is for; "" where it is for any."""
+    """The rule's remedies in a sample run, each with its cause; "" for any cause."""
     history = History()
     sample = (
         ("train/lr", "0", 1e-3), ("gradient/global_norm", "", 0.8), ("train/loss", "", 2.0),
@@ -141,15 +141,15 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
 
 def _remedy_line(remedy: Remedy, cause: str) -> str:
     safety = {"notify": "", "safe": " *(safe)*", "opt_in": " *(opt in)*"}[remedy.safety]
-    where = f" where the cause is `{cause}`" if cause else ""
-    return f"1. `{remedy}`{safety}{where}: {remedy.why}"
+    condition = f" where the cause is `{cause}`" if cause else ""
+    return f"1. `{remedy}`{safety}{condition}: {remedy.why}"
 
 
 def _with_examples_as_code(documentation: str) -> str:
     how = "[How to read this](README.md#how-to-read-the-examples)."
     return re.sub(
         r"(?:^(?:fires|quiet):.*\n?)+",
-        lambda found: f"```\n{found[0].rstrip()}\n```\n\n{how}",
+        lambda match: f"```\n{match[0].rstrip()}\n```\n\n{how}",
         documentation,
         flags=re.M,
     )
@@ -157,7 +157,7 @@ def _with_examples_as_code(documentation: str) -> str:
 
 def _indented_as_code(text: str) -> str:
     return re.sub(
-        r"(?:^ {4}.*\n?)+", lambda found: f"```\n{inspect.cleandoc(found[0])}\n```\n", text, flags=re.MULTILINE
+        r"(?:^ {4}.*\n?)+", lambda match: f"```\n{inspect.cleandoc(match[0])}\n```\n", text, flags=re.MULTILINE
     ).rstrip()
 
 

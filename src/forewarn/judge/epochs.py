@@ -8,22 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from forewarn.types import in_words
+from forewarn.types import improvement, in_words
 
 GOOD_IMPROVEMENT = 0.05
 """Improvement rate of the validation loss above which an epoch was a good one."""
 MILD_GAP = 0.1
 """Gap between validation and training loss, as a share of the latter, up to which it is healthy."""
-
-
-def improvement(before: float, after: float) -> float:
-    """`(before − after) / before`: the share by which a loss has fallen; NaN where that says nothing."""
-    return (before - after) / abs(before) if before and math.isfinite(before) and math.isfinite(after) else math.nan
-
-
-def gap(train: float, validation: float) -> float:
-    """`(validation − train) / train`: how far the validation loss lies above the training loss."""
-    return -improvement(train, validation)
 
 
 def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
@@ -105,10 +95,13 @@ NO_VALIDATION_LOSS = (
 )
 
 
-def epochs(series: Callable[[str], Any], *, poor: float, severe: float) -> tuple[Epoch, ...]:
+def epochs(
+    series: Callable[[str], Any], *, poor: float, severe: float, change: float, window: int
+) -> tuple[Epoch, ...]:
     """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values.
 
-    An improvement below `poor` and a gap above `severe` are called so.
+    An improvement below `poor` and a gap above `severe` are called so; a plateau is a `change` that small over a
+    `window` of epochs.
     """
 
     def readings(name: str) -> dict[int, float]:
@@ -117,7 +110,10 @@ def epochs(series: Callable[[str], Any], *, poor: float, severe: float) -> tuple
 
     train, validation = readings("evaluation/train_loss"), readings("eval/loss")
     rates, gaps = readings("evaluation/improvement_rate"), readings("evaluation/train_val_gap")
-    plateaus = readings("evaluation/plateau_detected")
+    numbers = readings("evaluation/epoch")
+    judged = [step for step in numbers if math.isfinite(validation.get(step, math.nan))]
+    losses = [validation[step] for step in judged]
+    plateaus = {step for end, step in enumerate(judged, 1) if is_plateau(losses[:end], change, window)}
     return tuple(
         Epoch(
             number=int(number),
@@ -128,9 +124,9 @@ def epochs(series: Callable[[str], Any], *, poor: float, severe: float) -> tuple
             improvement_grade=improvement_grade(rate, poor),
             train_val_gap=(share := gaps.get(step, math.nan)),
             gap_grade=gap_grade(share, severe),
-            plateau_detected=plateaus.get(step) == 1,
+            plateau_detected=step in plateaus,
         )
-        for step, number in readings("evaluation/epoch").items()
+        for step, number in numbers.items()
     )
 
 

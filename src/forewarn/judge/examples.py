@@ -1,4 +1,4 @@
-"""The examples in the documentation of rules: series in shorthand, and what the rule makes of them.
+"""The examples in the documentation of rules: series in shorthand, and whether the rule fires.
 
 A line is `fires:` or `quiet:` and one or more series, separated by `|`. A series is a metric, with a scope in braces if
 it has one, and its values, the first at step 0. Without a name it is the first metric that the rule reads.
@@ -31,7 +31,7 @@ SHORTHAND = (
     "`2.0x5` is 2.0 five times, `2.0+0.5x3` is 2.0 2.5 3.0, `_` is a step without a reading, `|` parts two series; "
     "a name says what is read, braces in which layer."
 )
-"""The above in one sentence, to stand beside an example."""
+"""The above in one sentence, to print next to an example."""
 
 _NUMBER = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf)"
 _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(?=x))?)(?:x(?P<count>\d+))?")
@@ -56,7 +56,7 @@ class Example:
 
     @property
     def info(self) -> RunInfo:
-        """What is known of the parameters that the scopes name, and what is declared."""
+        """The parameters that the scopes name, and the declared values."""
         scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
         return RunInfo(
             parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters),
@@ -66,16 +66,16 @@ class Example:
     def steps(self) -> Iterator[tuple[int, list[Block]]]:
         """The readings, step by step."""
         for step in range(max(map(len, self.series.values()))):
-            known: dict[str, dict[str, float]] = {}
+            readings: dict[str, dict[str, float]] = {}
             for (metric, scope), values in self.series.items():
                 value = values[step] if step < len(values) else None
                 if value is not None:
-                    known.setdefault(metric, {})[scope] = value
+                    readings.setdefault(metric, {})[scope] = value
             yield (
                 step,
                 [
                     Block(step, float(step), metric, tuple(scoped), np.array(list(scoped.values()), np.float32))
-                    for metric, scoped in known.items()
+                    for metric, scoped in readings.items()
                 ],
             )
 
@@ -92,7 +92,7 @@ def example_lines(documentation: str) -> list[str]:
 
 
 def parse(line: str, default_metric: str) -> Example:
-    """An example from its line; what cannot be read is a ValueError that says where."""
+    """An example from its line. Raises ValueError with the part that cannot be read."""
     kind, _, text = line.partition(":")
     if kind not in ("fires", "quiet"):
         raise ValueError(f"an example begins with 'fires:' or 'quiet:', not {line!r}")
@@ -128,7 +128,7 @@ def _values(word: str, line: str) -> list[float | None]:
     if token["start"] is None:
         return [None] * count
     start, step = float(token["start"]), float(token["step"] or 0)
-    return [start + at * step if at else start for at in range(count)]
+    return [start + index * step if index else start for index in range(count)]
 
 
 def _parameter(scope: str) -> ParameterInfo:

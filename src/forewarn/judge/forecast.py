@@ -1,4 +1,4 @@
-"""Where the loss is heading: a law with an asymptote, fitted as the run goes, and how far it can be trusted."""
+"""Loss forecasts: a law with an asymptote fitted to the curve, with an interval for its error."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from forewarn.types import Block
 Floats = NDArray[np.float64]
 
 _FITTED_BINS = 48
-"""Medians, at even distances on a logarithmic scale, that the law is fitted to."""
+"""Number of medians, evenly spaced on a logarithmic scale, to which the law is fitted."""
 _LEAST_LOSSES = 200
-"""Losses below which nothing is said."""
+"""Fewest losses for a forecast."""
 _FURTHEST = 4.0
-"""Times the steps so far beyond which nothing is said: a tail cannot be told from so little of it."""
+"""Furthest forecast as a multiple of the steps so far; further out the data says too little about the tail."""
 _LEARNT = 0.02
-"""Share by which the loss must have fallen: a line without a bend has no future."""
+"""Share by which the loss must have fallen; a flat line cannot be extrapolated."""
 _EXPONENTS = np.geomspace(0.05, 2.0, 32)
 _FEWEST_FOLDS = 10.0
-"""E-folds over the curve from which on an exponential fall is tried: fewer cannot be told from a power law."""
+"""Fewest e-folds over the curve for an exponential fit; fewer cannot be told from a power law."""
 _MOST_FOLDS = 100.0
 _HUBER = 1.5
-"""Standard errors from which a bin counts for less."""
+"""Standard errors beyond which a bin is down-weighted."""
 _CUTS = (0.4, 0.5, 0.6, 0.7, 0.8)
-"""Shares of the curve from which its own present is predicted, to see how wrong such predictions are."""
+"""Shares of the curve from which its end is predicted, to measure the error of such predictions."""
 _WIDTH = 2.0
-"""Times the error of those predictions that makes an interval; tested to hold nine times in ten on real runs."""
+"""Half-width of an interval in errors of those predictions; tested on real runs to be a 90% interval."""
 _RECENT = 0.05
-"""Share of the curve whose median is the present level."""
+"""Share of the curve whose median is the current level."""
 _NINE_IN_TEN = 1.64
-"""Standard errors on either side that hold a normal value nine times in ten."""
+"""Half-width of the 90% interval of a normal distribution, in standard errors."""
 
 
 class LossCurve:
-    """The whole curve of a run in so many means at most, however long it gets: when it is full, each two become one."""
+    """The loss curve of a run in at most `most_bins` means; when it is full, neighbours are merged in pairs."""
 
     def __init__(self, most_bins: int = 1024, *, finite_only: bool = True) -> None:
         self._most_bins = most_bins
@@ -55,7 +55,7 @@ class LossCurve:
         self._waiting: list[float] = []
 
     def append(self, step: int, loss: float) -> None:
-        """Take in one more loss."""
+        """Add one loss."""
         if self._finite_only and not math.isfinite(loss):
             return
         self._waiting.append(loss)
@@ -64,12 +64,12 @@ class LossCurve:
             self._ends.append(step)
             self._waiting = []
         if len(self._means) == self._most_bins:
-            self._means = [(one + two) / 2 for one, two in zip(self._means[::2], self._means[1::2], strict=True)]
+            self._means = [(left + right) / 2 for left, right in zip(self._means[::2], self._means[1::2], strict=True)]
             self._ends = self._ends[1::2]
             self._width *= 2
 
     def take(self, step: int, blocks: Iterable[Block]) -> None:
-        """Take in the loss among the readings of a step."""
+        """Add the loss among the readings of a step."""
         for block in blocks:
             if block.name == "train/loss":
                 self.append(step, float(block.values[0]))
@@ -87,7 +87,7 @@ class LossCurve:
 
     @property
     def last_step(self) -> int:
-        """The newest step that is among the points; −1 before there is any."""
+        """The newest step among the points; −1 if there is none."""
         return self._ends[-1] if self._ends else -1
 
     @property
@@ -101,30 +101,30 @@ class LossCurve:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._width = int(state["width"])
-        self._means, self._waiting = ([float(each) for each in state[name]] for name in ("means", "waiting"))
-        self._ends = [int(each) for each in state["ends"]]
+        self._means, self._waiting = ([float(value) for value in state[name]] for name in ("means", "waiting"))
+        self._ends = [int(end) for end in state["ends"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the loss is expected to be, each number with an interval that holds nine times in ten."""
+    """The expected loss, with 90% intervals."""
 
     now: int
-    """The step up to which the curve was seen."""
+    """The last step of the curve."""
     level: float
     """The loss there."""
     too_early: str = ""
-    """Why nothing can be told yet; the numbers below are NaN then."""
+    """Why there is no forecast yet; the numbers below are NaN then."""
     at: int = 0
-    """The step that is looked ahead to."""
+    """The step of the forecast."""
     loss: float = math.nan
     low: float = math.nan
     high: float = math.nan
     target: float = math.nan
     reached: bool = False
-    """The level is at or below the target already; the steps below are `now` then, however early it is."""
+    """Whether the level already is at or below the target; the steps below are `now` then."""
     target_step: float = math.nan
-    """The step at which the target is met; infinite if that is beyond what can be told."""
+    """The step at which the target is met; infinite if it is out of reach of the forecast."""
     target_soonest: float = math.nan
     target_latest: float = math.nan
 
@@ -146,26 +146,26 @@ class _Law:
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """A law, and how far it can be trusted."""
+    """A fitted law and its error."""
 
     law: _Law
     now: int
     rate: float
-    """How wrong the law is per e-fold of steps ahead."""
+    """Error of the law per e-fold of steps ahead."""
     unsure: float
-    """How wrong it is at the present step: the noise of the level and what the law misses it by."""
+    """Error at the current step: the noise of the level plus the misfit of the law."""
     lowest: float
-    """What the loss cannot fall below."""
+    """Lower limit of the loss."""
 
     def at(self, step: float) -> tuple[float, float, float]:
-        """What the law says, and an interval that widens with the logarithm of the steps."""
+        """The value of the law, and an interval that widens with the logarithm of the steps."""
         middle = float(self.law(step + 1))
         half = self.unsure + _WIDTH * self.rate * math.log((step + 1) / (self.now + 1))
         return middle, max(self.lowest, middle - half), middle + half
 
 
 def forecast(curve: LossCurve, at: int | None = None, target: float | None = None) -> Forecast:
-    """The loss at step `at` (by default twice as far as the run has come), and when `target` is met."""
+    """The loss at step `at` (by default twice the steps so far), and when `target` is met."""
     _check(at, target)
     steps, losses = curve.points
     if not len(steps):
@@ -174,14 +174,14 @@ def forecast(curve: LossCurve, at: int | None = None, target: float | None = Non
     if at is not None and at <= now:
         raise ValueError(f"step {at} is not ahead of the run, which has come to step {now}")
     ahead = 2 * now if at is None else operator.index(at)
-    told = Forecast(now, _level(losses), _too_early(curve, steps, losses, ahead))
-    outlook = None if told.too_early else _outlook(steps, losses, now)
+    result = Forecast(now, _level(losses), _too_early(curve, steps, losses, ahead))
+    outlook = None if result.too_early else _outlook(steps, losses, now)
     if outlook is not None:
         middle, low, high = outlook.at(ahead)
-        told = dataclasses.replace(told, at=ahead, loss=middle, low=low, high=high)
-    elif not told.too_early:
-        told = dataclasses.replace(told, too_early="the loss does not follow a curve that could be continued")
-    return told if target is None else _with_target(told, float(target), outlook)
+        result = dataclasses.replace(result, at=ahead, loss=middle, low=low, high=high)
+    elif not result.too_early:
+        result = dataclasses.replace(result, too_early="the loss does not follow a curve that could be continued")
+    return result if target is None else _with_target(result, float(target), outlook)
 
 
 def _check(at: Any, target: Any) -> None:
@@ -219,26 +219,26 @@ def _noise(losses: Floats) -> float:
 
 
 def _binned(steps: Floats, losses: Floats) -> tuple[Floats, Floats, Floats]:
-    """Middle, median and its standard error of bins at even distances on a logarithmic scale."""
+    """Mean step, median loss and its standard error, for bins evenly spaced on a logarithmic scale."""
     places = np.log(steps + 1)
     edges = np.linspace(places[0], places[-1], _FITTED_BINS + 1)[1:-1]
-    number = np.searchsorted(edges, places)
-    found = []
-    for each in np.unique(number):
-        inside = losses[number == each]
+    numbers = np.searchsorted(edges, places)
+    bins = []
+    for number in np.unique(numbers):
+        inside = losses[numbers == number]
         middle = float(np.median(inside))
         spread = 1.4826 * float(np.median(np.abs(inside - middle)))
-        found.append(
-            (float(steps[number == each].mean()) + 1, middle, 1.2533 * spread / math.sqrt(len(inside)), len(inside))
+        bins.append(
+            (float(steps[numbers == number].mean()) + 1, middle, 1.2533 * spread / math.sqrt(len(inside)), len(inside))
         )
-    x, y, error, count = np.array(found).T
+    x, y, error, count = np.array(bins).T
     usual = np.median(error[count > 2] * np.sqrt(count[count > 2])) if (count > 2).any() else 0.0
     least = max(usual, 1e-3 * float(np.median(np.abs(y)))) / np.sqrt(count)
     return x, y, np.maximum(error, least)
 
 
 def _fitted(steps: Floats, losses: Floats, fewest_folds: float = _FEWEST_FOLDS) -> _Law | None:
-    """The law that is nearest to the curve, outliers counting for less; the first twentieth, a warm-up, is left out."""
+    """The law that fits best, with outliers down-weighted and the first twentieth, a warm-up, left out."""
     late = steps >= steps[0] + 0.05 * (steps[-1] - steps[0])
     x, y, error = _binned(steps[late], losses[late])
     if len(x) < 8:
@@ -269,16 +269,16 @@ def _least_squares(basis: Floats, y: Floats, weights: Floats, lowest: float) -> 
     return lowest, float((weights * basis[1]) @ (y - lowest) / ((weights * basis[1]) @ basis[1]))
 
 
-def _error_rate(steps: Floats, losses: Floats, whole: _Law) -> float | None:
-    """How wrong predictions from a part of this very curve are about its present, per e-fold of steps ahead."""
+def _error_rate(steps: Floats, losses: Floats, full_law: _Law) -> float | None:
+    """Error of predicting the end of this curve from parts of it, per e-fold of steps ahead."""
     rates = []
     for cut in _CUTS:
-        seen = round(cut * len(steps))
-        fewest_folds = cut * _FEWEST_FOLDS if whole.decay else _FEWEST_FOLDS  # a part has fallen through fewer
-        law = _fitted(steps[:seen], losses[:seen], fewest_folds)
+        num_seen = round(cut * len(steps))
+        fewest_folds = cut * _FEWEST_FOLDS if full_law.decay else _FEWEST_FOLDS  # a part covers fewer
+        law = _fitted(steps[:num_seen], losses[:num_seen], fewest_folds)
         if law is not None:
             miss = _level(losses) - float(law(steps[-1] + 1))
-            rates.append(miss / math.log((steps[-1] + 1) / (steps[seen - 1] + 1)))
+            rates.append(miss / math.log((steps[-1] + 1) / (steps[num_seen - 1] + 1)))
     return float(np.sqrt(np.mean(np.square(rates)))) if len(rates) >= 3 else None
 
 
@@ -293,23 +293,23 @@ def _outlook(steps: Floats, losses: Floats, now: int) -> _Outlook | None:
     return _Outlook(law, now, max(rate, 1e-3 * abs(level)), unsure, lowest)
 
 
-def _with_target(told: Forecast, target: float, outlook: _Outlook | None) -> Forecast:
+def _with_target(result: Forecast, target: float, outlook: _Outlook | None) -> Forecast:
     """The first step at which the law, and each end of its interval, is at or below the target."""
-    if told.level <= target:
-        met = float(told.now)
+    if result.level <= target:
+        met = float(result.now)
         return dataclasses.replace(
-            told, target=target, reached=True, target_step=met, target_soonest=met, target_latest=met
+            result, target=target, reached=True, target_step=met, target_soonest=met, target_latest=met
         )
     if outlook is None:
-        return told
-    ahead = np.geomspace(told.now + 1, _FURTHEST * (told.now + 1), 400)
+        return result
+    ahead = np.geomspace(result.now + 1, _FURTHEST * (result.now + 1), 400)
     lines = np.array([outlook.at(float(step)) for step in ahead])
 
     def reached(line: Floats) -> float:
-        where = np.flatnonzero(line <= target)
-        return float(ahead[where[0]]) if len(where) else math.inf
+        indices = np.flatnonzero(line <= target)
+        return float(ahead[indices[0]]) if len(indices) else math.inf
 
     return dataclasses.replace(
-        told, target=target, target_step=reached(lines[:, 0]), target_soonest=reached(lines[:, 1]),
+        result, target=target, target_step=reached(lines[:, 0]), target_soonest=reached(lines[:, 1]),
         target_latest=reached(lines[:, 2]),
     )  # fmt: skip

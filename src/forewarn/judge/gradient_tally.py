@@ -1,4 +1,4 @@
-"""Gradient norms in numbers and words: which layers vanish or explode, whether a task collapses, a summary of a run.
+"""Summaries of gradient norms: vanishing and exploding layers, task collapse, totals over a run.
 
 Plain arithmetic on norms that were measured elsewhere; neither torch nor a model is needed.
 """
@@ -61,7 +61,7 @@ def detect_task_collapse(
 
 
 def balance_in_words(ratio: float) -> str:
-    """How two tasks with this ratio of gradient norms stand to each other."""
+    """The balance of two tasks with this ratio of gradient norms."""
     apart = max(ratio, 1 / ratio) if ratio > 0 else math.inf
     if apart <= MINOR:
         return "balanced"
@@ -70,10 +70,10 @@ def balance_in_words(ratio: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradientSummary:
-    """What became of the gradients over a run; `str()` of it is a few lines for a person."""
+    """The gradients over a run; `str()` gives a few readable lines."""
 
     count: int
-    """Norms that were seen."""
+    """Number of norms."""
     mean: float
     std: float
     peak: float
@@ -83,7 +83,7 @@ class GradientSummary:
     """Layers that vanished at any time."""
     exploding: tuple[str, ...]
     task_balance: str
-    """The mean ratio of the last checks in words, or what is missing for it."""
+    """The mean ratio of the last checks in words, or why there is none."""
     unit: str = "epoch"
     """Of `peak_at`."""
 
@@ -106,12 +106,12 @@ class GradientSummary:
 
 @dataclass(slots=True)
 class GradientTally:
-    """Adds up what is seen of the gradients, in bounded memory."""
+    """Adds up gradient norms in bounded memory."""
 
     vanishing_threshold: float = VANISHING
     exploding_threshold: float = EXPLODING
     unit: str = "epoch"
-    """What the places of norms are counted in."""
+    """The unit of the positions of norms."""
     _count: int = 0
     _mean: float = 0.0
     _squares: float = 0.0
@@ -121,15 +121,15 @@ class GradientTally:
     _exploding: dict[str, None] = field(default_factory=dict)
     _ratios: list[float] = field(default_factory=list)
 
-    def add_norm(self, at: int, norm: float) -> None:
-        """The norm of all gradients at an epoch or step; what is not finite is left to the list of layers."""
+    def add_norm(self, position: int, norm: float) -> None:
+        """Add the global norm at an epoch or step; a non-finite one shows up in the list of layers instead."""
         if not math.isfinite(norm):
             return
         self._count += 1
         before = norm - self._mean
         self._mean += before / self._count
         self._squares += before * (norm - self._mean)
-        self._peak = max(self._peak, (norm, at), key=lambda one: one[0])
+        self._peak = max(self._peak, (norm, position), key=lambda peak: peak[0])
 
     def add_layers(self, norms: Mapping[str, float]) -> None:
         self._vanishing |= dict.fromkeys(detect_vanishing_gradients(norms, self.vanishing_threshold))
@@ -142,7 +142,7 @@ class GradientTally:
 
     @property
     def mean_ratio(self) -> float:
-        """The mean of the last ratios on a log scale, where a/b and b/a are alike; NaN if there are none."""
+        """The mean of the last ratios on a log scale, where a/b and b/a are symmetric; NaN if there are none."""
         return math.exp(sum(map(math.log, self._ratios)) / len(self._ratios)) if self._ratios else math.nan
 
     def summary(self, pair: str = "the tasks") -> GradientSummary:

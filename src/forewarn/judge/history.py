@@ -1,9 +1,11 @@
-"""The recent past in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
+"""Recent readings in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -15,14 +17,23 @@ from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
 from forewarn.types import Block
 
+_log = logging.getLogger("forewarn")
+
+_RULE_FAILED = "monitor/rule_failed"
+_DERIVED = "derived"
+"""Where the state of derivations is kept, among that of metrics, all of whose names have a slash."""
+
+_PATTERNS = 64
+"""Combinations of metrics for which it is remembered what follows from them: the steps of a run differ in few ways."""
+
 _SLACK = 4
-"""A ring is a quarter longer than its window: with less it would be moved to the front more often."""
+"""A ring is a quarter longer than its window; a shorter one would be moved to the front more often."""
 
 _UNJUDGED_WINDOW = 8
-"""Readings kept of what no rule looks at, for people and for snapshots."""
+"""Readings kept of metrics that no rule reads, for people and snapshots."""
 
 _FEW_SCOPES = 8
-"""With no more than these a ring lies in memory by scope: it is the course of each that is looked at then."""
+"""Up to this many scopes, a ring is stored scope by scope, because rules then read one series at a time."""
 
 _NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
@@ -35,10 +46,10 @@ class _Ring:
         self.window = window
         self.seen = 0
         self.baselines: dict[tuple[str, tuple[float, ...]], Baseline] = {}
-        """By scope and by what makes a baseline what it is."""
+        """By scope and by the settings of the baseline."""
         self._end = 0
         self._panel: Panel | None = None
-        """What rules see of the readings up to now; None until one looks."""
+        """The readings as rules see them; None until a rule asks."""
         room = window + max(1, window // _SLACK)
         self._steps = np.zeros(room, np.int64)
         order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
@@ -58,15 +69,15 @@ class _Ring:
             self._values[self._end] = block.values
         else:
             self._values[self._end] = np.nan
-            position = {scope: at for at, scope in enumerate(self.scopes)}
+            position = {scope: index for index, scope in enumerate(self.scopes)}
             self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
-        known = set(self.scopes)
-        added = tuple(scope for scope in scopes if scope not in known)
+        present = set(self.scopes)
+        added = tuple(scope for scope in scopes if scope not in present)
         if added:
             blank = np.full((len(self._values), len(added)), np.nan, np.float32)
             self._values = np.concatenate([self._values, blank], axis=1)
@@ -120,14 +131,36 @@ class _Ring:
         return ring
 
 
+class Derivation:
+    """Readings that follow from those of a step by the settings of rules, and so are never measured."""
+
+    rule: str
+    """The name of the rule whose settings decide."""
+    sources: tuple[str, ...]
+    """The metrics that must have a new reading."""
+    gives: tuple[str, ...]
+    """The metrics that are derived; of an earlier derivation from the same sources nothing is kept."""
+
+    def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterable[Block]:
+        """What follows from a step whose `blocks`, here by name, have just joined the history."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
 class History:
-    """The last readings of every metric: what rules look at, live and replayed."""
+    """The last readings of every metric, which rules read live and in replay."""
 
     def __init__(
         self,
         window: int = 1024,
         detail_window: int = 64,
         judged: Iterable[str] | None = None,
+        derivations: Sequence[Derivation] = (),
         catalogue: Catalogue = BUILT_IN,
     ) -> None:
         """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
@@ -135,6 +168,8 @@ class History:
         One with a `*` in it stands for a family of them.
         """
         self._catalogue = catalogue
+        self._derivations = list(derivations)
+        self._due = lru_cache(_PATTERNS)(self._due_for)
         self._judged = None if judged is None else frozenset(judged)
         self._window = window
         self._detail_window = detail_window
@@ -146,12 +181,47 @@ class History:
     def names(self) -> list[str]:
         return sorted(self._rings)
 
-    def append(self, blocks: Iterable[Block]) -> None:
+    def append(self, blocks: Iterable[Block]) -> list[Block]:
+        """Let the readings of a step join, with what is derived from them; returns all that did.
+
+        What was derived from them when they were recorded is left out: other settings may give something else.
+        """
+        joined = list(blocks)
+        due = self._due(tuple([block.name for block in joined]))
+        if not due:
+            self._take(joined)
+            return joined
+        stale = {_RULE_FAILED, *(name for one in due for name in one.gives)}
+        joined = [block for block in joined if block.name not in stale]
+        by_name = {block.name: block for block in joined}
+        self._take(joined)
+        for derivation in due:
+            derived = self._derived(derivation, by_name)
+            self._take(derived)
+            place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
+            joined[place:place] = derived
+        return joined
+
+    def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
+        """What follows from new readings of these metrics."""
+        return [one for one in self._derivations if set(one.sources) <= set(names)]
+
+    def _take(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             ring = self._rings.get(block.name)
             if ring is None:
                 ring = self._rings[block.name] = _Ring(block.scopes, self._window_of(block))
             ring.append(block)
+
+    def _derived(self, derivation: Derivation, blocks: Mapping[str, Block]) -> list[Block]:
+        try:
+            return list(derivation.derive(self, blocks))
+        except Exception:
+            _log.exception("%s could not be derived: the rule %s is switched off", derivation.gives, derivation.rule)
+            self._derivations.remove(derivation)
+            self._due.cache_clear()
+            source = blocks[derivation.sources[0]]
+            return [Block(source.step, source.time, _RULE_FAILED, (derivation.rule,), np.ones(1, np.float32))]
 
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
@@ -173,11 +243,14 @@ class History:
         return Series(self.panel(name), scope)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: ring.state_dict() for name, ring in self._rings.items()}
+        rings = {name: ring.state_dict() for name, ring in self._rings.items()}
+        return {**rings, _DERIVED: {one.rule: one.state_dict() for one in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rings = {name: _Ring.from_state(one) for name, one in state.items()}
+        self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
+        for derivation in self._derivations:
+            derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))
 
 
 def _is_among(name: str, names: frozenset[str]) -> bool:
-    return name in names or any(fnmatchcase(name, each) for each in names if "*" in each)
+    return name in names or any(fnmatchcase(name, pattern) for pattern in names if "*" in pattern)

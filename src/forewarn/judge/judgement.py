@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from forewarn.judge.derived import derivations
 from forewarn.judge.history import History
 from forewarn.judge.registry import NO_BOUND, Rule
 from forewarn.judge.rules import all_rules
@@ -49,7 +50,7 @@ class RuleSet:
     def history(self, info: RunInfo) -> History:
         """A history of this run, as long as these rules look back."""
         judged = {name for rule in self.rules for name in rule.reads}
-        return History(self.history_window, self.detail_window, judged, catalogue_of(info))
+        return History(self.history_window, self.detail_window, judged, derivations(self), catalogue_of(info))
 
     def not_loaded(self, info: RunInfo) -> tuple[RuleInfo, ...]:
         """The rules that judged this run live and that are not here."""

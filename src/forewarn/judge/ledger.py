@@ -21,20 +21,20 @@ Identity = tuple[str, str]
 
 
 class Ledger:
-    """Follows every finding from the first sight of it to its end."""
+    """Follows every finding from its first appearance to its end."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = {rule.code: rule for rule in rules}
         self._open: dict[Identity, Alert] = {}
         self._checks: dict[Identity, int] = {}
-        """For pending alerts: checks in a row in which it was seen."""
+        """For pending alerts: number of consecutive checks that saw it."""
         self._passed: set[Identity] = set()
         """Firing alerts that were not seen at the last check."""
         self._closed: list[Alert] = []
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """Every alert of the run that has fired, in the order in which they did."""
+        """Every alert of the run that has fired, in the order of firing."""
         fired = [*self._closed, *(alert for alert in self._open.values() if alert.state is AlertState.FIRING)]
         return tuple(sorted(fired, key=lambda alert: (alert.fired, alert.code, alert.scope)))
 
@@ -44,7 +44,7 @@ class Ledger:
         return self.ranked([alert for alert in self._open.values() if alert.state is AlertState.FIRING])
 
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
-        """Take in what the rules said of one step; returns the alerts that fired, grew worse or were resolved."""
+        """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         changed: list[Alert] = []
         seen: set[Identity] = set()
         for finding in judgement.findings:
@@ -72,12 +72,12 @@ class Ledger:
         return self._closed[-1]
 
     def _see(self, finding: Finding, history: History, info: RunInfo) -> Iterator[Alert]:
-        """The alert of this finding if it fired or grew worse by it."""
+        """The alert of this finding, if the finding made it fire or grow worse."""
         rule = self._rules[finding.code]
         identity = (finding.code, finding.scope)
         before = self._open.get(identity)
         if before and identity in self._passed and before.severity is Severity.INFO < finding.severity:
-            yield self._close(before)  # information that had passed is not how this began
+            yield self._close(before)  # the earlier information had passed: this is a new alert
             before = None
         self._passed.discard(identity)
         alert = before or Alert(
@@ -103,50 +103,50 @@ class Ledger:
             yield alert
 
     def ranked(self, alerts: Sequence[Alert]) -> tuple[Alert, ...]:
-        """Most important first: chains of cause and symptom by their worst member, in each chain the cause first."""
+        """Most important first: chains of cause and symptom by their worst member, the cause first in each chain."""
         episodes = self._episodes(alerts)
         chains = _chains(list(dict.fromkeys(episodes)), self._explained)
         worst: dict[_Episode, Severity] = {}
         for episode, (root, _) in chains.items():
             worst[root] = max(worst.get(root, Severity.INFO), episode.severity)
 
-        def importance(at: int) -> tuple[Any, ...]:
-            alert = alerts[at]
-            root, depth = chains[episodes[at]]
+        def importance(index: int) -> tuple[Any, ...]:
+            alert = alerts[index]
+            root, depth = chains[episodes[index]]
             return (
                 alert.state is AlertState.RESOLVED, -worst[root], root.since, root.code, depth, -alert.severity,
-                alert.since, episodes[at].phase, alert.code, alert.scope,
+                alert.since, episodes[index].phase, alert.code, alert.scope,
             )  # fmt: skip
 
-        return tuple(alerts[at] for at in sorted(range(len(alerts)), key=importance))
+        return tuple(alerts[index] for index in sorted(range(len(alerts)), key=importance))
 
     def cause_of(self, alert: Alert, among: Sequence[Alert]) -> str | None:
-        """The code of the alert among these that is at the root of this one, if any."""
+        """The code of the alert among these that is the root cause of this one, if any."""
         episodes = self._episodes([alert, *among])
         root, _ = _chains(list(dict.fromkeys(episodes)), self._explained)[episodes[0]]
         return None if root == episodes[0] else root.code
 
     def _episodes(self, alerts: Sequence[Alert]) -> list[_Episode]:
-        """The episode of each alert: those of one code that were open at the same time are one, whatever the scopes."""
-        made: list[_Episode] = []
+        """The episode of each alert: alerts of one code that were open at the same time share one."""
+        episodes: list[_Episode] = []
         number = [0] * len(alerts)
-        for at in sorted(range(len(alerts)), key=lambda at: (alerts[at].code, alerts[at].since)):
-            alert = alerts[at]
+        for index in sorted(range(len(alerts)), key=lambda index: (alerts[index].code, alerts[index].since)):
+            alert = alerts[index]
             rule = self._rules.get(alert.code)
             until = alert.last + (0 if rule is None else rule.keep)
             lasting = alert.finding.evidence.get("lasting_steps", 0)
             began = min(alert.since, alert.finding.step + 1 - int(lasting)) if lasting else alert.since
             phase = phase_of(alert.code) if rule is None else rule.family.phase
-            new = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
-            if made and made[-1].code == new.code and new.since <= made[-1].until:
-                earlier = made.pop()
-                new = _Episode(
-                    new.code, phase, earlier.since, min(earlier.began, new.began), max(earlier.until, new.until),
-                    max(earlier.severity, new.severity),
+            episode = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
+            if episodes and episodes[-1].code == episode.code and episode.since <= episodes[-1].until:
+                earlier = episodes.pop()
+                episode = _Episode(
+                    episode.code, phase, earlier.since, min(earlier.began, episode.began),
+                    max(earlier.until, episode.until), max(earlier.severity, episode.severity),
                 )  # fmt: skip
-            made.append(new)
-            number[at] = len(made) - 1
-        return [made[each] for each in number]
+            episodes.append(episode)
+            number[index] = len(episodes) - 1
+        return [episodes[position] for position in number]
 
     def _explained(self, code: str) -> tuple[str, ...]:
         rule = self._rules.get(code)
@@ -171,28 +171,27 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """A stretch of steps in which a rule had something to say."""
+    """A range of steps in which a rule found something."""
 
     code: str
     phase: Phase
     since: int
     began: int
-    """Since when it has been so by its own evidence: a slow rise is seen long after it began."""
+    """When it began according to its own evidence: a slow rise is seen long after it began."""
     until: int
-    """The last step at which it can still have been the reason for something."""
+    """The last step at which it can still be a cause."""
     severity: Severity
 
 
 def _chains(
     episodes: Sequence[_Episode], explained: Callable[[str], tuple[str, ...]]
 ) -> dict[_Episode, tuple[_Episode, int]]:
-    """For each episode the one at the root of it, and how many steps of explanation lie between.
+    """For each episode its root cause, and the number of links to it.
 
     A cause explains the symptom's code, began no later, and was not over when the symptom was first seen. Of two that
-    appear at the same step, the one that a training step meets first counts: a loss that is not finite makes such
-    gradients within its own step, such gradients make such a loss only in the next. What nothing explains may be the
-    cause of what comes before it within a step: weights that were changed from outside. Information is no reason for a
-    warning.
+    appear at the same step, the earlier phase of a training step counts: a non-finite loss makes non-finite gradients
+    within its own step, but such gradients make such a loss only in the next. An episode that nothing explains may
+    cause one of an earlier phase: weights that were changed from outside. Information never causes a warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 
@@ -201,13 +200,14 @@ def _chains(
 
     causes: dict[_Episode, _Episode | None] = {}
     for symptom in in_order:
-        able = [cause for cause in in_order if explains(cause, symptom) and cause.began <= symptom.since <= cause.until]
-        earlier = (each for each in able if each.began < symptom.since or each.phase <= symptom.phase)
+        open_then = (cause for cause in in_order if cause.began <= symptom.since <= cause.until)
+        candidates = (cause for cause in open_then if explains(cause, symptom))
+        earlier = (cause for cause in candidates if cause.began < symptom.since or cause.phase <= symptom.phase)
         causes[symptom] = next(earlier, None)
     roots = {episode for episode, cause in causes.items() if cause is None}
     for symptom in roots:
-        outside = (each for each in in_order if each in roots and explains(each, symptom))
-        causes[symptom] = next((each for each in outside if each.began == symptom.since), None)
+        outside = (episode for episode in in_order if episode in roots and explains(episode, symptom))
+        causes[symptom] = next((episode for episode in outside if episode.began == symptom.since), None)
 
     def trace(episode: _Episode, below: int = 0) -> tuple[_Episode, int]:
         cause = causes[episode]
@@ -217,7 +217,7 @@ def _chains(
 
 
 def prescribe(rule: Rule, finding: Finding, history: History, info: RunInfo) -> tuple[Remedy, ...]:
-    """What to do about a finding, best first, with the numbers of this run; advice that fails is left out."""
+    """The remedies for a finding, best first, with the numbers of this run; remedies that fail are left out."""
     remedies: list[Remedy] = []
     for make in rule.remedies:
         try:

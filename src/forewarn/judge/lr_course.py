@@ -1,4 +1,4 @@
-"""What the learning rate did: by it rules tell a plan from a jump."""
+"""The course of the learning rate, from which rules tell a planned change from a jump."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Jump:
 
 
 class JumpBounds(Protocol):
-    """What a rule says about when a learning rate has jumped."""
+    """A rule's settings for when a learning rate has jumped."""
 
     @property
     def factor(self) -> float: ...
@@ -33,13 +33,13 @@ class JumpBounds(Protocol):
 def rates(lr: Panel, steps: Steps | None = None) -> Floats:
     """The largest learning rate among the groups at each of these steps, by default at every kept one.
 
-    A step before the first kept one has none: NaN.
+    NaN for a step before the first one in memory.
     """
     highest: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=1, initial=np.nan)
     if steps is None:
         return highest
-    at = np.searchsorted(lr.steps, steps, side="right") - 1
-    return np.where(at >= 0, np.append(highest, np.nan)[at], np.nan)
+    index = np.searchsorted(lr.steps, steps, side="right") - 1
+    return np.where(index >= 0, np.append(highest, np.nan)[index], np.nan)
 
 
 def declared_peak(info: RunInfo) -> float:
@@ -48,7 +48,7 @@ def declared_peak(info: RunInfo) -> float:
 
 
 def declared_peaks(lr: Panel, info: RunInfo) -> list[float]:
-    """The same for each group, which are in the order of the scopes; 0 where the groups are no longer those."""
+    """The same for each group, in the order of the scopes; 0 if the groups have changed."""
     named = _named_peaks(info)
     return named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes)
 
@@ -58,23 +58,23 @@ def _named_peaks(info: RunInfo) -> list[float]:
 
 
 def peak_rate(lr: Panel, info: RunInfo) -> float:
-    """The highest learning rate that was seen or named; 0 if none was."""
+    """The highest learning rate observed or declared; 0 if there is none."""
     return float(np.fmax.reduce(rates(lr), initial=declared_peak(info)))
 
 
 def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
     """The same for each group."""
-    seen = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
-    return [max(both) for both in zip(declared_peaks(lr, info), seen, strict=True)]
+    observed = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
+    return [max(pair) for pair in zip(declared_peaks(lr, info), observed, strict=True)]
 
 
 def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
-    """Whether the learning rate is now below this share of the highest that was seen or named; False if none was."""
+    """Whether the learning rate is below this share of its peak, observed or declared; False without a peak."""
     return bool(len(lr)) and bool(rates(lr)[-1] < share * peak_rate(lr, info))
 
 
 def is_rising(lr: Panel, since: int) -> bool:
-    """Whether the lr is higher than at that step, or than at the oldest that memory holds."""
+    """Whether the lr is higher than at that step, or at the oldest step in memory if that is later."""
     if not len(lr):
         return False
     then, now = rates(lr, np.array([max(since, int(lr.steps[0])), lr.at]))
@@ -82,7 +82,7 @@ def is_rising(lr: Panel, since: int) -> bool:
 
 
 def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Jump | None:
-    """The jump that happened at the newest step, if any; the usual answer costs a glance at two rows."""
+    """The jump at the newest step, if any; the usual answer reads only two rows."""
     if len(lr) < 2:
         return None
     before, after = lr.values[-2:].astype(np.float64)
@@ -98,18 +98,18 @@ def last_jump(lr: Panel, plan: Panel, since: int, settings: JumpBounds, info: Ru
 
 
 def planned_growth(lr: Panel, plan: Panel, steps: Steps, settings: JumpBounds, info: RunInfo) -> Floats:
-    """By how much the lr has risen since each of these steps by plan, jumps left out: 1 where it has fallen.
+    """By how much the lr has risen since each of these steps as planned, without jumps; 1 where it has fallen.
 
-    A step before the first kept one has no answer: NaN.
+    NaN for a step before the first one in memory.
     """
     before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
     usable = np.isfinite(lr.values) & (lr.values > 0)
     smooth = usable[:-1] & usable[1:] & ~_jumps(lr, plan, settings, info)
     growth = np.log(np.where(smooth, after, 1.0)) - np.log(np.where(smooth, before, 1.0))
     so_far = np.concatenate([np.zeros((1, growth.shape[1])), growth.cumsum(axis=0)])
-    at = np.searchsorted(lr.steps, steps, side="right") - 1
-    grown = np.exp((so_far[-1] - so_far[at]).max(axis=1, initial=0.0))
-    return np.where(at >= 0, grown, np.nan)
+    index = np.searchsorted(lr.steps, steps, side="right") - 1
+    grown = np.exp((so_far[-1] - so_far[index]).max(axis=1, initial=0.0))
+    return np.where(index >= 0, grown, np.nan)
 
 
 def _jumps(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Bools:
@@ -138,11 +138,11 @@ def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
     """For each kept step and group: whether the lr is what a plan says, within this share of the highest planned."""
     if not len(plan) or plan.scopes != lr.scopes:
         return np.zeros(lr.values.shape, np.bool_)
-    at = np.minimum(np.searchsorted(plan.steps, lr.steps), len(plan) - 1)
+    index = np.minimum(np.searchsorted(plan.steps, lr.steps), len(plan) - 1)
     highest = np.fmax.reduce(plan.values, axis=0)
     with np.errstate(invalid="ignore"):
-        near: Bools = np.abs(lr.values - plan.values[at]) <= tolerance * highest
-    near[plan.steps[at] != lr.steps] = False
+        near: Bools = np.abs(lr.values - plan.values[index]) <= tolerance * highest
+    near[plan.steps[index] != lr.steps] = False
     return near
 
 
@@ -151,5 +151,5 @@ def _last(lr: Panel, jumps: Bools) -> Jump | None:
     rows, groups = np.nonzero(jumps)
     if not len(rows):
         return None
-    at = len(lr) - len(jumps) + int(rows[-1])
-    return Jump(int(lr.steps[at]), float(lr.values[at - 1, groups[-1]]), float(lr.values[at, groups[-1]]))
+    row = len(lr) - len(jumps) + int(rows[-1])
+    return Jump(int(lr.steps[row]), float(lr.values[row - 1, groups[-1]]), float(lr.values[row, groups[-1]]))

@@ -32,7 +32,7 @@ _NO_STEPS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Deviation(NamedTuple):
-    """How the newest value stands to the usual level, before it joined that level."""
+    """The newest value compared with the usual level before it."""
 
     value: float = math.nan
     center: float = math.nan
@@ -185,14 +185,14 @@ class Series:
         return float((x @ y) / (x @ x))
 
     def deviation(self, spike: Spike) -> Deviation:
-        """How the newest value stands to its usual level."""
+        """The newest value compared with its usual level."""
         return self._panel.deviation(self.scope, spike) if self.scope in self._panel.scopes else Deviation()
 
 
 def aligned(*series: Series) -> tuple[Steps, Floats]:
     """The steps at which all of these have a reading, and the readings there: [series × steps], oldest first."""
-    steps = reduce(np.intersect1d, [one.steps for one in series])
-    return steps, np.stack([one.values[np.searchsorted(one.steps, steps)] for one in series]).astype(np.float64)
+    steps = reduce(np.intersect1d, [curve.steps for curve in series])
+    return steps, np.stack([curve.values[np.searchsorted(curve.steps, steps)] for curve in series]).astype(np.float64)
 
 
 def median(values: NDArray[Any]) -> float:
@@ -231,9 +231,9 @@ class Baseline:
 
     A value that exceeds the median by `k · 1.4826 · MAD`, but by `floor` at least and `ceiling` at most, is an outlier.
     After `readmit_after` outliers in a row they become the level, so that a lasting shift is reported once and then
-    accepted. Values that are not positive and finite have no logarithm: they neither count nor disturb.
+    accepted. Values that are not positive and finite have no logarithm and are ignored.
 
-    Written without arrays: it is asked for on every step, and for one value plain numbers are several times as fast.
+    Written without arrays: it runs on every step, and for one value plain numbers are several times as fast.
     """
 
     def __init__(self, spike: Spike) -> None:
@@ -286,7 +286,7 @@ class Baseline:
 
     def _refresh(self) -> None:
         self._center = _middle(sorted(self._accepted))
-        spread = MAD_TO_STD * _middle(sorted([abs(each - self._center) for each in self._accepted]))
+        spread = MAD_TO_STD * _middle(sorted([abs(value - self._center) for value in self._accepted]))
         self._reach = min(max(self.spike.k * spread, self.spike.floor), self.spike.ceiling)
         self._age = 0
 
@@ -302,9 +302,9 @@ class Baseline:
 
     @classmethod
     def from_state(cls, spike: Spike, state: dict[str, Any]) -> Baseline:
-        made = cls(spike)
-        made.seen, made._age = int(state["seen"]), int(state["age"])
-        made._accepted.extend(float(each) for each in state["accepted"])
-        made._outside.extend(float(each) for each in state["outside"])
-        made._center, made._reach = float(state["center"]), float(state["reach"])
-        return made
+        baseline = cls(spike)
+        baseline.seen, baseline._age = int(state["seen"]), int(state["age"])
+        baseline._accepted.extend(float(value) for value in state["accepted"])
+        baseline._outside.extend(float(value) for value in state["outside"])
+        baseline._center, baseline._reach = float(state["center"]), float(state["reach"])
+        return baseline

@@ -1,4 +1,4 @@
-"""What may act at the points of a training run: callbacks, early stopping and the evaluation of epochs among them."""
+"""Callbacks at fixed points of a training run, including early stopping and the evaluation of epochs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Called at the points of a training run; override what you need. The trainer is the only argument.
+    """Called at fixed points of a training run; override what you need. The trainer is the only argument.
 
     `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` say where it stands;
     `trainer.stop(reason)` ends training after the step under way.
     """
 
     def monitor_config(self, config: Config) -> Config:
-        """The settings of the monitor as this callback wants them; asked before it is attached."""
+        """The monitor's settings, changed as this callback needs; called before the monitor is attached."""
         return config
 
     def on_train_begin(self, trainer: Trainer) -> None:
@@ -60,11 +60,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
 
 
 class CallbackError(RuntimeError):
-    """A callback raised; the message names it and the point at which it did."""
+    """A callback raised; the message names the callback and the point."""
 
 
 class EarlyStopping(Callback):
@@ -110,11 +110,11 @@ class EarlyStopping(Callback):
 
 
 class PostEpochEvaluationCallback(Callback):
-    """Says after some epochs what they have brought and what to do about it.
+    """Prints an evaluation of some epochs and what to do about them.
 
     Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement, prints
-    the epochs in `evaluation_epochs` (None: every one) to standard error, and with `auto_adjust` applies there what the
-    warnings about epochs advise, where that can be applied: see `monitor.adjust`.
+    the epochs in `evaluation_epochs` (None: every one) to standard error, and with `auto_adjust` applies the
+    adjustments that warnings about epochs advise; see `monitor.adjust`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PostEpochEvaluationCallback(Callback):
         auto_adjust: bool = False,
     ) -> None:
         name = type(self).__name__
-        if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in evaluation_epochs or ()):
+        if any(isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1 for epoch in evaluation_epochs or ()):
             raise ValueError(f"{name}.evaluation_epochs must be epochs from 1 on, not {evaluation_epochs!r}")
         if not 0 <= improvement_threshold <= 1:
             raise ValueError(f"{name}.improvement_threshold must be between 0 and 1, not {improvement_threshold}")
@@ -134,7 +134,7 @@ class PostEpochEvaluationCallback(Callback):
             raise ValueError(f"{name}.gap_threshold must not be negative, not {gap_threshold}")
         if plateau_window < 2:
             raise ValueError(f"{name}.plateau_window must be at least 2 epochs, not {plateau_window}")
-        self._wanted = None if evaluation_epochs is None else frozenset(evaluation_epochs)
+        self._evaluation_epochs = None if evaluation_epochs is None else frozenset(evaluation_epochs)
         self._improvement_threshold = float(improvement_threshold)
         self._gap_threshold = float(gap_threshold)
         self._plateau_window = plateau_window
@@ -142,7 +142,7 @@ class PostEpochEvaluationCallback(Callback):
         self.evaluations: list[Epoch] = []
         """The epochs that were shown."""
         self.adjustments: list[Action] = []
-        """What was changed about the run."""
+        """The adjustments made to the run."""
 
     def monitor_config(self, config: Config) -> Config:
         bounds, threshold = config.thresholds, self._improvement_threshold
@@ -159,14 +159,17 @@ class PostEpochEvaluationCallback(Callback):
         monitor = trainer.monitor
         assert monitor is not None
         bounds = monitor.config.thresholds
-        known = epochs(monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap)
-        is_new = known and known[-1].number == trainer.epoch and known[-1].step == trainer.step - 1
-        if not is_new or (self._wanted is not None and trainer.epoch not in self._wanted):
+        judged = epochs(
+            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap,
+            change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
+        )  # fmt: skip
+        is_new = judged and judged[-1].number == trainer.epoch and judged[-1].step == trainer.step - 1
+        if not is_new or (self._evaluation_epochs is not None and trainer.epoch not in self._evaluation_epochs):
             return
-        now = known[-1]
-        self.evaluations.append(now)
-        lines = [Text(now.words()), *advice_lines(monitor.firing)]
-        if math.isnan(now.validation_loss):
+        newest = judged[-1]
+        self.evaluations.append(newest)
+        lines = [Text(newest.words()), *advice_lines(monitor.firing)]
+        if math.isnan(newest.validation_loss):
             lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
         print_lines(plain_console(stderr=True), lines)
         if self._auto_adjust:

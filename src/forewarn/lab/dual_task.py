@@ -1,4 +1,4 @@
-"""A model with two tasks: an LSTM that tells where in a sequence something happens, and of which type it is."""
+"""A model with two tasks: an LSTM that locates a burst in a sequence and classifies it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prediction(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """How one epoch went."""
+    """The losses and accuracy of one epoch."""
 
     loss: float
     """The mean of the weighted sum over its batches."""
@@ -49,8 +49,10 @@ class _Data(NamedTuple):
     pointers: Tensor | None
     """Standardised start and end, `[samples, 2]`."""
 
-    def part(self, which: Tensor) -> _Data:
-        return _Data(self.sequences[which], self.types[which], None if self.pointers is None else self.pointers[which])
+    def part(self, indices: Tensor) -> _Data:
+        return _Data(
+            self.sequences[indices], self.types[indices], None if self.pointers is None else self.pointers[indices]
+        )
 
 
 class DualTaskLSTM(nn.Module):
@@ -227,5 +229,5 @@ def _sequences(X: Any) -> Tensor:  # noqa: N803
 
 def _batches(data: _Data, size: int, generator: torch.Generator) -> Iterator[_Data]:
     """All samples once, in random order."""
-    for which in torch.randperm(len(data.types), generator=generator).split(size):
-        yield data.part(which.to(data.types.device))
+    for indices in torch.randperm(len(data.types), generator=generator).split(size):
+        yield data.part(indices.to(data.types.device))

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends training where it can be resumed from."""
+"""Ctrl-C that ends training at a point from which it can be resumed."""
 
 from __future__ import annotations
 

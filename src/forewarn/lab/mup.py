@@ -69,17 +69,17 @@ def gpt_at_width(config: GPTConfig, base_width: int, parametrization: Parametriz
 
 
 def adam_groups(model: GPT, lr: float, base_width: int, parametrization: Parametrization) -> list[dict[str, Any]]:
-    """Parameter groups for Adam or AdamW: hidden weights, and all else."""
+    """Parameter groups for Adam or AdamW: hidden weights, and all others."""
     growth = model.config.width / base_width
     hidden = hidden_weights(model)
-    known = {id(weight) for weight in hidden}
+    hidden_ids = {id(weight) for weight in hidden}
     hidden_lr = lr / growth if parametrization is Parametrization.MUP else lr
     return [
         {"params": hidden, "lr": hidden_lr},
-        {"params": [each for each in model.parameters() if id(each) not in known], "lr": lr},
+        {"params": [parameter for parameter in model.parameters() if id(parameter) not in hidden_ids], "lr": lr},
     ]
 
 
 def hidden_weights(model: GPT) -> list[Tensor]:
-    """The matrices both of whose sides grow with the width."""
+    """The matrices whose two dimensions both grow with the width."""
     return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]

@@ -14,7 +14,7 @@ _log = logging.getLogger("forewarn")
 
 
 class ResultDirectory:
-    """Knows whose results a directory holds by the shapes of the model, kept in `model.json`."""
+    """The results of one model, identified by the shapes of its parameters in `model.json`."""
 
     def __init__(self, path: Path, model: nn.Module) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class ResultDirectory:
             )
 
     def claim(self) -> None:
-        """Say whose results these are; a directory that cannot be written is the monitor's to tell of."""
+        """Write down whose results these are; the monitor reports a directory that cannot be written."""
         file = self.path / "model.json"
         with contextlib.suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class ResultDirectory:
             file.with_suffix(".partial").replace(file)
 
     def put_run_aside(self) -> None:
-        """Keep a run that left no snapshot to go on from under another name, so that one can begin anew."""
+        """Rename a run without a snapshot to resume from, so that a new one can begin."""
         run = self.path / "run"
         if run.exists():
             aside = next(path for number in itertools.count(1) if not (path := run.with_name(f"run-{number}")).exists())

@@ -1,4 +1,4 @@
-"""Snapshots of a training run: written whole or not at all, read without running anything that they contain."""
+"""Snapshots of a training run: written atomically, and read without executing code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"step-(\d{8})\.pt")
 
 
 class Snapshots:
-    """The snapshots of one run in a folder, newest kept, older ones deleted once a newer one is safe."""
+    """The snapshots of one run in a folder; older ones are deleted once a newer one is safe."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Take back what `random_state` gave."""
+    """Restore a `random_state`."""
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))

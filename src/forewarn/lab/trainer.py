@@ -1,4 +1,4 @@
-"""A small trainer that shows how a monitor lives in a real training program, and that can be started from."""
+"""A small trainer that shows a monitor in a complete training program, as a starting point for your own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Trainer:
         self.scheduler = scheduler
         """Steps once per optimizer step; a `ReduceLROnPlateau` after each epoch, by the validation loss."""
         self.views = views
-        """What shows the run; None: a progress line and the alerts."""
+        """The views of the run; None for a progress line and alerts."""
         self.monitor: Monitor | None = None
         self.step = 0
         """Optimizer steps done."""
@@ -157,35 +157,35 @@ class Trainer:
         while self.epoch < self.config.epochs and not self._done():
             if self._steps_in_epoch == 0:
                 self._call("on_epoch_begin")
-            whole = True
+            is_complete = True
             for batches in self._groups(data):
                 self._train_step(batches)
                 every = self.config.snapshot_interval
                 if every is not None and self.step % every == 0:
                     self.save_snapshot(data)
                 if self._done():
-                    whole = self._steps_in_epoch == self._steps_per_epoch(data)
+                    is_complete = self._steps_in_epoch == self._steps_per_epoch(data)
                     break
             if self.interrupted:
                 return
-            self._end_epoch(data, validation, whole)
+            self._end_epoch(data, validation, is_complete)
 
-    def _end_epoch(self, data: Iterable[Batch], validation: Iterable[Batch] | None, whole: bool) -> None:
-        """Validate and save; an epoch that was cut short is not counted, and a resume goes on inside it."""
+    def _end_epoch(self, data: Iterable[Batch], validation: Iterable[Batch] | None, is_complete: bool) -> None:
+        """Validate and save; an incomplete epoch is not counted, and a resume continues within it."""
         assert self.monitor is not None
-        if whole:
+        if is_complete:
             self.epoch += 1
             self._steps_in_epoch = 0
         if validation is not None:
             self.validation_loss = self.validate(validation)
-        known = self.validation_loss if validation is not None else None
-        if whole:
-            self.monitor.end_epoch(val_loss=known)
-        elif known is not None:
-            self.monitor.log("eval/loss", known, completed=True)
+        loss = self.validation_loss if validation is not None else None
+        if is_complete:
+            self.monitor.end_epoch(val_loss=loss)
+        elif loss is not None:
+            self.monitor.log("eval/loss", loss, completed=True)
         if validation is not None:
             self._call("on_validation_end")
-        if whole and isinstance(self.scheduler, ReduceLROnPlateau):
+        if is_complete and isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self.validation_loss)
         self._call("on_epoch_end")
         if self.config.snapshot_per_epoch:
@@ -230,17 +230,17 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def _groups(self, data: Iterable[Batch]) -> Iterator[list[Batch]]:
-        """The batches of the rest of this epoch, as many at a time as make one step."""
-        done = self._steps_in_epoch
+        """The remaining batches of this epoch, grouped by step."""
+        num_done = self._steps_in_epoch
         size = self.config.accumulation_steps
-        if done and not hasattr(data, "load_state_dict"):
-            batches = self._replayed(data, done * size)
+        if num_done and not hasattr(data, "load_state_dict"):
+            batches = self._replayed(data, num_done * size)
         else:
             self._epoch_random = random_state()
             self._epoch_generators = [generator.get_state() for generator in _generators(data)]
             batches = iter(data)
         limit = self.config.steps_per_epoch
-        for _ in range(done, limit) if limit is not None else itertools.count():
+        for _ in range(num_done, limit) if limit is not None else itertools.count():
             group = list(itertools.islice(batches, size))
             if not group:
                 return
@@ -329,22 +329,22 @@ class Trainer:
 
     def _hyperparameters(self, data: Iterable[Batch]) -> dict[str, float | str | bool]:
         total, per_epoch = self._total_steps(data), self._steps_per_epoch(data)
-        known: dict[str, float | str | bool] = {
+        declared: dict[str, float | str | bool] = {
             "epochs": total / per_epoch if total and per_epoch else self.config.epochs,
             "gradient_clip": self.config.gradient_clip,
             "accumulation_steps": self.config.accumulation_steps,
             "amp": self.config.amp,
         }
-        known |= {} if total is None else {"total_steps": total}
+        declared |= {} if total is None else {"total_steps": total}
         size = getattr(data, "batch_size", None)
-        known |= {} if size is None else {"micro_batch_size": size}
-        return {**known, **self.config.hyperparameters}
+        declared |= {} if size is None else {"micro_batch_size": size}
+        return {**declared, **self.config.hyperparameters}
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:
-        """How many steps training will take, where that is known."""
+        """Total number of training steps, if known."""
         per_epoch = self._steps_per_epoch(data)
         planned = None if per_epoch is None else per_epoch * self.config.epochs
-        return min((each for each in (planned, self.config.max_steps) if each is not None), default=None)
+        return min((limit for limit in (planned, self.config.max_steps) if limit is not None), default=None)
 
     def _steps_per_epoch(self, data: Iterable[Batch]) -> int | None:
         if self.config.steps_per_epoch is None and isinstance(data, Sized):
@@ -379,7 +379,7 @@ class Trainer:
 
 
 def _generators(data: Any) -> list[torch.Generator]:
-    """The random generators that a DataLoader and its sampler may have of their own."""
+    """The random generators of a DataLoader and its sampler."""
     places = (data, getattr(data, "sampler", None), getattr(getattr(data, "batch_sampler", None), "sampler", None))
-    found = [getattr(place, "generator", None) for place in places]
-    return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
+    generators = [getattr(place, "generator", None) for place in places]
+    return list(dict.fromkeys(generator for generator in generators if isinstance(generator, torch.Generator)))

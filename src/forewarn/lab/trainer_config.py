@@ -10,6 +10,7 @@ from typing import Any, Literal
 from forewarn.config import Config, Thresholds
 from forewarn.judge.rules.frozen import FrozenWeight
 from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
+from forewarn.measure.options import Measure
 from forewarn.settings import Settings, between
 
 
@@ -92,9 +93,11 @@ class TrainerConfig(Settings):
         defaults = Thresholds()
         exploding = self.exploding_grad_threshold
         return Config(
-            enable_ema_loss=self.enable_ema_loss,
-            ema_decay=self.ema_decay,
-            sample_size=self.weight_monitor_sample_size,
+            measure=Measure(
+                enable_ema_loss=self.enable_ema_loss,
+                ema_decay=self.ema_decay,
+                sample_size=self.weight_monitor_sample_size,
+            ),
             escalation_steps=Config().escalation_steps if self.enable_weight_monitor else 0,
             hyperparameters=hyperparameters,
             thresholds=Thresholds(

@@ -1,1 +1,1 @@
-"""What is read from a training loop: its events, the probes that turn them into readings, the statistics engine."""
+"""Measuring a training loop: its events, the probes that turn them into readings, and the statistics engine."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation: how many backward passes fill the gradients of one step, and how their norm grows."""
+"""Gradient accumulation: how many backward passes contribute to one step, and how the gradient norm grows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Passes:
     """The backward passes behind the last update of a step."""
 
     places: tuple[int, ...]
-    """Which of all backward passes of the step they are; those that filled no gradient are not among them."""
+    """Their indices among all backward passes of the step; passes that filled no gradient are left out."""
     first: Norm | None
-    """Norm of the gradients after the first of several, or of one rank; None if it was not read or is of no use."""
+    """Gradient norm after the first of several passes, or of one rank; None if it was not read or is unusable."""
     is_alone: bool
-    """Whether that norm is of this rank's gradients, where those of the last pass are the mean over all ranks."""
+    """Whether that norm is of this rank's own gradients, while the last pass left the mean over all ranks."""
     scale: Tensor | None
-    """The loss scale that is in that norm."""
+    """The loss scale that the norm includes."""
     num_forwards: int
     """Forward passes in training mode during the step."""
 
@@ -36,8 +36,8 @@ class Passes:
 class Accumulation:
     """Counts the passes that fill gradients on a measured step, and keeps the norm after the first.
 
-    Passes are counted anew after an optimizer has stepped, so a GAN with a pass for each of its optimizers does not
-    accumulate. That gradients were cleared in between shows in what was left at the start of each pass.
+    The count restarts after an optimizer step, so a GAN with one pass per optimizer does not count as accumulating.
+    Gradients left at the start of each pass show whether they were cleared in between.
     """
 
     def __init__(self, num_optimizers: int) -> None:
@@ -51,9 +51,9 @@ class Accumulation:
         """Whether the last of these passes ended with the mean over all ranks."""
         self._scale: Tensor | None = None
         self._stepped: set[int] = set()
-        """The optimizers that have used these passes."""
+        """Indices of the optimizers that have used these passes."""
         self._rounds = 0
-        """Times that passes followed an optimizer step within this step."""
+        """How often a pass followed an optimizer step within this step."""
         self._num_forwards = 0
         self._noise = NoiseScale()
 
@@ -75,25 +75,25 @@ class Accumulation:
         return len(self._places) == 1
 
     def keep(self, first: Sequence[Norm], alone: Sequence[Norm], scale: Tensor | None) -> None:
-        """Take the norms of all gradients after the first pass, those of this rank, and the loss scale in them."""
+        """Keep the norms of all gradients after the first pass, this rank's own norms, and their loss scale."""
         self._first, self._alone, self._scale = first, alone, scale
 
     def drop(self) -> None:
-        """Forget these norms: they can not be compared with the one at the end."""
+        """Forget these norms: they cannot be compared with the final one."""
         self._first = self._alone = ()
 
-    def used(self, at: int) -> None:
-        """Optimizer number `at` uses what was accumulated."""
-        self._stepped.add(at)
+    def used(self, index: int) -> None:
+        """Optimizer number `index` uses the accumulated gradients."""
+        self._stepped.add(index)
 
     def collect(self) -> Passes:
         """The passes of the step that ends now.
 
-        The norms can be compared where every optimizer used the same passes: else the first is of more tensors.
+        The norms are comparable only if every optimizer used the same passes: otherwise the first covers more tensors.
         """
-        whole = self._rounds == 0 and len(self._stepped) == self._num_optimizers
+        is_comparable = self._rounds == 0 and len(self._stepped) == self._num_optimizers
         is_alone = not (self._first and len(self._places) > 1)
-        usable = whole and (self._is_averaged or not is_alone)
+        usable = is_comparable and (self._is_averaged or not is_alone)
         first = self._alone if is_alone else self._first
         norm = norm_of_all(first) if usable and first else None
         passes = Passes(tuple(self._places), norm, is_alone, self._scale, self._num_forwards)
@@ -104,17 +104,17 @@ class Accumulation:
     def readings(
         self, step: Step, passes: Passes, left: Array, first: float, last: float, num_ranks: int
     ) -> Iterator[Reading]:
-        """What is recorded; `left` is what was in the gradients when each pass of the step began."""
+        """The readings of one step; `left` holds the gradient norm at the start of each pass."""
         if not passes.places:
             return
         empty = left[list(passes.places)] == 0
         num_passes = len(empty) - int(np.flatnonzero(empty)[-1]) if empty.any() else len(empty)
         self.expected |= num_passes > 1
         yield Reading("gradient/backward_passes", ONE, num_passes)
-        whole = num_passes == len(empty) and bool(empty[0]) and first > 0
-        if whole and not passes.is_alone:
+        is_comparable = num_passes == len(empty) and bool(empty[0]) and first > 0
+        if is_comparable and not passes.is_alone:
             yield Reading("gradient/accumulation_growth", ONE, last / first)
-        if whole and passes.num_forwards >= num_passes:  # several losses of one forward pass are not several batches
+        if is_comparable and passes.num_forwards >= num_passes:  # two losses of one forward pass are not two batches
             per_pass = num_ranks if passes.is_alone else 1
             self._noise.update(num_passes * per_pass, first, last * per_pass, per_pass)
             step.unavailable("gradient/noise_scale", Reason.AVAILABLE)

@@ -1,4 +1,4 @@
-"""Where attention happens: a stand-in for torch's function, and what `nn.MultiheadAttention` attends with."""
+"""Intercepts attention: a stand-in for torch's function, and the inputs of `nn.MultiheadAttention`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
-"""Is shown the arguments of an attention; must not raise."""
+"""Receives the arguments of an attention call; must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What one attention was computed from; the values are of no interest here."""
+    """The inputs of one attention call, without the values."""
 
     query: Tensor
     """[..., heads, queries, width]."""
@@ -30,23 +30,23 @@ class Attended:
     scale: float | None
 
 
-def sampled(given: Attended, max_logits: int, fewest_queries: int = 16) -> Attended:
-    """The same attention for evenly spaced sequences and queries, so that no more logits than these are computed.
+def sampled(attention: Attended, max_logits: int, fewest_queries: int = 16) -> Attended:
+    """The same attention for evenly spaced sequences and queries, so that at most `max_logits` are computed.
 
-    At least one query of one sequence stays, and the last query of each, which sees most, always does. Sequences are
-    left out once fewer than `fewest_queries` of each would be read: one query says little about a head.
+    At least one query of one sequence stays, and always the last query of each, which sees the most keys. Sequences are
+    dropped once fewer than `fewest_queries` of each would be read: one query says little about a head.
     """
-    query, key, mask = given.query, given.key, given.mask
+    query, key, mask = attention.query, attention.key, attention.mask
     batch = query.shape[:-3]
     if key.shape[:-3] != batch:
         batch = torch.broadcast_shapes(batch, key.shape[:-3])
         query, key = query.expand(*batch, *query.shape[-3:]), key.expand(*batch, *key.shape[-3:])
     num_queries, per_query = query.shape[-2], query.shape[:-2].numel() * key.shape[-2]
     if num_queries * per_query <= max_logits:
-        return replace(given, query=query, key=key)
+        return replace(attention, query=query, key=key)
     if len(batch) > 0:
-        wanted = max_logits // (min(fewest_queries, num_queries) * (per_query // batch[0]))
-        every = -(-batch[0] // max(1, wanted))
+        num_sequences = max_logits // (min(fewest_queries, num_queries) * (per_query // batch[0]))
+        every = -(-batch[0] // max(1, num_sequences))
         if mask is not None and mask.dim() == query.dim() and len(mask) > 1:
             mask = mask[::every]
         query, key = query[::every], key[::every]
@@ -56,18 +56,18 @@ def sampled(given: Attended, max_logits: int, fewest_queries: int = 16) -> Atten
     query = query[..., first::every, :]
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., first::every, :]
-    if given.causal:
-        at = torch.arange(first, num_queries, every, device=query.device)
-        mask = torch.arange(key.shape[-2], device=query.device) <= at.unsqueeze(-1)
-    return Attended(query, key, mask, False, given.scale)
+    if attention.causal:
+        positions = torch.arange(first, num_queries, every, device=query.device)
+        mask = torch.arange(key.shape[-2], device=query.device) <= positions.unsqueeze(-1)
+    return Attended(query, key, mask, False, attention.scale)
 
 
 class StandIn:
-    """Takes the place of `torch.nn.functional.scaled_dot_product_attention` while somebody listens.
+    """Replaces `torch.nn.functional.scaled_dot_product_attention` while anyone listens.
 
-    It calls the original with the very same arguments, so that nothing changes to the last bit, dropout included, and
-    then shows them to those who listen in this thread. There is one for all monitors, for they come and go in any
-    order. What holds a copy of the name (`from torch.nn.functional import …`) never meets it.
+    It calls the original with the same arguments, so results stay bit-identical, dropout included, and then passes them
+    to the listeners of this thread. All monitors share one, since they come and go in any order. Code that holds a copy
+    of the name (`from torch.nn.functional import …`) bypasses it.
     """
 
     def __init__(self) -> None:
@@ -79,27 +79,27 @@ class StandIn:
         self.remove(listener)
         if not self._listeners:
             self._original = functional.scaled_dot_product_attention
-            self._put = functional.scaled_dot_product_attention = self._made(self._original)
+            self._put = functional.scaled_dot_product_attention = self._replacement(self._original)
         self._listeners.append((threading.get_ident(), listener))
 
     def remove(self, listener: Listener) -> None:
-        """The last to leave puts the original back, unless somebody replaced it since: what they hold passes on."""
-        before, self._listeners = self._listeners, [each for each in self._listeners if each[1] != listener]
+        """The last listener restores the original, unless someone else has replaced it since."""
+        before, self._listeners = self._listeners, [entry for entry in self._listeners if entry[1] != listener]
         if before and not self._listeners:
             if functional.scaled_dot_product_attention is self._put and self._original is not None:
                 functional.scaled_dot_product_attention = self._original
             self._put = self._original = None
 
-    def _made(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _replacement(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             output = original(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return output
             recomputed = torch._C._current_graph_task_id() != -1
             if self._put is scaled_dot_product_attention and not recomputed:
-                here = threading.get_ident()
+                current_thread = threading.get_ident()
                 for thread, listener in list(self._listeners):
-                    if thread == here:
+                    if thread == current_thread:
                         listener(args, kwargs)
             return output
 
@@ -119,7 +119,7 @@ def attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Attended:
-    """The arguments of `scaled_dot_product_attention` by their names; without a dimension of heads there is one."""
+    """The arguments of `scaled_dot_product_attention` by name; a missing head dimension is added."""
     if query.dim() == 3:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
         if attn_mask is not None and attn_mask.dim() == 3:
@@ -128,7 +128,7 @@ def attended(
 
 
 def is_multihead(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
-    """Whether a module attends as `nn.MultiheadAttention` does; a subclass may have a forward of its own."""
+    """Whether a module runs the forward of `nn.MultiheadAttention`, which a subclass may override."""
     return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
 
 
@@ -143,8 +143,8 @@ def multihead_attended(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Attended:
-    """What `nn.MultiheadAttention` attends with, computed anew from its arguments; call it without gradients."""
-    query, key = (_batch_first(each, module.batch_first) for each in (query, key))
+    """The inputs of the attention in `nn.MultiheadAttention`, recomputed from its arguments; call with no gradients."""
+    query, key = (_batch_first(tensor, module.batch_first) for tensor in (query, key))
     if module._qkv_same_embed_dim:
         query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
     else:
@@ -164,7 +164,7 @@ def multihead_attended(
 
 
 def _batch_first(tensor: Tensor, already: bool) -> Tensor:
-    """[batch, length, features]; without a batch there is one sequence."""
+    """[batch, length, features]; a missing batch dimension is added."""
     if tensor.dim() == 2:
         return tensor.unsqueeze(0)
     return tensor if already else tensor.transpose(0, 1)
@@ -189,7 +189,7 @@ def _over_batch(mask: Tensor | None) -> Tensor | None:
 
 
 def _added(masks: list[Tensor | None], dtype: torch.dtype) -> Tensor | None:
-    """Both masks as one number to add; True means hidden here, the opposite of `scaled_dot_product_attention`."""
+    """Both masks as one additive mask; True means hidden here, the opposite of `scaled_dot_product_attention`."""
     total: Tensor | None = None
     for mask in masks:
         if mask is not None:

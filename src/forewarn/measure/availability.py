@@ -1,4 +1,4 @@
-"""What cannot be measured, and why."""
+"""Which metrics cannot be measured, and why."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from forewarn.measure.probe import Reading
 from forewarn.types import Reason
 
 _OF_ONE_STEP = (Reason.SCALED_GRADIENTS, Reason.STEP_SKIPPED, Reason.NO_BACKWARD_SEEN, Reason.UNEVEN_SCALE)
-"""Reasons that hold for the step at which they are said. Others hold until another is said."""
+"""Reasons that hold for one step only. The others hold until a probe gives another."""
 
 
 class Availability:
-    """Turns what probes say on every step into `monitor/unavailable`: said once, and taken back once.
+    """Turns the reasons that probes give on every step into `monitor/unavailable`, recorded when a reason changes.
 
-    What holds for one step only is said on each of them.
+    Reasons that hold for one step only are recorded on each of those steps.
     """
 
     def __init__(self) -> None:
@@ -23,15 +23,15 @@ class Availability:
         """By metric: why it is unavailable."""
 
     def news(self, reasons: Mapping[str, Reason]) -> Iterator[Reading]:
-        """What is to be recorded of the reasons that were given on one step."""
-        new = {
+        """The reasons of one step that need recording."""
+        changed = {
             metric: reason
             for metric, reason in reasons.items()
             if reason in _OF_ONE_STEP or reason is not self._reasons.get(metric, Reason.AVAILABLE)
         }
-        if new:
-            self._reasons |= new
-            yield Reading("monitor/unavailable", tuple(new), [float(reason) for reason in new.values()])
+        if changed:
+            self._reasons |= changed
+            yield Reading("monitor/unavailable", tuple(changed), [float(reason) for reason in changed.values()])
 
     def state_dict(self) -> dict[str, Any]:
         return {metric: int(reason) for metric, reason in self._reasons.items()}

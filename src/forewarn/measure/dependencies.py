@@ -1,4 +1,4 @@
-"""Which probe builds on which: the order they are called in, and what is missing when one of them has failed."""
+"""Which probe depends on which: the order they are called in, and what is missing when one of them has failed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from forewarn.measure.step import Step
 
 
 class Dependencies:
-    """What the probes of one loop provide and need, as they declare it."""
+    """What the probes of one loop declare that they provide and need."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         self.order = _ordered(probes)
-        """Every probe after those it builds on; else in the order in which they were given."""
+        """Every probe after those it depends on; otherwise in the order given."""
 
     def lost(self, step: Step, running: Sequence[Probe]) -> Iterator[str]:
-        """The metrics of running probes that this step lacks because a probe failed that they build on."""
+        """The metrics of running probes that this step lacks because a probe they depend on failed."""
         broken: set[type] = set()
         for probe in self.order:
             missing = [kind for kind in probe.needs if kind in broken and step.get(kind) is None]
@@ -42,12 +42,14 @@ def _ordered(probes: Sequence[Probe]) -> list[Probe]:
 
 
 def _append(probe: Probe, waiting: tuple[Probe, ...], providers: dict[type, Probe], order: list[Probe]) -> None:
-    """Append a probe after those it builds on; `waiting` are those that build on it, the first one first."""
+    """Append a probe after those it depends on; `waiting` are the probes that depend on it, outermost first."""
     if probe in order:
         return
     if probe in waiting:
         circle = (*waiting[waiting.index(probe) :], probe)
-        raise ValueError(f"probes need each other in a circle: {' needs '.join(repr(one.name) for one in circle)}")
+        raise ValueError(
+            f"probes need each other in a circle: {' needs '.join(repr(member.name) for member in circle)}"
+        )
     for kind in probe.needs:
         if kind not in providers:
             raise ValueError(f"probe {probe.name!r} needs {kind.__name__}, which no probe provides")

@@ -1,4 +1,4 @@
-"""Looking inside a model while it runs: hooks that exist only during a measured forward pass in training mode."""
+"""Hooks inside a model that exist only during a measured forward pass in training mode."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ForwardPass:
-    """One forward pass under observation: every hook that probes asked for is on until `end`.
+    """One measured forward pass: every hook that a probe asked for stays registered until `end`.
 
-    A hook costs 1.5 µs a call even when it does nothing, so they are put on for the passes that are measured and taken
-    off at their end. The recomputation of activation checkpointing comes within the backward pass, after that end.
+    A hook costs 1.5 µs per call even when it does nothing, so hooks are registered for measured passes only and removed
+    at their end. Activation checkpointing recomputes within the backward pass, after that end.
     """
 
     def __init__(self, loop: Loop, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -31,7 +31,7 @@ class ForwardPass:
         self._given = (args, kwargs)
         self._hooks = ModuleHooks()
         self._leaving_root: list[Callable[..., None]] = []
-        """What is to see the output of the root: its own hooks are under way, and take no more of them."""
+        """Called with the root's output: its own hooks are already running, so no more can be added."""
         self._is_open = True
         _passing[id(root)] = loop.tree
         try:
@@ -41,11 +41,11 @@ class ForwardPass:
             _passing.clear()
 
     def end(self, output: Any) -> None:
-        """Take every hook off; `output` is None if the forward pass raised."""
+        """Remove every hook; `output` is None if the forward pass raised."""
         self._hooks.remove()
         if output is not None:
-            for seen in self._leaving_root:
-                seen(self._root, *self._given, output)
+            for hook in self._leaving_root:
+                hook(self._root, *self._given, output)
         self._is_open = False
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
@@ -68,20 +68,20 @@ class ForwardPass:
             self._leaving_root.append(first_forward_only(left))
 
     def _passing_on(self, probe: Probe, target: Callable[..., Iterable[GradientTap] | None]) -> Callable[..., None]:
-        def follow(*what: Any) -> None:
-            for tap in target(*what) or ():
+        def follow(*args: Any) -> None:
+            for tap in target(*args) or ():
                 tap.tensor.register_hook(Hook(guarded(self._loop, probe, tap.reached)))
 
-        def seen(*what: Any) -> None:
+        def seen(*args: Any) -> None:
             if self._is_open and probe in self._loop.probes:
                 with self._loop.stopwatch:
-                    self._loop.guard(probe, follow, *what)
+                    self._loop.guard(probe, follow, *args)
 
         return seen
 
 
 def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """What takes a gradient for a probe, as a hook that a backward pass is safe with."""
+    """A gradient hook for a probe that never raises into the backward pass."""
 
     def reached(gradient: Tensor) -> None:
         if probe in loop.probes:
@@ -92,16 +92,16 @@ def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Calla
 
 
 _passing: dict[int, Tree] = {}
-"""The model whose hooks are being put on, by its id: several probes ask about it."""
+"""The tree of the model whose hooks are being registered, by the model's id: several probes ask for it."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; asked for within `Probe.module_taps`, the model is walked only if it has changed."""
+    """`Tree.hookable` of a model; within `Probe.module_taps`, the model is walked only if it has changed."""
     return _tree(model).hookable
 
 
 def any_compiled(model: nn.Module) -> bool:
-    """`Tree.any_compiled` of a model, known just as soon."""
+    """`Tree.any_compiled` of a model, just as cheap."""
     return _tree(model).any_compiled
 
 
@@ -110,5 +110,5 @@ def _tree(model: nn.Module) -> Tree:
 
 
 def differentiable(output: Any) -> Iterator[Tensor]:
-    """The tensors in what a module takes or gives that a backward pass comes through; a parameter in it is none."""
+    """The tensors in a module's inputs or outputs that a backward pass goes through; parameters are not among them."""
     return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)

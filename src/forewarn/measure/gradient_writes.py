@@ -1,4 +1,4 @@
-"""Whether a backward pass has filled gradients: `torch.autograd.grad`, for one, fills none."""
+"""Detects whether a backward pass has filled gradients: `torch.autograd.grad`, for one, fills none."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from forewarn.measure.parameters import ParameterIndex
 _gradient_of, _version_of = attrgetter("grad"), attrgetter("_version")
 
 _SHARD = "_local_tensor"
-"""Where a DTensor has its numbers; FSDP2 adds to these, and the DTensor around them does not know."""
+"""Where a DTensor keeps its values; FSDP2 adds to them without raising the version of the DTensor."""
 
 
 class GradientWriteDetector:
-    """Looks at the gradients when a backward pass begins and when it has ended.
+    """Compares the gradients at the start and at the end of a backward pass.
 
-    It looks at the parameters in the index, without a walk through the model. Only where none of them has received
-    anything is the model asked for others.
+    It checks the parameters in the index without walking the model. Only if none of them received a gradient does it
+    look for new parameters.
     """
 
     def __init__(self, parameter_index: ParameterIndex) -> None:
@@ -30,23 +30,23 @@ class GradientWriteDetector:
         self._before = _written(self._parameter_index.parameters)
 
     def has_come(self) -> bool:
-        """Whether a gradient is there that was not, or was written to."""
-        known, (before, versions) = self._parameter_index.parameters, self._before
+        """Whether a gradient is new or was written to."""
+        parameters, (before, versions) = self._parameter_index.parameters, self._before
         self._before = ([], [])
         if not before:
-            if any(each.grad is not None for each in known):
+            if any(parameter.grad is not None for parameter in parameters):
                 return True
         else:
-            now, versions_now = _written(known)
-            if len(now) != len(before) or not all(map(is_, now, before)) or versions_now != versions:
+            gradients, versions_now = _written(parameters)
+            if len(gradients) != len(before) or not all(map(is_, gradients, before)) or versions_now != versions:
                 return True
-        return any(each.grad is not None for each in self._parameter_index.unknown())
+        return any(parameter.grad is not None for parameter in self._parameter_index.unknown())
 
 
 _Written = tuple[list[Tensor], list[int]]
-"""Gradient tensors, held so that none takes the place of another unseen, and how often each has been written to."""
+"""Gradient tensors, held so that their ids cannot be reused, and the version of each."""
 
 
 def _written(parameters: Iterable[nn.Parameter]) -> _Written:
-    gradients = [each for each in map(_gradient_of, parameters) if each is not None]
-    return gradients, [_version_of(getattr(each, _SHARD, each)) for each in gradients]
+    gradients = [gradient for gradient in map(_gradient_of, parameters) if gradient is not None]
+    return gradients, [_version_of(getattr(gradient, _SHARD, gradient)) for gradient in gradients]

@@ -1,4 +1,4 @@
-"""Keeping what a probe computes out of the books of selective activation checkpointing."""
+"""Hides the operations of probes from selective activation checkpointing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NOTHING = nullcontext()
 
 
 def hidden_from_checkpointing() -> AbstractContextManager[object]:
-    """Let torch operations in this block pass by selective checkpointing, which tells operations apart by counting.
+    """Hide the torch operations in this block from selective checkpointing, which identifies operations by counting.
 
-    It keeps the results of the forward pass as "the third `mm`", and hands them out as the third `mm` of the
-    recomputation, where no probe looks: one more operation in between, and every gradient is silently wrong.
+    It stores a forward result as "the third `mm`" and returns it for the third `mm` of the recomputation, where no
+    probe runs: one extra operation in between would make every gradient silently wrong.
     """
     depth = torch._C._len_torch_dispatch_stack()
-    if depth and any(_counts(torch._C._get_dispatch_stack_at(at)) for at in range(depth)):
+    if depth and any(_counts(torch._C._get_dispatch_stack_at(level)) for level in range(depth)):
         return _disable_current_modes()
     return _NOTHING
 

@@ -1,4 +1,4 @@
-"""Callables that torch may hold, copy and save without ever reaching back to a monitor by accident."""
+"""Hooks that torch may hold, copy and save without keeping a reference to the monitor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 _own_passes = 0
-"""Backward passes of the monitor itself that are under way; on a GPU they run in a thread of torch's."""
+"""The monitor's own backward passes in progress; on a GPU they run in one of torch's threads."""
 
 
 @contextlib.contextmanager
 def own_pass() -> Iterator[None]:
-    """For a backward pass that is the monitor's own: no hook may take it for one of the training run."""
+    """Mark a backward pass as the monitor's own: hooks ignore it."""
     global _own_passes
     _own_passes += 1
     try:
@@ -24,9 +24,9 @@ def own_pass() -> Iterator[None]:
 
 
 class Hook:
-    """A door through which torch calls us; its copy and its pickle do nothing, so that models can be copied and saved.
+    """A callable for torch's hooks; its copies and pickles do nothing, so that models can be copied and saved.
 
-    With `failed` it is also the outer guard: no exception gets through to torch, and `failed` is told of it.
+    With `failed` it is also the outer guard: exceptions go to `failed` instead of torch.
     """
 
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
@@ -40,7 +40,7 @@ class Hook:
         self._target = target
         self._failed = failed
         self._traced = traced
-        """Whether torch.compile may meet it while it traces a model: it is then left out of the graph."""
+        """Whether torch.compile may trace this hook: it is then left out of the graph."""
 
     def __call__(self, *args: Any) -> None:
         if self._traced and torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""The layers of a model as their outputs pass by: which modules are layers, and what to look at in each."""
+"""The layers of a model and their outputs: which modules count as layers, and what to look at in each."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 _PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten)
 """Leaves whose output is their input."""
 _NOT_ZERO_BELOW_ZERO = ("leaky", "prelu", "rrelu")
-"""Parts of the names of those relatives of ReLU in which a unit is never off."""
+"""Parts of the names of ReLU variants whose units are never off."""
 _ROWS_PER_PLANE = 8
-"""The positions of one image resemble each other: a plane counts as so many rows of a sample."""
+"""Rows that one image plane counts as in a sample: its positions resemble each other."""
 
 
 def is_leaf(name: str, module: nn.Module) -> bool:
-    """Whether a module computes something by itself; one whose weight is parametrized does so as before."""
+    """Whether a module computes something itself; parametrizing its weight does not change that."""
     if "parametrizations" in name.split(".") or isinstance(module, _PASS_ON):
         return False
     children = (child for child, _ in module.named_children() if child != "parametrizations")
@@ -35,17 +35,17 @@ def is_leaf(name: str, module: nn.Module) -> bool:
 
 
 class Layers:
-    """All outputs that were seen, and what has been added up of each."""
+    """All outputs seen so far, and the running sums of each."""
 
     def __init__(self, rows: int, saturated_from: float) -> None:
         self.board = Board()
         self.outputs: dict[str, Output] = {}
-        """By scope, in the order in which they were first seen."""
+        """By scope, in the order first seen."""
         self.rows = rows
-        """Rows of one output that are read at most."""
+        """Maximum number of rows read from one output."""
         self.saturated_from = saturated_from
         self.channels_first: bool | None = None
-        """Where the units of the newest layer with weights are; None before there was one."""
+        """Whether the latest layer with weights has its channels first; None before there was one."""
 
 
 class Layer:
@@ -73,14 +73,14 @@ class Layer:
                 self._output(self._scope + suffix).see(tensor)
 
     def _output(self, scope: str) -> Output:
-        found = self._layers.outputs.get(scope)
-        if found is None or found.module is not self.module:
-            found = self._layers.outputs[scope] = Output(self._layers, self.module, self._chosen)
-        return found
+        output = self._layers.outputs.get(scope)
+        if output is None or output.module is not self.module:
+            output = self._layers.outputs[scope] = Output(self._layers, self.module, self._chosen)
+        return output
 
 
 class Output:
-    """One tensor that a module gives, whatever its shape from call to call."""
+    """One tensor that a module returns; its shape may change from call to call."""
 
     def __init__(self, layers: Layers, module: nn.Module, chosen: bool) -> None:
         self.module = module
@@ -93,7 +93,7 @@ class Output:
         self._address = 0
 
     def see(self, tensor: Tensor) -> None:
-        """Add what the tensor holds now: it may be changed or gone a moment later."""
+        """Add the tensor's current values: it may change or be freed right after."""
         if not tensor.is_floating_point():
             return
         if tensor.is_contiguous():
@@ -111,21 +111,21 @@ class Output:
             self.tally.add(tensor, layout)
 
     def is_in(self, tensor: Tensor) -> bool:
-        """Whether the newest tensor seen lies where this one does."""
+        """Whether the latest tensor seen shares its address with this one."""
         return self._address != 0 and self._address == _address(tensor)
 
     def _laid_out(self, shape: torch.Size) -> Layout:
-        at, span = _where_units_are(self.module, len(shape), self.tally.look, self._layers.channels_first)
-        return self._sampled(math.prod(shape[:at]), math.prod(shape[at : at + span]), math.prod(shape[at + span :]))
+        dim, span = _where_units_are(self.module, len(shape), self.tally.look, self._layers.channels_first)
+        return self._sampled(math.prod(shape[:dim]), math.prod(shape[dim : dim + span]), math.prod(shape[dim + span :]))
 
     def _sampled(self, outer: int, units: int, inner: int) -> Layout:
-        """Every so many rows of a large tensor; an odd number, so that all places in a sequence are met alike."""
+        """Every nth row of a large tensor; n is odd, so that all positions in a sequence are sampled alike."""
         limit = self._layers.rows if inner == 1 else max(1, self._layers.rows // _ROWS_PER_PLANE)
         return Layout(outer, units, inner, 1 if outer <= limit else -(-outer // limit) | 1)
 
 
 def _address(tensor: Tensor) -> int:
-    """Where a tensor is; 0 for one that is nowhere."""
+    """The address of a tensor; 0 if it has none."""
     try:
         return tensor.data_ptr()
     except RuntimeError:
@@ -151,8 +151,8 @@ def _look(module: nn.Module, chosen: bool, saturated_from: float) -> tuple[Look,
 def _where_units_are(module: nn.Module, dims: int, look: Look, channels_first: bool | None) -> tuple[int, int]:
     """The first dimension of the units, and how many dimensions they fill.
 
-    What an activation function is given has its channels where the last layer with weights put them; where there was
-    none, images (four dimensions) have them second and all else last.
+    The input of an activation function has its channels where the last layer with weights put them; without such a
+    layer, images (four dimensions) have them second and everything else last.
     """
     if dims < 2:
         return 0, 1

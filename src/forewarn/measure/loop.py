@@ -1,4 +1,4 @@
-"""The events of a training loop, seen through the hooks that torch offers, passed on to the probes."""
+"""Watches a training loop through torch's hooks and passes its events on to the probes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from forewarn.types import Reason
 _log = logging.getLogger("forewarn")
 
 _MAX_WATCHED_OUTPUTS = 16
-"""Tensors of the model's output that a backward pass is recognised by."""
+"""Maximum number of output tensors that get a hook to detect a backward pass."""
 
 
 class Loop:
-    """Watches one model and its optimizers, and keeps every failure of a probe away from the training."""
+    """Watches one model and its optimizers, and keeps probe failures away from the training."""
 
     def __init__(
         self,
@@ -47,25 +47,25 @@ class Loop:
         self._dependencies = Dependencies(probes)
         self._parameter_index = parameter_index
         self.failures: dict[str, str] = {}
-        """Probes that raised, with what they said; they are switched off."""
+        """By name of the probe that raised, its error; these probes are switched off."""
         self.probes = list(self._dependencies.order)
-        """Those that are still switched on, each after those it builds on."""
+        """The probes that are still switched on, each after those it depends on."""
         self._listeners: dict[str, list[Probe]] = {}
-        """By event: those of them that do something then; worked out at the first event after a change."""
+        """By event, the probes that handle it; recomputed at the first event after a change."""
         self.stopwatch = stopwatch
         self.tree = Tree(model)
         """The modules that hooks can be put on."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
         self._followed: list[tuple[Tensor, Any]] = []
-        """Parameters with a hook of this backward pass, and how to take it off."""
+        """Parameters with a hook for this backward pass, and the hook's handle."""
         self._handles = [
             model.register_forward_pre_hook(self._door(self._forward_begins, traced=True), with_kwargs=True),
             model.register_forward_hook(self._door(self._forward_ended, traced=True), always_call=True),
         ]
-        for at, optimizer in enumerate(optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(self._door(self._stepper("before_update", at))))
-            self._handles.append(optimizer.register_step_post_hook(self._door(self._stepper("after_update", at))))
+        for index, optimizer in enumerate(optimizers):
+            self._handles.append(optimizer.register_step_pre_hook(self._door(self._stepper("before_update", index))))
+            self._handles.append(optimizer.register_step_post_hook(self._door(self._stepper("after_update", index))))
 
     @property
     def measured(self) -> bool:
@@ -77,7 +77,7 @@ class Loop:
         self.step.measured = measured
 
     def close(self) -> None:
-        """Take every hook back."""
+        """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -85,17 +85,17 @@ class Loop:
         self._let_go()
 
     def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
-        """The step that ends now and its readings, each ready to travel."""
-        self._let_go()  # a pass that raised has not come to its end
+        """The step that ends now and its readings, ready for the transfer."""
+        self._let_go()  # a pass that raised never ended
         step, self.step = self.step, Step(self.step.measured)
         return step, self.collect_from(self.probes, step)
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
-        """The readings of some probes, which come in the order in which they build on each other."""
+        """The readings of some probes, given in the order of their dependencies."""
         collected = []
-        for probe in list(probes):
+        for probe in [one for one in probes if one.name not in self.failures] if self.failures else probes:
             try:
-                pending = None if probe.name in self.failures else probe.collect(step)
+                pending = probe.collect(step)
                 if pending is not None:
                     collected.append((probe, _ready(pending)))
             except Exception as error:
@@ -111,11 +111,11 @@ class Loop:
             yield from self.availability.news(step.reasons)
 
     def runs(self, probe: Probe) -> bool:
-        """Whether a probe measures in this process: not on other ranks, and not once it has failed."""
+        """Whether a probe runs in this process: not on other ranks, and not after it has failed."""
         return any(other is probe for other in self.probes)
 
     def guard(self, probe: Probe, call: Callable[..., Any], *args: Any) -> Any:
-        """Call into a probe; what it raises switches it off."""
+        """Call into a probe; an exception switches it off."""
         try:
             return call(*args)
         except Exception as error:
@@ -127,14 +127,14 @@ class Loop:
         self.probes = [other for other in self.probes if other is not probe]
         self._listeners.clear()
 
-    def report(self, what: str, name: str, error: Exception) -> None:
-        """Keep a failure for the alert that will tell of it; the log has its traceback, once."""
+    def report(self, description: str, name: str, error: Exception) -> None:
+        """Keep a failure for its alert, and log its traceback once."""
         if name not in self.failures:
-            _log.error("the %s failed; training goes on without it", what, exc_info=error)
+            _log.error("the %s failed; training goes on without it", description, exc_info=error)
             self.failures[name] = f"{type(error).__name__}: {error}"
 
     def _door(self, target: Callable[..., None], traced: bool = False) -> Hook:
-        """A hook that torch may call: nothing that raises behind it gets out."""
+        """A hook for torch to call that never raises."""
         return Hook(target, traced, lambda error: self.report("hooks of the monitor", "hooks", error))
 
     def _tell(self, event: str, *args: Any) -> None:
@@ -143,26 +143,28 @@ class Loop:
                 self.guard(probe, getattr(probe, event), *args)
 
     def _listening(self, event: str) -> list[Probe]:
-        """The probes that do something at this event: at most events most of them do nothing."""
-        known = self._listeners.get(event)
-        if known is None:
+        """The probes that handle this event: most probes ignore most events."""
+        listeners = self._listeners.get(event)
+        if listeners is None:
             nothing = getattr(Probe, event)
-            known = [each for each in self.probes if getattr(getattr(each, event), "__func__", None) is not nothing]
-            self._listeners[event] = known
-        return known
+            listeners = [
+                probe for probe in self.probes if getattr(getattr(probe, event), "__func__", None) is not nothing
+            ]
+            self._listeners[event] = listeners
+        return listeners
 
-    def _stepper(self, event: str, at: int) -> Callable[..., None]:
+    def _stepper(self, event: str, index: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer itself as well
-            closure = kwargs.get("closure", given[0] if given else None)
+            positional = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer as well
+            closure = kwargs.get("closure", positional[0] if positional else None)
             if self.step.measured and event == "before_update":
                 self._refresh_parameters()
-            self._tell(event, at, optimizer, self.step, closure is not None)
+            self._tell(event, index, optimizer, self.step, closure is not None)
 
         return stepped
 
     def _refresh_parameters(self) -> None:
-        """Look whether the model has other parameters by now, before any probe asks for them."""
+        """Check whether the model's parameters have changed, before any probe asks for them."""
         if self._parameter_index is not None:
             with self.stopwatch:
                 try:
@@ -179,7 +181,7 @@ class Loop:
                 self._forward = ForwardPass(self, module, args, kwargs)
 
     def _end_forward(self, output: Any) -> None:
-        """Take the hooks of a pass off; one that was interrupted from the keyboard is still on when the next comes."""
+        """Remove the hooks of a pass; after a keyboard interrupt they are still there when the next pass begins."""
         if self._forward is not None:
             over, self._forward = self._forward, None
             over.end(output)
@@ -195,13 +197,13 @@ class Loop:
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
                 tensor.register_hook(self._door(self._backward_reached, traced=True))
-        except Exception as error:  # an output that can not even be looked at
+        except Exception as error:  # an output that cannot even be inspected
             self.report("watch on the backward pass", "backward", error)
 
     def _is_heeded(self) -> bool:
-        """Whether a probe has a use for a backward pass of a step that is not measured."""
+        """Whether any probe needs the backward passes of unmeasured steps."""
         listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
-        return any(self.guard(each, each.needs_every_backward) for each in listening)
+        return any(self.guard(probe, probe.needs_every_backward) for probe in listening)
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -214,7 +216,7 @@ class Loop:
         self._at_the_end(self._backward_ended)
 
     def _follow(self) -> None:
-        """Put on the hooks that probes want on parameters."""
+        """Register the hooks that probes want on parameters."""
         self._let_go()
         with self.stopwatch:
             for probe in list(self.probes):
@@ -226,7 +228,7 @@ class Loop:
             self._followed.append((tap.tensor, tap.tensor.register_hook(hook)))
 
     def _let_go(self) -> None:
-        """Take them off, and what torch would call in their place: an empty list of hooks costs time too."""
+        """Remove these hooks, and empty hook lists too: torch spends time on them."""
         followed, self._followed = self._followed, []
         for tensor, handle in followed:
             handle.remove()
@@ -234,7 +236,7 @@ class Loop:
                 tensor._backward_hooks = None
 
     def _backward_ended(self) -> None:
-        """All is computed here. DDP adds up the gradients of the ranks in a callback of its own: let that go first."""
+        """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
         self._at_the_end(self._gradients_settled)
 
     def _gradients_settled(self) -> None:
@@ -249,13 +251,13 @@ class Loop:
 
 
 def _is_transformed() -> bool:
-    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors are no values then."""
+    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors then have no values."""
     return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _ready(pending: Pending) -> Pending:
-    """Readings whose values, where they are on the host, are taken out of their tensors: a failure has a name here."""
-    return Pending([_at_hand(each) for each in pending.tensors], pending.decode) if pending.tensors else pending
+    """The readings with host values already taken out of their tensors: here a failure can be tied to its probe."""
+    return Pending([_at_hand(numbers) for numbers in pending.tensors], pending.decode) if pending.tensors else pending
 
 
 def _at_hand(numbers: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""The course of the training loss, in the few numbers that are recorded of it."""
+"""The course of the training loss, condensed into a few recorded numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from forewarn.measure.ema import Ema
 
 STEPS_PER_LEVEL = 32
-"""Losses whose median is one level: 1024 levels, as many as are kept in memory, reach back over 32,768 steps."""
+"""Number of losses in the median that is one level: the 1024 levels kept in memory cover 32,768 steps."""
 LOSSES_OF_AN_END = 16
-"""Losses whose median is the level at the start of the run, and at the end of an epoch."""
+"""Number of losses in the median at the start of the run, and at the end of an epoch."""
 
 
 class LossCourse:
-    """Takes in every loss of a run; a loss that is not finite is left out.
+    """Follows every loss of a run; non-finite losses are skipped.
 
-    What follows from it is recorded, and whoever else needs the course of the loss reads those readings. The one other
-    thing that is kept is the `LossCurve` of `judge.forecast`: the shape of the whole run in bounded memory, for which
-    levels of 32 steps are too coarse at the start of a run and too many at the end of a long one.
+    Its results are recorded, and others read those readings. The only other copy is the `LossCurve` of
+    `judge.forecast`: the shape of the whole run in bounded memory, for which levels of 32 steps are too coarse at the
+    start of a run and too many at the end of a long one.
     """
 
     def __init__(self, ema_decay: float | None = None) -> None:
@@ -29,17 +29,18 @@ class LossCourse:
         self._started = False
         self._since_level: list[float] = []
         self.steps = 0
-        """Losses since the last epoch ended."""
+        """Number of losses since the last epoch ended."""
         self.peak = math.nan
-        """The highest median of 16 losses in a row since then: a single bad batch does not make it."""
+        """The highest median of 16 consecutive losses since then, so that one bad batch does not set it."""
         self._sum = 0.0
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=LOSSES_OF_AN_END)
 
     def add(self, loss: float) -> dict[str, float]:
-        """Take in one loss; returns what is recorded of the course at this step, by the name of the metric.
+        """Add one loss; returns the values to record at this step, by metric.
 
-        The moving average is recorded at every step. A level is the first loss, then the median of every 32.
+        The moving average is recorded at every step. The first level is the first loss, the next ones the median of
+        every 32.
         """
         average = {} if self._ema is None else {"train/loss_ema": self._ema.update(loss)}
         if not math.isfinite(loss):
@@ -66,27 +67,27 @@ class LossCourse:
 
     @property
     def mean(self) -> float:
-        """Over the epoch; NaN if it had no loss."""
+        """The mean over the epoch; NaN if it had no loss."""
         return self._sum / self.steps if self.steps else math.nan
 
     @property
     def start(self) -> float:
-        """Where the run started: the median of its first losses, or the very first if they rose; NaN if too few."""
+        """The loss at the start of the run: the median of the first 16, or the first if it is lower; NaN if too few."""
         enough = len(self._first) == LOSSES_OF_AN_END
         return min(self._first[0], float(np.median(self._first))) if enough else math.nan
 
     @property
     def end(self) -> float:
-        """The median of the newest losses; NaN while there are too few to tell an end from a start."""
+        """The median of the latest losses; NaN while there are too few to tell the end from the start."""
         apart = self.steps >= 2 * LOSSES_OF_AN_END
         return float(np.median(self._last)) if apart else math.nan
 
     def begin_epoch(self) -> None:
-        """A new epoch begins; where the run started is kept."""
+        """Begin a new epoch; the start of the run is kept."""
         self.steps, self._sum, self.peak = 0, 0.0, math.nan
 
     def recall(self, ema: float, start: float) -> None:
-        """Go on with a run that started there; NaN if that is not known any more."""
+        """Continue a run from these values; NaN for what is no longer known."""
         if self._ema is not None:
             self._ema.value = ema
         self._started, self._since_level = True, []
@@ -106,7 +107,7 @@ class LossCourse:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Parts that the state does not have are left as they are."""
+        """Load a state; parts that it lacks stay as they are."""
         if self._ema is not None and "ema" in state:
             self._ema.value = float(state["ema"])
         if levels := state.get("levels"):

@@ -1,4 +1,4 @@
-"""Asking metrics of tensors: built-in ones of many tensors at once, functions of one at a time, failing ones once."""
+"""Evaluates metrics on tensors: built-in metrics on many tensors at once, functions on one at a time."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _NUMBERS = (Tensor, Real)
 
 
 class Evaluation:
-    """Logs what the metrics say. A metric that raises is named once and switched off; with `strict` it raises."""
+    """Logs the values of metrics. A metric that raises is reported once and switched off; with `strict` it raises."""
 
     def __init__(self, metrics: Metrics, logger: logging.Logger, strict: bool = False) -> None:
         self.metrics = metrics
         self.logger = logger
         self.log = StepLog()
-        """What was logged in the step under way."""
+        """The values logged in the current step."""
         self._strict = strict
         self._named: set[str] = set()
         self._last: tuple[ref[Tensor], int, Measurement] | None = None
-        """The activation that was read last, without holding it, in which version, and what the engine said of it."""
+        """The activation read last (a weak reference), its version, and its statistics."""
 
     def take_log(self) -> StepLog:
-        """What was logged in the step that ends now."""
+        """The log of the step that ends now."""
         log, self.log = self.log, StepLog()
         return log
 
@@ -59,25 +59,25 @@ class Evaluation:
         if not asked.functions:
             return
         with torch.no_grad():
-            own = tuple(each.detach() for each in tensors)
+            detached = tuple(tensor.detach() for tensor in tensors)
             for key, metric in asked.functions:
                 try:
-                    self.log.tensor(key, _called(metric, own), metric.aggregate)
+                    self.log.tensor(key, _called(metric, detached), metric.aggregate)
                 except Exception as error:
                     self._give_up(metric, name, error)
 
     def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
-        """What the engine says of an activation. A module often returns what its last child did: that is read once."""
+        """The engine's statistics of an activation. A module often returns its last child's output: it is read once."""
         tensor, version = tensors[0], tensors[0]._version
         if len(tensors) == 1 and self._last is not None and self._last[0]() is tensor and self._last[1] == version:
             return self._last[2]
-        found = measure((_readable(tensors),))
+        measurement = measure((_readable(tensors),))
         if len(tensors) == 1:
-            self._last = (ref(tensor), version, found)
-        return found
+            self._last = (ref(tensor), version, measurement)
+        return measurement
 
     def forget(self) -> None:
-        """The forward is over: the next one's first activation is read, whatever it is."""
+        """Forget the last activation at the end of a forward pass."""
         self._last = None
 
     def parameters(
@@ -93,21 +93,23 @@ class Evaluation:
                 if asked is NOTHING:
                     continue
                 sharded = is_sharded(tensors[0])
-                own = tuple(map(local, tensors)) if sharded else tensors
+                local_tensors = tuple(map(local, tensors)) if sharded else tensors
                 if asked.built_in:
-                    keys, wanted = engine[ROWS if sharded else OWN]
+                    keys, to_measure = engine[ROWS if sharded else OWN]
                     keys.append(asked.built_in)
-                    wanted.append(own[0] if len(own) == 1 else _readable(own))
+                    to_measure.append(local_tensors[0] if len(local_tensors) == 1 else _readable(local_tensors))
                 for key, metric in asked.functions:
                     try:
-                        self._ask(metric, key, own, sharded)
+                        self._ask(metric, key, local_tensors, sharded)
                     except Exception as error:
                         self._give_up(metric, name, error)
-            for how, (keys, wanted) in engine.items():
-                if wanted:
-                    in_one_piece = all(map(Tensor.is_contiguous, wanted))
-                    found = measure(wanted if in_one_piece else [_readable((one,)) for one in wanted])
-                    self.log.rows(keys, found, how)
+            for how, (keys, to_measure) in engine.items():
+                if to_measure:
+                    in_one_piece = all(map(Tensor.is_contiguous, to_measure))
+                    measurement = measure(
+                        to_measure if in_one_piece else [_readable((tensor,)) for tensor in to_measure]
+                    )
+                    self.log.rows(keys, measurement, how)
 
     def _ask(self, metric: ModuleMetric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
         if sharded and metric.reduce is None:
@@ -127,33 +129,33 @@ class Evaluation:
             self.log.number(key, result)
 
     def averages(self, settled: Settled) -> dict[str, float]:
-        """The value of each key of a step; that an aggregation function failed is told once."""
+        """The value of each key of a step; a failed aggregation function is reported once."""
         for key, error in settled.failures.items():
-            told = key.replace(self.metrics.separator, "/")
+            shown = key.replace(self.metrics.separator, "/")
             if self._strict:
-                raise RuntimeError(f"the aggregation function of {told} failed: {error}") from error
+                raise RuntimeError(f"the aggregation function of {shown} failed: {error}") from error
             if key not in self._named:
                 self._named.add(key)
-                self.logger.warning("the aggregation function of %s failed: %s; it is left out", told, _told(error))
+                self.logger.warning("the aggregation function of %s failed: %s; it is left out", shown, _told(error))
         return settled.averages()
 
     def _give_up(self, metric: ModuleMetric, name: str, error: Exception) -> None:
-        what = f"{metric.kind} metric {metric.name!r} failed on {name}"
+        message = f"{metric.kind} metric {metric.name!r} failed on {name}"
         if self._strict:
-            raise RuntimeError(f"{what}: {_told(error)}") from error
-        self.logger.warning("%s: %s; it is switched off and training goes on", what, _told(error))
+            raise RuntimeError(f"{message}: {_told(error)}") from error
+        self.logger.warning("%s: %s; it is switched off and training goes on", message, _told(error))
         self.metrics.switch_off(metric)
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds only a part of a tensor."""
-    if type(tensor) in _WHOLE:  # asking one of these for what it has not takes longer than all else
+    if type(tensor) in _WHOLE:  # a failing hasattr on these is slow
         return False
-    return hasattr(tensor, "placements") and any(each.is_shard() for each in tensor.placements)
+    return hasattr(tensor, "placements") and any(placement.is_shard() for placement in tensor.placements)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """The part of a tensor that this process holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -170,14 +172,14 @@ def _called(metric: ModuleMetric, tensors: Sequence[Tensor]) -> Tensor | float:
 
 
 def _shares_memory(result: Tensor, tensors: Sequence[Tensor]) -> bool:
-    where = result.untyped_storage().data_ptr()
-    return where in [each.untyped_storage().data_ptr() for each in tensors]
+    address = result.untyped_storage().data_ptr()
+    return address in [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
 def _readable(tensors: Sequence[Tensor]) -> Tensor:
-    """What a built-in metric is asked of: the tensor, or its difference from the reference.
+    """The tensor for a built-in metric: the given one, or its difference from the reference.
 
-    What is scattered in host memory, such as one of several heads, is copied: that is faster than to read it as it is.
+    A tensor scattered in host memory, such as one of several heads, is copied: that is faster than reading it in place.
     """
     tensor = tensors[0] if len(tensors) == 1 else tensors[0].detach() - tensors[1].detach()
     scattered = tensor.is_cpu and tensor.layout is torch.strided and not is_dense(tensor)

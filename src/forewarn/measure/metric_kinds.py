@@ -1,4 +1,4 @@
-"""What a metric is: a question about every activation, parameter or gradient, and which of them it is asked of."""
+"""Metrics of activations, parameters and gradients, and which modules or parameters each applies to."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ BUILT_IN = (*QUANTITIES, "abs_max", "rms")
 
 @dataclass(frozen=True, slots=True)
 class ModuleMetric:
-    """One question under a name, of one of the five kinds below.
+    """A named metric of one of the five kinds below.
 
     `fn` is a function of the tensor, or the name of a built-in metric: by default the one that is called `name`.
     """
 
     kind: ClassVar[str] = ""
-    """The first part of every key, and of what the metric is computed."""
+    """What the metric is computed from; also the first part of every key."""
 
     name: str
     fn: Callable[..., Tensor | float] | str | None = None
     regex: str = ".*"
-    """Matched from the start of the name of the module or parameter, as it stands in the key."""
+    """Matched from the start of the module's or parameter's name, as written in the key."""
     aggregate: Aggregate | None = None
     """Over the micro-batches of a step; by default the mean over all elements."""
     reduce: Reduce | None = None
-    """How the values of the shards of one tensor make the value of the whole; a built-in metric knows it by itself."""
+    """How to combine the values of a tensor's shards; built-in metrics do not need it."""
     healthy: tuple[float | None, float | None] | None = None
-    """In a watched run: the lowest and the highest value that are well, None for no bound; beyond, an alert tells."""
+    """In a watched run: the lowest and highest healthy value, None for no bound; a value outside raises an alert."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -68,7 +68,7 @@ class ModuleMetric:
 
     @property
     def range(self) -> tuple[float, float]:
-        """What is healthy, infinite where nothing is declared."""
+        """The healthy range, infinite where no bound is declared."""
         low, high = self.healthy or (None, None)
         return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
@@ -79,7 +79,7 @@ class ModuleMetric:
 
     @property
     def built_in(self) -> str | None:
-        """The quantity of the statistics engine that this metric is, if it is one."""
+        """The statistics engine's name for this metric; None for a function."""
         if callable(self.fn):
             return None
         return self.name if self.fn is None else self.fn
@@ -87,61 +87,61 @@ class ModuleMetric:
 
 @dataclass(frozen=True, slots=True)
 class ActivationMetric(ModuleMetric):
-    """Of what a module returns: `fn(activation)`."""
+    """A metric of a module's output: `fn(activation)`."""
 
     kind = "activation"
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationDifferenceMetric(ModuleMetric):
-    """Of what a module and its twin in the reference return for the same input: `fn(activation, reference)`."""
+    """A metric of a module's output and the reference's for the same input: `fn(activation, reference)`."""
 
     kind = "activation_difference"
     reference: nn.Module | None = field(default=None, repr=False, kw_only=True)
-    """In a watched run: what is compared with, in evaluation mode; it runs by itself on what the model is given."""
+    """In a watched run: the model to compare with, in evaluation mode; the monitor runs it on the model's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterMetric(ModuleMetric):
-    """Of a parameter: `fn(parameter)`, one number."""
+    """A metric of a parameter: `fn(parameter)` returns one number."""
 
     kind = "parameter"
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterDifferenceMetric(ModuleMetric):
-    """Of a parameter and the reference's: `fn(parameter, reference)`, one number."""
+    """A metric of a parameter and the reference's: `fn(parameter, reference)` returns one number."""
 
     kind = "parameter_difference"
     reference: nn.Module | None = field(default=None, repr=False, kw_only=True)
-    """In a watched run: what is compared with, as it is at each measured step; by default the weights at attaching."""
+    """In a watched run: the model to compare with, read at each measured step; by default the initial weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientMetric(ModuleMetric):
-    """Of a parameter's gradient: `fn(gradient)`, one number."""
+    """A metric of a parameter's gradient: `fn(gradient)` returns one number."""
 
     kind = "gradient"
 
 
 Keys = tuple[tuple[str, str], ...]
-"""The keys that are asked of one row of the statistics engine, each with its quantity."""
+"""The keys to fill from one row of the statistics engine, each with its quantity."""
 
 
 class Asked(NamedTuple):
-    """What is asked of one activation, parameter or gradient, each with the key of its answer."""
+    """The metrics of one activation, parameter or gradient, each with its key."""
 
     built_in: Keys = ()
     functions: tuple[tuple[str, ModuleMetric], ...] = ()
     aggregates: tuple[tuple[str, Aggregate], ...] = ()
-    """Of built-in metrics that have one."""
+    """The aggregation functions of built-in metrics that have one."""
 
 
 NOTHING = Asked()
 
 
 class Metrics:
-    """All metrics of a monitor, each until it fails."""
+    """All metrics of a monitor; one that fails is switched off."""
 
     def __init__(self, separator: str = "/") -> None:
         """`separator` stands between the parts of a key: kind, name of the module or parameter, name of the metric."""
@@ -151,8 +151,8 @@ class Metrics:
         self._asked: dict[tuple[str, str, str, nn.Module | None], Asked] = {}
 
     def __iter__(self) -> Iterator[ModuleMetric]:
-        """Those that have not failed."""
-        return (each for place, each in self._all.items() if place not in self._off)
+        """The metrics that have not failed."""
+        return (metric for place, metric in self._all.items() if place not in self._off)
 
     def add(self, metric: ModuleMetric) -> None:
         place = (metric.kind, metric.name)
@@ -171,43 +171,43 @@ class Metrics:
         return any(kind in kinds for kind, _ in self._all.keys() - self._off)
 
     def built_in(self, kind: str, name: str, reference: nn.Module | None = None) -> list[ModuleMetric]:
-        """The metrics of one kind that the statistics engine answers for the module or parameter of this name."""
-        return [each for each in self._matching(kind, name, reference) if each.built_in]
+        """The built-in metrics of one kind that apply to the module or parameter of this name."""
+        return [metric for metric in self._matching(kind, name, reference) if metric.built_in]
 
     def asked(self, kind: str, name: str, prefix: str = "", reference: nn.Module | None = None) -> Asked:
-        """What the metrics of one kind ask of the module or parameter of this name, in the order of adding.
+        """The metrics of one kind that apply to the module or parameter of this name, in the order they were added.
 
         Keys begin with `prefix`, by default the kind. `reference` is the one that the metrics were declared with.
         """
-        known = self._asked.get((kind, name, prefix, reference))
-        if known is None:
-            known = self._asked[kind, name, prefix, reference] = self._found(kind, name, prefix or kind, reference)
-        return known
+        asked = self._asked.get((kind, name, prefix, reference))
+        if asked is None:
+            asked = self._asked[kind, name, prefix, reference] = self._new_asked(kind, name, prefix or kind, reference)
+        return asked
 
     def _matching(self, kind: str, name: str, reference: nn.Module | None) -> list[ModuleMetric]:
-        alike = (each for each in self if each.kind == kind and each.compared_with is reference)
-        return [each for each in alike if re.match(each.regex, name)]
+        candidates = (metric for metric in self if metric.kind == kind and metric.compared_with is reference)
+        return [metric for metric in candidates if re.match(metric.regex, name)]
 
-    def _found(self, kind: str, name: str, prefix: str, reference: nn.Module | None) -> Asked:
-        several = self._matching(kind, name, reference)
-        matching = [(self.separator.join((prefix, name, each.name)), each) for each in several]
+    def _new_asked(self, kind: str, name: str, prefix: str, reference: nn.Module | None) -> Asked:
+        metrics = self._matching(kind, name, reference)
+        matching = [(self.separator.join((prefix, name, metric.name)), metric) for metric in metrics]
         asked = Asked(
-            tuple((key, each.built_in) for key, each in matching if each.built_in),
-            tuple((key, each) for key, each in matching if not each.built_in),
-            tuple((key, each.aggregate) for key, each in matching if each.built_in and each.aggregate),
+            tuple((key, metric.built_in) for key, metric in matching if metric.built_in),
+            tuple((key, metric) for key, metric in matching if not metric.built_in),
+            tuple((key, metric.aggregate) for key, metric in matching if metric.built_in and metric.aggregate),
         )
         return NOTHING if asked == NOTHING else asked  # always the same object, so callers can use `is`
 
 
-def _is_range(given: Any) -> bool:
-    """Whether something is a lowest and a highest value, either of which may be None."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
+def _is_range(value: Any) -> bool:
+    """Whether a value is a pair of a lowest and a highest number, either of which may be None."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
         return False
-    low, high = given
-    if any(not (each is None or isinstance(each, Real)) for each in given):
+    low, high = value
+    if any(not (bound is None or isinstance(bound, Real)) for bound in value):
         return False
     try:
-        least, most = (math.inf * sign if each is None else float(each) for sign, each in ((-1, low), (1, high)))
+        least, most = (math.inf * sign if bound is None else float(bound) for sign, bound in ((-1, low), (1, high)))
     except OverflowError:
         return False
     return least <= most
@@ -215,8 +215,8 @@ def _is_range(given: Any) -> bool:
 
 def quantities(rows: Array) -> Mapping[str, Any]:
     """Every built-in metric of each row of the statistics engine."""
-    found: dict[str, Any] = dict(summarize(rows))
+    columns: dict[str, Any] = dict(summarize(rows))
     with np.errstate(all="ignore"):
-        found["abs_max"] = np.maximum(np.abs(found["min"]), np.abs(found["max"]))
-        found["rms"] = np.sqrt(rows[:, 2] / (rows[:, 0] - rows[:, 6]))
-    return found
+        columns["abs_max"] = np.maximum(np.abs(columns["min"]), np.abs(columns["max"]))
+        columns["rms"] = np.sqrt(rows[:, 2] / (rows[:, 0] - rows[:, 6]))
+    return columns

@@ -1,4 +1,4 @@
-"""Forward hooks on modules: whoever looks inside a model while it runs puts them on and takes them off here."""
+"""Forward hooks on modules, registered and removed together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from forewarn.measure.probe import ModuleTap
 
 
 class ModuleHooks:
-    """The hooks of some taps; they go away together.
+    """The hooks of several taps, removed together.
 
-    Activation checkpointing runs a forward again within the backward pass: hooks do nothing then.
+    Activation checkpointing repeats a forward within the backward pass: hooks do nothing then.
     """
 
     def __init__(self, traced: bool = False) -> None:
-        """`traced` is for hooks that torch.compile may meet."""
+        """`traced` is for hooks that torch.compile may trace."""
         self._traced = traced
         self._handles: list[Any] = []
 
@@ -28,7 +28,7 @@ class ModuleHooks:
         return bool(self._handles)
 
     def put_on(self, tap: ModuleTap, always_call: bool = False) -> None:
-        """With `always_call` the module is seen to be left also when it raises; its output is then None."""
+        """With `always_call`, `left` is also called if the module raises; its output is then None."""
         if tap.entered is not None:
             hook = Hook(first_forward_only(tap.entered), self._traced)
             self._handles.append(tap.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -43,11 +43,11 @@ class ModuleHooks:
 
 
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:
-    """A hook that calls `target` with all but the module, and not when a forward is computed again."""
+    """A hook that calls `target` with its arguments except the module, and not during recomputation."""
 
-    def seen(module: nn.Module, *given: Any) -> None:
+    def seen(module: nn.Module, *args: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
             with hidden_from_checkpointing():
-                target(*given)
+                target(*args)
 
     return seen

@@ -1,4 +1,4 @@
-"""The modules of a model, walked anew only when the model has changed."""
+"""The modules of a model, walked again only when the model has changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _values = methodcaller("values")
 
 
 def clean_name(name: str) -> str:
-    """A parameter's or module's name without what torch.compile, FSDP and checkpoint wrappers put into it."""
+    """The name of a parameter or module without the parts that torch.compile, FSDP and checkpoint wrappers add."""
     return _WRAPPERS.sub("", name)
 
 
@@ -35,8 +35,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class Tree:
     """Every module of a model, and its parameters.
 
-    To see that nothing has changed takes a fraction of the time of a walk: torch's own dictionaries are kept at hand,
-    one of children and one of parameters per module.
+    Checking that nothing has changed takes a fraction of the time of a walk, since torch's own dictionaries of children
+    and parameters are kept for each module.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -51,28 +51,28 @@ class Tree:
         self._any_compiled = False
 
     def parameters(self) -> list[nn.Parameter | None]:
-        """What the modules hold at this moment; a parameter that several of them hold comes several times."""
+        """The modules' current parameters; one that several modules share appears several times."""
         self._refresh()
         return list(chain.from_iterable(map(_values, self._held)))
 
     @property
     def hookable(self) -> dict[str, nn.Module]:
-        """The modules of the user's own model on which a hook fires, by their clean names; the root's name is empty.
+        """The modules of the user's own model on which hooks fire, by their clean names; the root's name is empty.
 
-        What lies inside compiled code is left out: hooks there never fire, and say nothing about it. It is the same
-        object for as long as the model is the same.
+        Modules inside compiled code are left out: hooks there never fire. The same object is returned until the model
+        changes.
         """
         self._refresh()
         return self._hookable
 
     @property
     def any_compiled(self) -> bool:
-        """Whether a part of the model runs without its children being called as modules."""
+        """Whether any part of the model is compiled, so that its children are not called as modules."""
         self._refresh()
         return self._any_compiled
 
     def _refresh(self) -> None:
-        """Walk the model if a module was put in, taken out, renamed or compiled since the last time."""
+        """Walk the model if a module was added, removed, renamed or compiled since the last time."""
         if self._modules and self._present() == self._state:
             return
         self._modules = list(self._root.modules())
@@ -83,12 +83,12 @@ class Tree:
         self._any_compiled = any(map(is_compiled, self._modules))
 
     def _present(self) -> tuple[list[object], ...]:
-        """What would be other if the model were; by identity, for modules may say of themselves what they are equal to.
+        """A value that changes whenever the model does; by identity, since modules may define their own equality.
 
-        Torch puts another dictionary in place of one now and then, as when a list of modules is cut.
+        Torch sometimes replaces a dictionary, for instance when a list of modules is sliced.
         """
         return (
-            [all(map(is_, map(_modules_of, self._modules), self._below))],  # True, or the state is another
+            [all(map(is_, map(_modules_of, self._modules), self._below))],  # True unless the state has changed
             [all(map(is_, map(_parameters_of, self._modules), self._held))],
             list(chain.from_iterable(self._below)),
             list(map(id, chain.from_iterable(map(_values, self._below)))),
@@ -114,7 +114,7 @@ def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module runs without its children being called as modules."""
+    """Whether a module is compiled, so that its children are not called as modules."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules  # a miss of hasattr is slow here

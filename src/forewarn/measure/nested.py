@@ -1,4 +1,4 @@
-"""The tensors inside whatever modules take and give."""
+"""The tensors inside the inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def nested_tensors(value: Any, max_depth: int = 3, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor in tuples, lists, mappings and dataclasses, with where it is: `[0]`, `[1][state]`.
+    """Each tensor in tuples, lists, mappings and dataclasses, with its path: `[0]`, `[1][state]`.
 
-    A tensor that is not inside anything has the path "". A structure may contain itself, so the depth has a limit.
+    A bare tensor has the path "". A structure may contain itself, so the depth is limited.
     """
     if isinstance(value, Tensor):
         yield path, value

@@ -7,13 +7,13 @@ import math
 from forewarn.measure.ema import Ema
 
 _DECAY = 0.95
-"""Of the averages over measured steps: one alone says next to nothing, and over many the noise scale itself grows."""
+"""Decay of the averages over measured steps: one step says little, and over many the noise scale itself grows."""
 
 _LEVEL_DECAY = 0.7
-"""Of the level of the gradients by which steps are weighed: as fast as gradients fall at the start of a run."""
+"""Decay of the gradient level that steps are divided by: as fast as gradients fall at the start of a run."""
 
 _FEWEST_STEPS = 10
-"""Measured steps before a noise scale is told."""
+"""Measured steps before a noise scale is reported."""
 
 
 class NoiseScale:
@@ -35,9 +35,9 @@ class NoiseScale:
         self._signal = Ema(_DECAY)
 
     def update(self, num_batches: int, first: float, total: float, per_pass: int = 1) -> None:
-        """Take in the norms of the gradient of one of several small batches, and of the sum over all of them.
+        """Add the gradient norms of one of several small batches, and of the sum over all of them.
 
-        `per_pass` of them make one pass over all ranks, which is the unit of the noise scale.
+        `per_pass` small batches make one pass over all ranks, which is the unit of the noise scale.
         """
         small, large = first**2, (total / num_batches) ** 2
         if not (math.isfinite(small) and math.isfinite(large) and small > 0):
@@ -52,7 +52,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """In passes; NaN while too little was seen, or while the noise drowns the gradient altogether."""
+        """The noise scale in passes; NaN after too few steps, or while the noise hides the gradient."""
         if self._num_steps < _FEWEST_STEPS or not self._signal.value > 0:
             return math.nan
         return max(0.0, self._variance.value) / self._signal.value

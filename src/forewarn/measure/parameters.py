@@ -1,4 +1,4 @@
-"""The parameters of a model by the names that people know, and where the optimizers hold them."""
+"""The parameters of a model by readable name, and their groups in the optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forewarn.measure.module_tree import Tree, clean_name, unwrapped
 from forewarn.types import ParameterInfo
 
 _LONGEST_STACK = 128
-"""Layers of a plain stack up to which each counts as a block: looking at more of them costs more than it tells."""
+"""Longest plain stack whose layers count as blocks: measuring more of them is not worth the cost."""
 
 
 class ParameterIndex:
@@ -23,15 +23,15 @@ class ParameterIndex:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.called = model
-        """The module that the loop calls: the user's own, or what wraps it."""
+        """The module that the loop calls: the user's own, or a wrapper around it."""
         self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
         self.version = 0
-        """Counts how often the model has got other parameters."""
+        """How often the model's parameters have changed."""
         self.names: tuple[str, ...] = ()
         self.parameters: Sequence[nn.Parameter] = ()
         self.trainable = np.empty(0, bool)
-        """What was trainable when it was first seen; the rest is frozen on purpose."""
+        """Which parameters were trainable when first seen; the others are frozen on purpose."""
         self._index: dict[int, int] = {}
         self._seen: list[int] = []
         self._any_meta = True
@@ -44,43 +44,49 @@ class ParameterIndex:
 
     @property
     def gradients(self) -> list[Tensor | None]:
-        """What each parameter holds in `.grad` at this moment."""
-        return [each.grad for each in self.parameters]
+        """The current `.grad` of each parameter."""
+        return [parameter.grad for parameter in self.parameters]
 
     def refresh(self) -> None:
-        """Look whether the model has other parameters by now; names that stay keep what is known of them."""
+        """Check whether the model's parameters have changed; names that stay keep their `trainable` flag."""
         if self._present() != self._seen:
             self._take()
             self.version += 1
 
     def live(self) -> dict[int, nn.Parameter]:
-        """Every parameter that the model has at this moment, by its id: the same as `model.parameters()`, sooner."""
-        found = self._tree.parameters()
-        keys = list(map(id, found))
+        """Every current parameter by its id: the same as `model.parameters()`, but faster."""
+        parameters = self._tree.parameters()
+        keys = list(map(id, parameters))
         if keys != self._keys:
             self._keys = keys
-            self._live = {key: one for key, one in zip(keys, found, strict=True) if one is not None}
+            self._live = {
+                key: parameter for key, parameter in zip(keys, parameters, strict=True) if parameter is not None
+            }
         return self._live
 
     def unknown(self) -> list[nn.Parameter]:
-        """The parameters that the model has got since the index was last refreshed."""
-        return [one for key, one in self.live().items() if key not in self._index]
+        """The parameters added to the model since the last refresh."""
+        return [parameter for key, parameter in self.live().items() if key not in self._index]
 
     def _present(self) -> list[int]:
-        """The ids of the parameters that have values; who has them keeps them."""
+        """The ids of the parameters that have values; a parameter that has values keeps them."""
         live = self.live()
-        return [key for key, one in live.items() if not one.is_meta] if self._any_meta else list(live)
+        return [key for key, parameter in live.items() if not parameter.is_meta] if self._any_meta else list(live)
 
     def _take(self) -> None:
         self._any_meta = True
         self._seen = self._present()
         self._any_meta = len(self._seen) < len(self.live())
-        known = dict(zip(self.names, self.trainable, strict=True))
-        named = [(clean_name(name), one) for name, one in self.model.named_parameters() if not one.is_meta]
+        was_trainable = dict(zip(self.names, self.trainable, strict=True))
+        named = [
+            (clean_name(name), parameter) for name, parameter in self.model.named_parameters() if not parameter.is_meta
+        ]
         self.names = tuple(name for name, _ in named)
         self.parameters = Standing(parameter for _, parameter in named)
-        self.trainable = np.array([known.get(name, one.requires_grad) for name, one in named], dtype=bool)
-        self._index = {id(parameter): at for at, parameter in enumerate(self.parameters)}
+        self.trainable = np.array(
+            [was_trainable.get(name, parameter.requires_grad) for name, parameter in named], dtype=bool
+        )
+        self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._held = {}
         self._groups = None
 
@@ -88,28 +94,28 @@ class ParameterIndex:
     def num_optimizers(self) -> int:
         return len(self.optimizers)
 
-    def of(self, at: int) -> NDArray[np.intp]:
-        """Which parameters optimizer number `at` holds."""
-        groups = self.optimizers[at].param_groups
+    def of(self, index: int) -> NDArray[np.intp]:
+        """Indices of the parameters that optimizer number `index` holds."""
+        groups = self.optimizers[index].param_groups
         sizes = tuple(len(group["params"]) for group in groups)
-        known = self._held.get(at)
-        if known is None or known[0] != sizes:
-            held = (id(parameter) for group in groups for parameter in group["params"])
-            known = self._held[at] = (
+        cached = self._held.get(index)
+        if cached is None or cached[0] != sizes:
+            keys = (id(parameter) for group in groups for parameter in group["params"])
+            cached = self._held[index] = (
                 sizes,
-                np.array([self._index[one] for one in held if one in self._index], np.intp),
+                np.array([self._index[key] for key in keys if key in self._index], np.intp),
             )
-        return known[1]
+        return cached[1]
 
     def groups(self) -> NDArray[np.int64]:
-        """The group of each parameter, counted over all optimizers; -1 for those that none holds."""
+        """The group of each parameter, counted over all optimizers; -1 if no optimizer holds it."""
         groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
         sizes = list(map(len, groups))
         if self._groups is None or self._groups[0] != sizes:
-            where = np.full(len(self.names), -1, np.int64)
+            group_of = np.full(len(self.names), -1, np.int64)
             for number, params in enumerate(groups):
-                where[[self._index[id(one)] for one in params if id(one) in self._index]] = number
-            self._groups = sizes, where
+                group_of[[self._index[id(parameter)] for parameter in params if id(parameter) in self._index]] = number
+            self._groups = sizes, group_of
         return self._groups[1]
 
     def info(self) -> dict[str, ParameterInfo]:
@@ -139,16 +145,16 @@ def _kinds(model: nn.Module) -> dict[int, str]:
 def block_names(model: nn.Module, pattern: str = "") -> tuple[str, ...]:
     """The repeated blocks of a model, first to last, or the modules whose names match a regex.
 
-    Blocks are the children of its longest list of modules of one class; where there is none, the layers of its longest
+    Blocks are the children of its longest list of modules of one class; without such a list, the layers of its longest
     plain stack.
     """
-    modules = [(clean_name(f"{name}.").removesuffix("."), each) for name, each in unwrapped(model).named_modules()]
+    modules = [(clean_name(f"{name}.").removesuffix("."), module) for name, module in unwrapped(model).named_modules()]
     if pattern:
         chosen = tuple(name for name, _ in modules if re.fullmatch(pattern, name))
         if not chosen:
             raise ValueError(f"blocks={pattern!r} matches no module; names look like {modules[-1][0]!r}")
         return chosen
-    lists = [(name, each) for name, each in modules if isinstance(each, nn.ModuleList | nn.Sequential)]
+    lists = [(name, module) for name, module in modules if isinstance(module, nn.ModuleList | nn.Sequential)]
     return _longest(lists, _alike_and_grown) or _longest(lists, _plain_stack)
 
 
@@ -168,7 +174,7 @@ def _alike_and_grown(children: list[nn.Module]) -> bool:
 
 
 def _plain_stack(children: list[nn.Module]) -> bool:
-    """Whether these are layers one after the other, at least two of a class that has parameters, and not too many."""
+    """Whether these are plain layers, at least two of one class with parameters, and not too many."""
     if len(children) > _LONGEST_STACK:
         return False
     classes = [type(child) for child in children if any(True for _ in child.parameters())]

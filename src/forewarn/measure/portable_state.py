@@ -1,4 +1,4 @@
-"""State that `torch.save` writes and `torch.load(weights_only=True)` reads back: tensors and plain values."""
+"""State that `torch.save` and `torch.load(weights_only=True)` can round-trip: tensors and plain values."""
 
 from __future__ import annotations
 

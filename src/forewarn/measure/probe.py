@@ -1,4 +1,4 @@
-"""What a probe is: something that sees the events of a training loop and turns them into readings."""
+"""Probes: they see the events of a training loop and turn them into readings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 class Reading(NamedTuple):
-    """One metric for all its scopes, before it knows its step."""
+    """The values of one metric for all its scopes, without a step."""
 
     name: str
     scopes: tuple[str, ...]
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 
 class Histograms(NamedTuple):
-    """The histograms of one metric for all its scopes, before they know their step."""
+    """The histograms of one metric for all its scopes, without a step."""
 
     name: str
     scopes: tuple[str, ...]
@@ -38,12 +38,12 @@ class Histograms(NamedTuple):
 
 
 ONE: tuple[str, ...] = ("",)
-"""The scope of a metric of the run as a whole."""
+"""The scope of a metric that describes the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Readings whose values may still be on a device, and how to make them once those values have arrived."""
+    """Readings whose values may still be on a device, and how to decode them once they have arrived."""
 
     tensors: Sequence[Numbers] = ()
     decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
@@ -60,7 +60,7 @@ class GradientTap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModuleTap:
-    """A module that a probe wants to look at, and what to call as it is entered and left.
+    """A module that a probe observes, and what to call before and after its forward.
 
     Both may return tensors to follow into the backward pass.
     """
@@ -75,18 +75,18 @@ class ModuleTap:
 class Probe:
     """Base of all probes. A simple one has a `name` and overrides `collect`; others override the events they need.
 
-    Whatever a probe raises switches it off and never reaches the run. Nothing here may draw random numbers, change a
-    tensor or wait for the device. What one probe knows and another needs goes through the `Step`: no probe holds
-    another, and the order in which they are called follows from what they declare here.
+    A probe that raises is switched off; its exception never reaches the run. A probe must not draw random numbers,
+    change a tensor or wait for the device. Probes share facts through the `Step` only and never hold each other; the
+    order in which they are called follows from `provides` and `needs`.
     """
 
     name = ""
     metrics: Sequence[Metric] | None = None
     """What a probe of the user's own records, in a family of its own; None for those of the catalogue."""
     provides: Sequence[type] = ()
-    """The types of the facts that this probe leaves with `step.provide`: frozen dataclasses."""
+    """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
-    """The types of the facts that it takes with `step.get`, and which of its metrics are unavailable without each."""
+    """The types of the facts that it reads with `step.get`, each with the metrics that are unavailable without it."""
 
     def forward_begins(self) -> None:
         """The model is about to run forward, in training mode and on a measured step."""
@@ -112,19 +112,19 @@ class Probe:
     def backward_ended(self, step: Step) -> None:
         """The backward pass has accumulated all its gradients."""
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        """Optimizer number `at` is about to step; with a closure, gradients do not exist yet."""
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        """Optimizer number `index` is about to step; with a closure, gradients do not exist yet."""
 
-    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        """Optimizer number `at` has stepped."""
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        """Optimizer number `index` has stepped."""
 
     def collect(self, step: Step) -> Pending | None:
         """The readings of the step that ends now; called once per `monitor.step`."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a resume."""
+        """The state that must survive a resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

@@ -1,4 +1,4 @@
-"""The gradient of one rank before DDP averages it with those of the others: a small batch beside the large one."""
+"""The gradient of one rank before DDP averages it over all ranks: a small batch to compare with the large one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from forewarn.measure.probe import GradientTap
 
 
 class RankGradient:
-    """The norms of this rank's own gradients in one backward pass, seen on their way into `.grad`.
+    """The norms of this rank's own gradients in one backward pass, read before they reach `.grad`.
 
-    DDP averages what has arrived there, so afterwards only the mean of all ranks is left. One rank suffices to compare
-    the two: its own gradient is as good a sample of a small batch as any other's, and no rank has to wait for it.
+    DDP averages `.grad`, so afterwards only the mean over all ranks is left. One rank is enough for the comparison: its
+    gradient is as good a sample of a small batch as any other's, and no rank has to wait.
     """
 
     def __init__(self, called: nn.Module) -> None:
@@ -26,49 +26,53 @@ class RankGradient:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that train on batches of their own."""
+        """Number of ranks that train on their own batches."""
         wrapper = _wrapper(self._called)
         if wrapper is not None:
             return torch.distributed.get_world_size(wrapper.process_group)
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return torch.distributed.get_world_size() if several else 1
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.get_world_size() if is_distributed else 1
 
     @property
     def is_averaged(self) -> bool:
-        """Whether the pass under way ends with the plain mean over all ranks, of all gradients."""
+        """Whether the current pass ends with the plain mean of all gradients over all ranks."""
         wrapper = _wrapper(self._called)
         return wrapper is not None and wrapper.require_backward_grad_sync and _averages(wrapper)
 
     @property
     def is_alone(self) -> bool:
-        """Whether the pass under way leaves each rank with its own gradients, as within `no_sync`."""
+        """Whether the current pass leaves each rank with its own gradients, as within `no_sync`."""
         wrapper = _wrapper(self._called)
         return wrapper is not None and not wrapper.require_backward_grad_sync
 
     def follow(self, live: Callable[[], Mapping[int, nn.Parameter]]) -> list[GradientTap]:
-        """Whose gradients to see in the backward pass that begins; `live` walks the model, if there is a use for it."""
+        """Taps for the backward pass that begins; `live` walks the model and is called only if needed."""
         self._seen = {}
         if self.num_ranks == 1 or not self.is_averaged:
             return []
-        return [GradientTap(each, partial(self._reached, key)) for key, each in live().items() if each.requires_grad]
+        return [
+            GradientTap(parameter, partial(self._reached, key))
+            for key, parameter in live().items()
+            if parameter.requires_grad
+        ]
 
     def norms(self, filled: Collection[int]) -> Sequence[Norm]:
-        """Those of this rank, if they are of all parameters that have a gradient now; else none.
+        """This rank's norms if they cover all parameters that have a gradient now; otherwise none.
 
-        A parameter that this rank did not use, or that got its gradient before the pass came through the model's
-        output, is in the mean and not among them.
+        A parameter that this rank did not use, or that got its gradient before the pass reached the model's output, is
+        part of the mean but not of these norms.
         """
-        seen, self._seen = self._seen, {}
-        return list(seen.values()) if seen.keys() == set(filled) else ()
+        own_norms, self._seen = self._seen, {}
+        return list(own_norms.values()) if own_norms.keys() == set(filled) else ()
 
     def _reached(self, parameter: int, gradient: Tensor) -> None:
-        """Read at once: to keep the gradient would make torch copy it, and DDP may write over it."""
+        """Read the norm at once: keeping the gradient would make torch copy it, and DDP may overwrite it."""
         if gradient.numel():
             self._seen[parameter] = norms([gradient])[0]
 
 
 def _wrapper(called: nn.Module) -> Any:
-    """The DistributedDataParallel that is called, also inside torch.compile; None if there is none."""
+    """The DistributedDataParallel wrapper, also inside torch.compile; None if there is none."""
     inner = called
     while isinstance(compiled := getattr(inner, "_orig_mod", None), nn.Module):
         inner = compiled
@@ -76,5 +80,5 @@ def _wrapper(called: nn.Module) -> Any:
 
 
 def _averages(wrapper: Any) -> bool:
-    """Whether what DDP leaves is the mean of what went in: not compressed, not of copies, nothing left out."""
+    """Whether DDP leaves the exact mean: no compression, no low-precision copies, no ignored parameters."""
     return not (wrapper._comm_hooks or wrapper.mixed_precision is not None or wrapper.parameters_to_ignore)

@@ -1,4 +1,4 @@
-"""Readings in the form in which they are stored and judged."""
+"""Turns readings into the blocks that are stored and judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forewarn.types import Block, Distribution
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What was collected at one step, on its way to the host."""
+    """The readings of one step on their way to the host."""
 
     step: int
     time: float
@@ -26,16 +26,16 @@ class Collected:
 
     @property
     def tensors(self) -> list[Numbers]:
-        """What has to arrive before it can be read."""
+        """The tensors that must arrive before the readings can be decoded."""
         return [tensor for _, pending in self.pending for tensor in pending.tensors]
 
     def readings(self, arrays: list[Array], guard: Callable[..., Any]) -> list[Reading | Histograms]:
-        """The readings, once the tensors are there as arrays; `guard` calls into a probe and keeps what it raises."""
-        found: list[Reading | Histograms] = []
+        """The readings, decoded from the arrays; `guard` calls into a probe and catches its exceptions."""
+        readings: list[Reading | Histograms] = []
         for probe, pending in self.pending:
-            own, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
-            found += guard(probe, _decoded, probe, pending, own) or []
-        return found
+            own_arrays, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
+            readings += guard(probe, _decoded, probe, pending, own_arrays) or []
+        return readings
 
 
 def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
@@ -46,28 +46,28 @@ def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Re
 def recorded(
     step: int, time: float, readings: Sequence[Reading | Histograms]
 ) -> tuple[list[Block], list[Distribution]]:
-    """The blocks and the histograms of one step, in float32 from here on."""
-    distributions = [Distribution(step, time, *each) for each in readings if isinstance(each, Histograms)]
+    """The blocks of one step, in float32 from here on, and its histograms."""
+    distributions = [Distribution(step, time, *reading) for reading in readings if isinstance(reading, Histograms)]
     with np.errstate(over="ignore"):
         blocks = [
             Block(step, time, name, scopes, np.asarray(values, dtype=np.float32).reshape(len(scopes)))
-            for name, scopes, values in merged(each for each in readings if isinstance(each, Reading))
+            for name, scopes, values in merged(reading for reading in readings if isinstance(reading, Reading))
         ]
     return blocks, distributions
 
 
 def merged(readings: Iterable[Reading]) -> list[Reading]:
-    """One reading per name: what several probes say under the same name becomes one with all their scopes."""
+    """One reading per name: readings of several probes under one name are merged."""
     by_name: dict[str, Reading] = {}
-    for one in readings:
-        known = by_name.get(one.name)
-        by_name[one.name] = one if known is None else _joined(known, one)
+    for reading in readings:
+        earlier = by_name.get(reading.name)
+        by_name[reading.name] = reading if earlier is None else _joined(earlier, reading)
     return list(by_name.values())
 
 
 def _joined(first: Reading, second: Reading) -> Reading:
-    """Both under one name; of two values for the same scope the later one stands."""
+    """Both readings as one; of two values for the same scope the later one wins."""
     values: dict[str, float] = {}
-    for each in (first, second):
-        values |= zip(each.scopes, np.asarray(each.values, np.float64).reshape(len(each.scopes)), strict=True)
+    for reading in (first, second):
+        values |= zip(reading.scopes, np.asarray(reading.values, np.float64).reshape(len(reading.scopes)), strict=True)
     return Reading(first.name, tuple(values), list(values.values()))

@@ -1,4 +1,4 @@
-"""A model that another is compared with, and what it returned for the input of the present micro-batch."""
+"""A reference model, and its activations for the current micro-batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from forewarn.measure.module_outputs import NamedModules, Returned, tensors_in
 
 
 class Reference:
-    """The reference's activations by name, one for each call of a module within one forward, until they are compared.
+    """The reference's activations by name, one per call of a module within one forward, until they are compared.
 
-    A new forward of the reference replaces those of the one before. Only what a difference metric asks for is kept.
+    A new forward of the reference replaces the previous one's. Only what a difference metric needs is kept.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class Reference:
         cpu_offload: bool = False,
         missing: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`declared` is how metrics name this reference; `missing` is told what it has returned nothing for."""
+        """`declared` is the reference that metrics name; `missing` is called with names that have no activation."""
         self.modules = modules
         self.declared = declared
         self.ignored = 0
-        """Above 0, forwards of the reference do not count."""
+        """While above 0, forwards of the reference do not count."""
         self.running = 0
-        """Above 0, a forward of the reference is under way."""
+        """Above 0 during a forward of the reference."""
         self.companions: list[Callable[[], None]] = []
-        """What ends with the reference: called when it is removed."""
+        """Called when the reference is removed."""
         self._evaluation = evaluation
         self._cpu_offload = cpu_offload
         self._missing = missing
@@ -50,11 +50,11 @@ class Reference:
 
     @property
     def is_compared(self) -> bool:
-        """Whether a metric asks about its activations."""
-        return any(each.kind == "activation_difference" for each in self._asking())
+        """Whether any metric compares its activations."""
+        return any(metric.kind == "activation_difference" for metric in self._asking())
 
     def listen(self, returned: Returned | None = None) -> None:
-        """Hear what its modules return; by default it is kept."""
+        """Listen to its modules' outputs; by default they are kept."""
         self.modules.listen(self._begins, returned or self.keep, self._ended)
 
     def stop_listening(self) -> None:
@@ -63,32 +63,32 @@ class Reference:
         self.running = 0
 
     def close(self) -> None:
-        """The reference is removed."""
+        """Remove the reference."""
         self.stop_listening()
         for end in self.companions:
             end()
 
     def keep(self, name: str, output: Any) -> None:
-        """A clone of each tensor: what a module returned may be changed in place by the next."""
+        """Keep a copy of each tensor: the next module may change an output in place."""
         for place, tensor in () if self.ignored else tensors_in(name, output):
             if self._is_asked(place):
-                kept = tensor.detach()
-                kept = kept.cpu() if self._cpu_offload and not kept.is_cpu else kept.clone()
-                self._kept.setdefault(place, []).append(kept)
+                copied = tensor.detach()
+                copied = copied.cpu() if self._cpu_offload and not copied.is_cpu else copied.clone()
+                self._kept.setdefault(place, []).append(copied)
 
     def restart(self) -> None:
-        """The other model begins a forward: its first call of a module belongs to the reference's first."""
+        """The other model begins a forward: calls are matched from the first again."""
         self._compared.clear()
 
     def compare(self, name: str, tensor: Tensor) -> None:
-        """All differences from what the reference returned at the same call of the same module."""
+        """Evaluate all differences from the reference's output at the same call of the same module."""
         if not self._is_asked(name):
             return
-        kept, call = self._kept.get(name, []), self._compared[name]
+        activations, call = self._kept.get(name, []), self._compared[name]
         self._compared[name] += 1
-        if call < len(kept):
-            own = kept[call].to(tensor.device)
-            self._evaluation.activation("activation_difference", name, tensor, own, reference=self.declared)
+        if call < len(activations):
+            activation = activations[call].to(tensor.device)
+            self._evaluation.activation("activation_difference", name, tensor, activation, reference=self.declared)
         else:
             self._missing(name)
 
@@ -98,7 +98,7 @@ class Reference:
         self._compared.clear()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what the reference returns for a copy of this input: no gradients, and no random number is drawn.
+        """Run the reference on a copy of this input and keep its outputs, without gradients or random numbers.
 
         If it fails, nothing is compared with it any more.
         """
@@ -107,22 +107,22 @@ class Reference:
         try:
             if any(module.training for module in root.modules()):
                 raise RuntimeError("it is in training mode; call eval() on it")
-            given, named = _copied((args, kwargs))
+            positional, keywords = _copied((args, kwargs))
             with torch.no_grad(), random_numbers_kept(root.parameters()):
-                root(*given, **named)
+                root(*positional, **keywords)
         except Exception as error:
             asking = self._asking()
             self._evaluation.logger.warning(
                 "the reference of %s failed: %s: %s; nothing is compared with it from here on",
-                ", ".join(each.name for each in asking), type(error).__name__, error,
+                ", ".join(metric.name for metric in asking), type(error).__name__, error,
             )  # fmt: skip
-            for each in asking:
-                self._evaluation.metrics.switch_off(each)
+            for metric in asking:
+                self._evaluation.metrics.switch_off(metric)
         finally:
             self.modules.stop_listening()
 
     def _asking(self) -> list[ModuleMetric]:
-        return [each for each in self._evaluation.metrics if each.compared_with is self.declared]
+        return [metric for metric in self._evaluation.metrics if metric.compared_with is self.declared]
 
     def _is_asked(self, name: str) -> bool:
         metrics = self._evaluation.metrics
@@ -137,21 +137,21 @@ class Reference:
         self.running -= 1
 
 
-def _copied(given: Any) -> Any:
-    """All that a model is given, in containers of any kind, so that what another does to it does not show.
+def _copied(arguments: Any) -> Any:
+    """A deep copy of a model's inputs, in containers of any kind, so that in-place changes do not show.
 
-    What can be read only once, such as a generator, can not be copied: a TypeError.
+    Inputs that can be read only once, such as generators, raise a TypeError.
     """
-    made: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     return tree_map(
-        lambda each: each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each, made), given
+        lambda value: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value, memo), arguments
     )
 
 
 @contextlib.contextmanager
 def random_numbers_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Whatever is drawn in this block, by torch on their devices, by numpy or Python itself, was never drawn."""
-    devices = {each.device for each in tensors if each.device.type == "cuda"}
+    """Restore the random state of torch (on the tensors' devices), numpy and Python after this block."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices):

@@ -1,4 +1,4 @@
-"""Which steps are measured in detail: the first ones, then every N, and every one for a while after an anomaly."""
+"""Which steps are measured in detail: the first ones, then every Nth, and every one for a while after an anomaly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from forewarn.settings import Settings, between
 
 @dataclass(frozen=True, slots=True)
 class Schedule(Settings):
-    """Dense for the first steps, then every N."""
+    """Every step at first, then every Nth."""
 
     every: int = between(100, 1)
     dense: int = between(10, 0)
-    """All of the first `dense` steps are measured: most faults of set-up show there."""
+    """All of the first `dense` steps are measured: most setup mistakes show there."""
 
     def __call__(self, step: int) -> bool:
         return step < self.dense or step % self.every == 0
@@ -30,7 +30,7 @@ def as_predicate(every: int | Schedule | Callable[[int], bool]) -> Callable[[int
 
 
 class Escalation:
-    """A schedule that turns dense for a while after an anomaly."""
+    """A schedule that measures every step for a while after an anomaly."""
 
     def __init__(self, predicate: Callable[[int], bool], steps: int) -> None:
         self._predicate = predicate

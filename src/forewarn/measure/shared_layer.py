@@ -1,4 +1,4 @@
-"""What several losses have in common: the last layer that all of them reach, read from the autograd graph."""
+"""The last layer that several losses share, read from the autograd graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORBIDDING = {
     "CheckpointFunctionBackward": Reason.REENTRANT_CHECKPOINT,
     "CompiledFunctionBackward": Reason.COMPILED,
 }
-"""Nodes of a graph that a pass of the monitor's own can not or must not go through."""
+"""Graph nodes that the monitor's own backward pass cannot or must not go through."""
 
 _SHARDING = ("FSDPModule", "FullyShardedDataParallel")
 
@@ -44,22 +44,22 @@ def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, 
     """
     uses = [_first_uses(loss) for loss in losses]
     common = set.intersection(*map(set, uses))
-    used_from = {one: min(each[one] for each in uses) for one in common}
+    used_from = {key: min(first_uses[key] for first_uses in uses) for key in common}
     best: tuple[bool, int] = (False, -1)
-    found: tuple[str, list[nn.Parameter]] = ("", [])
+    layer: tuple[str, list[nn.Parameter]] = ("", [])
     for name, module in model.named_modules():
-        own = [each for each in module.parameters(recurse=False) if each.requires_grad and id(each) in common]
+        own = [weight for weight in module.parameters(recurse=False) if weight.requires_grad and id(weight) in common]
         if own:
-            rank = (any(each.ndim >= 2 for each in own), max(used_from[id(each)] for each in own))
+            rank = (any(weight.ndim >= 2 for weight in own), max(used_from[id(weight)] for weight in own))
             if rank > best:
-                best, found = rank, (clean_name(name), own)
-    return found
+                best, layer = rank, (clean_name(name), own)
+    return layer
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether a model is under FSDP or tensor parallelism: a pass of one rank alone would wait for the others for ever.
+    """Whether a model uses FSDP or tensor parallelism: a pass on one rank alone would wait for the others forever.
 
-    Told by the classes of the modules, for between forward and backward FSDP2 may show whole parameters, not shards.
+    It checks the modules' classes, since FSDP2 may show whole parameters between forward and backward.
     """
     classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
     sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
@@ -67,18 +67,18 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 def _first_uses(loss: Tensor) -> dict[int, int]:
-    """By the identity of each leaf tensor: the number of the first node behind a loss that it goes into."""
+    """By the id of each leaf tensor, the number of the first node behind a loss that uses it."""
     uses: dict[int, int] = {}
     for node in _reached(loss):
         for following, _ in node.next_functions:
             if following is not None and following.name() == _LEAF:
-                one = id(following.variable)
-                uses[one] = min(uses.get(one, node._sequence_nr()), node._sequence_nr())
+                key = id(following.variable)
+                uses[key] = min(uses.get(key, node._sequence_nr()), node._sequence_nr())
     return uses
 
 
 def reached_parameters(loss: Tensor) -> set[int]:
-    """The identities of all leaf tensors, parameters among them, that a loss depends on."""
+    """The ids of all leaf tensors, including parameters, that a loss depends on."""
     return {id(node.variable) for node in _reached(loss) if node.name() == _LEAF}
 
 

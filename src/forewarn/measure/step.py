@@ -1,4 +1,4 @@
-"""One step as probes share it: whether it is measured, what they have provided for each other, what is unavailable."""
+"""The context of one step: whether it is measured, the facts that probes share, and what is unavailable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fact = TypeVar("Fact")
 class Step:
     """The context of one step. It travels with the step's readings, which on an accelerator are decoded a step later.
 
-    Probes tell each other what they know by it and by nothing else: what is provided for one step is gone with it.
+    Probes share facts only through it, and only for this step.
     """
 
     __slots__ = ("_provided", "ends_epoch", "measured", "reasons")
@@ -23,11 +23,11 @@ class Step:
         self.ends_epoch = ends_epoch
         """Whether this is the end of an epoch, which comes after its last step."""
         self.reasons: dict[str, Reason] = {}
-        """By metric: what probes have said about readings that cannot be taken."""
+        """By metric: why its reading is missing."""
         self._provided: dict[type, Any] = {}
 
     def provide(self, fact: object) -> None:
-        """Leave a fact for the probes that need one of its type."""
+        """Share a fact with the probes that need one of its type."""
         self._provided[type(fact)] = fact
 
     def get(self, kind: type[Fact]) -> Fact | None:
@@ -35,5 +35,5 @@ class Step:
         return self._provided.get(kind)
 
     def unavailable(self, metric: str, reason: Reason) -> None:
-        """Say why a reading is missing; `Reason.AVAILABLE` takes it back. It may be said on every step."""
+        """Report why a reading is missing; `Reason.AVAILABLE` withdraws it. May be called on every step."""
         self.reasons[metric] = Reason(reason)

@@ -1,4 +1,4 @@
-"""What was logged in one step: on the device until the step ends, then on the host in one transfer."""
+"""The values logged in one step: on the device until the step ends, then on the host in one transfer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _device_of, _dtype_of = attrgetter("device"), attrgetter("dtype")
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A step on the host."""
+    """The values of one step on the host."""
 
     totals: list[Total]
     shards: list[tuple[Keys, Array]]
-    """Rows of parts of tensors, which only become quantities once those of all ranks are added up."""
+    """Rows of tensor shards, which become quantities only once the rows of all ranks are added up."""
     failures: dict[str, Exception]
     """Keys whose aggregation function raised."""
 
@@ -50,17 +50,17 @@ class Settled:
 
 
 Packed = tuple[list[Numbers], Callable[[Sequence[Array]], "Settled"]]
-"""The values of a step on their way, and how to read them when they have arrived."""
+"""The values of a step in transfer, and how to decode them when they have arrived."""
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The values of a key that has an aggregation function of its own."""
+    """The values of a key with its own aggregation function."""
 
     aggregate: Aggregate
     tensors: list[Tensor] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
-    """Which of the single numbers belong to it."""
+    """Indices of the single numbers that belong to it."""
 
 
 class StepLog:
@@ -68,7 +68,7 @@ class StepLog:
 
     def __init__(self) -> None:
         self._numbers: list[tuple[str, Tensor | float, float, str]] = []
-        """Key, value, weight, and what the ranks make of it."""
+        """Key, value, weight, and how ranks reduce it."""
         self._rows: list[tuple[Sequence[Keys], Measurement, str]] = []
         self._gathered: dict[str, _Gathered] = {}
 
@@ -76,13 +76,13 @@ class StepLog:
         return bool(self._numbers or self._rows or self._gathered)
 
     def number(self, key: str, value: Tensor | float, weight: float = 1.0, how: str = OWN) -> None:
-        """One number, on its device or on the host."""
+        """Log one number, on its device or on the host."""
         if isinstance(value, Tensor) and value.requires_grad:
             value = value.detach()
         self._numbers.append((key, value, weight, how))
 
     def tensor(self, key: str, value: Tensor | float, aggregate: Aggregate | None) -> None:
-        """The elements of a tensor that nobody changes any more, to be averaged in the end.
+        """Log the elements of a tensor that will not change any more, to be averaged in the end.
 
         Only their sum is kept, unless `aggregate` needs all of them.
         """
@@ -94,16 +94,16 @@ class StepLog:
             self.number(key, value.detach().sum(dtype=wide(value.device)), float(value.numel()), ELEMENTS)
 
     def scalar(self, key: str, value: Tensor | float, aggregate: Aggregate) -> None:
-        """A number among several of its key, which `aggregate` takes as a list."""
+        """Log one of several numbers under a key; `aggregate` takes them as a list."""
         self._gather(key, aggregate).places.append(len(self._numbers))
         self.number("", value)
 
-    def rows(self, keys: Sequence[Keys], found: Measurement, how: str) -> None:
-        """What the statistics engine said of many tensors, with what is asked of each."""
-        self._rows.append((keys, found, how))
+    def rows(self, keys: Sequence[Keys], measurement: Measurement, how: str) -> None:
+        """Log the statistics engine's rows of many tensors, with the keys of each."""
+        self._rows.append((keys, measurement, how))
 
     def aggregate_rows(self, key: str, aggregate: Aggregate) -> None:
-        """Let `aggregate` have the built-in quantity that is logged under a key, as a tensor of its values."""
+        """Apply `aggregate` to the built-in quantity logged under a key, as a tensor of its values."""
         self._gather(key, aggregate)
 
     def _gather(self, key: str, aggregate: Aggregate) -> _Gathered:
@@ -112,7 +112,7 @@ class StepLog:
         return entry
 
     def settle(self) -> Settled:
-        """Bring all of it to the host: the step's only transfer."""
+        """Bring everything to the host: the step's only transfer."""
         tensors, unpack = self.pack()
         transfer: Transfer[None] = Transfer()
         transfer.send(None, tensors)
@@ -120,7 +120,7 @@ class StepLog:
         return unpack(arrays)
 
     def pack(self) -> Packed:
-        """All of it as few tensors, ready to travel together; aggregation functions run first, on the device."""
+        """Everything in a few tensors, ready for one transfer; aggregation functions run first, on the device."""
         failures: dict[str, Exception] = {}
         extra: list[tuple[str, Any]] = []
         for key, entry in self._gathered.items():
@@ -130,66 +130,70 @@ class StepLog:
         stacks, places = _stacked(values)
 
         def unpack(arrays: Sequence[Array]) -> Settled:
-            numbers = np.array([math.nan if isinstance(each, Tensor) else float(each) for each in values])
-            for which, array in zip(places, arrays, strict=False):
-                numbers[which] = array
-            own = len(self._numbers)
-            logged = zip(self._numbers, numbers[:own].tolist(), strict=True)
+            numbers = np.array([math.nan if isinstance(value, Tensor) else float(value) for value in values])
+            for indices, array in zip(places, arrays, strict=False):
+                numbers[indices] = array
+            num_logged = len(self._numbers)
+            logged = zip(self._numbers, numbers[:num_logged].tolist(), strict=True)
             totals = [Total(key, value, weight, how) for (key, _, weight, how), value in logged if key]
-            totals += [Total(key, float(value)) for (key, _), value in zip(extra, numbers[own:], strict=True)]
+            totals += [Total(key, float(value)) for (key, _), value in zip(extra, numbers[num_logged:], strict=True)]
             rows: dict[str, tuple[list[Keys], list[Array]]] = {OWN: ([], []), ELEMENTS: ([], []), ROWS: ([], [])}
-            at = len(stacks)
-            for keys, found, how in self._rows:
-                parts = arrays[at : (at := at + len(found.rows))]
+            start = len(stacks)
+            for keys, measurement, how in self._rows:
+                parts = arrays[start : (start := start + len(measurement.rows))]
                 rows[how][0].extend(keys)
-                rows[how][1].append(in_order(found.order, parts))
-            whole: dict[str, list[float]] = {}
-            for each in (*row_totals(*rows[OWN], OWN), *row_totals(*rows[ELEMENTS], ELEMENTS)):
-                if self._gathered and each.key in self._gathered:
-                    whole.setdefault(each.key, []).append(each.value)
+                rows[how][1].append(in_order(measurement.order, parts))
+            gathered: dict[str, list[float]] = {}
+            for total in (*row_totals(*rows[OWN], OWN), *row_totals(*rows[ELEMENTS], ELEMENTS)):
+                if self._gathered and total.key in self._gathered:
+                    gathered.setdefault(total.key, []).append(total.value)
                 else:
-                    totals.append(each)
-            late: dict[str, Any] = {key: torch.tensor(several) for key, several in whole.items()}
+                    totals.append(total)
+            late: dict[str, Any] = {key: torch.tensor(gathered_values) for key, gathered_values in gathered.items()}
             late |= {key: numbers[entry.places].tolist() for key, entry in self._gathered.items() if entry.places}
-            for key, several in late.items():
-                found_now = _aggregated(key, self._gathered[key].aggregate, several, failures)
-                totals.extend(Total(name, float(value)) for name, value in found_now)
+            for key, gathered_values in late.items():
+                aggregated = _aggregated(key, self._gathered[key].aggregate, gathered_values, failures)
+                totals.extend(Total(name, float(value)) for name, value in aggregated)
             shards = [row for part in rows[ROWS][1] for row in part]
             return Settled(totals, list(zip(rows[ROWS][0], shards, strict=True)), failures)
 
-        return [*stacks, *(part for _, found, _ in self._rows for part in found.rows)], unpack
+        return [*stacks, *(part for _, measurement, _ in self._rows for part in measurement.rows)], unpack
 
 
 def row_totals(keys: Sequence[Keys], parts: Sequence[Array], how: str) -> list[Total]:
-    """The quantities that are asked of the rows of the statistics engine, which come in parts."""
+    """The requested quantities of the statistics engine's rows, which come in parts."""
     if not parts:
         return []
-    found = quantities(np.concatenate(parts))
-    values = {quantity: found[quantity].tolist() for quantity in {one for asked in set(keys) for _, one in asked}}
-    return [Total(key, values[one][at], 1.0, how) for at, asked in enumerate(keys) for key, one in asked]
+    columns = quantities(np.concatenate(parts))
+    asked = {quantity for row_keys in set(keys) for _, quantity in row_keys}
+    values = {quantity: columns[quantity].tolist() for quantity in asked}
+    return [
+        Total(key, values[quantity][row], 1.0, how) for row, row_keys in enumerate(keys) for key, quantity in row_keys
+    ]
 
 
 def _aggregated(
     key: str, aggregate: Aggregate, values: Any, failures: dict[str, Exception]
 ) -> list[tuple[str, Tensor | float]]:
-    """What an aggregation gave: a number under the key, or several under the key with their suffixes."""
+    """The result of an aggregation: one number under the key, or several under the key with suffixes."""
     try:
         result = aggregate(values)
         parts = result.items() if isinstance(result, Mapping) else [("", result)]
-        return [(key + suffix, one) for suffix, one in parts]
+        return [(key + suffix, value) for suffix, value in parts]
     except Exception as error:
         failures[key] = error
         return []
 
 
 def _stacked(values: Sequence[Tensor | float]) -> tuple[list[Tensor], list[list[int]]]:
-    """Many single numbers as one tensor for each device and type, with the places of its elements."""
-    places = [at for at, value in enumerate(values) if isinstance(value, Tensor)]
-    numbers: list[Any] = [values[at] for at in places]
+    """Many single numbers as one tensor per device and dtype, with the indices of its elements."""
+    places = [index for index, value in enumerate(values) if isinstance(value, Tensor)]
+    numbers: list[Any] = [values[index] for index in places]
     kinds = list(zip(map(_device_of, numbers), map(_dtype_of, numbers), strict=True))
-    stacks, where = [], []
+    stacks, indices = [], []
     for kind in dict.fromkeys(kinds):
-        alike = [at for at, each in enumerate(kinds) if each == kind]
-        stacks.append(torch.stack([numbers[at] if numbers[at].dim() == 0 else numbers[at].reshape(()) for at in alike]))
-        where.append([places[at] for at in alike])
-    return stacks, where
+        members = [index for index, own_kind in enumerate(kinds) if own_kind == kind]
+        alike = (numbers[index] for index in members)
+        stacks.append(torch.stack([number if number.dim() == 0 else number.reshape(()) for number in alike]))
+        indices.append([places[index] for index in members])
+    return stacks, indices

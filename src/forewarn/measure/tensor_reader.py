@@ -1,4 +1,4 @@
-"""Reading many tensors in one visit: rows of sums, histograms if they are wanted, exact percentiles on request."""
+"""Reads many tensors in one visit: rows of sums, and on request histograms and exact percentiles."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ from forewarn.types import Counts
 
 @dataclass(frozen=True, slots=True)
 class TensorReader:
-    """What is read of tensors on a measured step."""
+    """Which statistics are read from tensors on a measured step."""
 
     histogram_blocks: int = 0
-    """0 for no histograms, else of how many blocks of 4096 values per tensor, and one in 16 of larger ones."""
+    """Blocks of 4096 values counted per tensor, and one in 16 of larger ones; 0 for no histograms."""
     exact: bool = False
     """Whether percentiles come from sorting each tensor rather than from its histogram."""
 
     def read(self, tensors: Sequence[Tensor | None]) -> Visit:
-        found = measure(tensors, self.histogram_blocks)
-        return Visit(found, *(exact_percentiles(tensors, list(PERCENTS.values())) if self.exact else ([], [])), self)
+        measurement = measure(tensors, self.histogram_blocks)
+        return Visit(
+            measurement, *(exact_percentiles(tensors, list(PERCENTS.values())) if self.exact else ([], [])), self
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one visit of many tensors has found, in part still on their devices."""
+    """The result of one visit of many tensors, partly still on their devices."""
 
-    found: Measurement
+    measurement: Measurement
     sorted_order: Sequence[int]
     sorted_rows: Sequence[Tensor]
     reader: TensorReader
 
     @property
     def tensors(self) -> list[Numbers]:
-        """What has to travel to the host; counts that are there already need not."""
-        travelling = [part for part in self.found.histograms if isinstance(part, Tensor)]
-        return [*self.found.rows, *travelling, *self.sorted_rows]
+        """The tensors to transfer to the host; counts that are already there are left out."""
+        travelling = [part for part in self.measurement.histograms if isinstance(part, Tensor)]
+        return [*self.measurement.rows, *travelling, *self.sorted_rows]
 
     def decode(self, arrays: list[Array]) -> Statistics:
-        """The statistics in the order of the tensors; takes what belongs to `tensors` off the front of `arrays`."""
-        order = self.found.order
-        rows = in_order(order, [arrays.pop(0) for _ in self.found.rows])
+        """The statistics in the order of the tensors; removes what belongs to `tensors` from the front of `arrays`."""
+        order = self.measurement.order
+        rows = in_order(order, [arrays.pop(0) for _ in self.measurement.rows])
         counts: Counts | None = None
         exact: Array | None = None
         if self.reader.histogram_blocks:
-            parts = [arrays.pop(0) if isinstance(part, Tensor) else part for part in self.found.histograms]
+            parts = [arrays.pop(0) if isinstance(part, Tensor) else part for part in self.measurement.histograms]
             counts = in_order(order, parts, np.empty((0, 2, NUM_BINS))).astype(np.int64, copy=False)
         if self.reader.exact:
             exact = np.full((len(order), len(PERCENTS)), np.nan)
@@ -65,56 +67,56 @@ class Visit:
 
 @dataclass(slots=True)
 class Statistics:
-    """What is known of many tensors once it is on the host."""
+    """The statistics of many tensors on the host."""
 
     rows: Array
     counts: Counts | None
-    """[n × 2 × bins]; a tensor without counts, though it has values, has no histogram."""
+    """[n × 2 × bins]; a tensor that has values but no counts has no histogram."""
     exact: Array | None
-    """[n × percentiles], if these were read by sorting."""
+    """[n × percentiles], if they were read by sorting."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[NDArray[np.intp], Statistics]], num_tensors: int) -> Statistics:
-        """The statistics of all tensors from those of some, by their places; NaN and no counts for the others."""
+        """The statistics of all tensors from parts with their indices; NaN and no counts for the others."""
         if len(parts) == 1 and np.array_equal(parts[0][0], np.arange(num_tensors)):
             return parts[0][1]
-        whole = cls(np.full((num_tensors, len(COLUMNS)), np.nan), None, None)
-        for which, part in parts:
-            whole.rows[which] = part.rows
+        combined = cls(np.full((num_tensors, len(COLUMNS)), np.nan), None, None)
+        for indices, part in parts:
+            combined.rows[indices] = part.rows
             if part.counts is not None:
-                if whole.counts is None:
-                    whole.counts = np.zeros((num_tensors, 2, NUM_BINS), np.int64)
-                whole.counts[which] = part.counts
+                if combined.counts is None:
+                    combined.counts = np.zeros((num_tensors, 2, NUM_BINS), np.int64)
+                combined.counts[indices] = part.counts
             if part.exact is not None:
-                if whole.exact is None:
-                    whole.exact = np.full((num_tensors, len(PERCENTS)), np.nan)
-                whole.exact[which] = part.exact
-        return whole
+                if combined.exact is None:
+                    combined.exact = np.full((num_tensors, len(PERCENTS)), np.nan)
+                combined.exact[indices] = part.exact
+        return combined
 
     def over(self, scale: float) -> Statistics:
-        """The statistics of the same values divided by a scale: bins move by whole places, or not at all."""
+        """The statistics of the values divided by a scale; counts only survive division by a power of two."""
         counts = self.counts
         if counts is not None:
             counts = shifted(counts, -power) if (power := power_of_two(scale)) is not None else np.zeros_like(counts)
         return Statistics(rescale(self.rows, scale), counts, None if self.exact is None else self.exact / scale)
 
     def readings(self, family: str, names: tuple[str, ...]) -> Iterator[Reading | Histograms]:
-        """`family/norm` and its like for every tensor; with histograms also these, percentiles and shapes."""
+        """`family/norm` and so on for every tensor; with histograms also those, percentiles and shapes."""
         quantities = summarize(self.rows)
         for quantity, values in quantities.items():
             yield Reading(f"{family}/{quantity}", names, values)
-        found = {} if self.exact is None else dict(zip(PERCENTS, self.exact.T, strict=True))
+        percentiles = {} if self.exact is None else dict(zip(PERCENTS, self.exact.T, strict=True))
         if self.counts is not None:
             spread = spread_of(self.counts, self.rows)
-            found = found or dict(spread.percentiles)
+            percentiles = percentiles or dict(spread.percentiles)
             yield Reading(f"{family}/shape", names, spread.shapes)
             if not np.isnan(spread.percentiles["p50"]).all():  # something was counted
                 yield Histograms(f"{family}/histogram", names, spread.counts, spread.zeros)
-        for quantity, values in found.items():
+        for quantity, values in percentiles.items():
             yield Reading(f"{family}/{quantity}", names, values)
 
 
 def power_of_two(scale: float) -> int | None:
-    """The exponent of a scale that is a power of two; None if it is none."""
+    """The exponent of a scale that is a power of two; None for any other."""
     mantissa, exponent = math.frexp(scale)
     return exponent - 1 if mantissa == 0.5 else None

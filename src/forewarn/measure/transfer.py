@@ -1,4 +1,4 @@
-"""From the device to the host: all values of a step in one copy, read when they have arrived, never waited for."""
+"""Transfers all values of a step from the device to the host in one copy, without waiting for it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class _Here:
-    """Values that are in host memory already."""
+    """Values already in host memory."""
 
     def __init__(self, tensors: Sequence[Numbers]) -> None:
-        self._arrays = [on_host(each) for each in tensors]
+        self._arrays = [on_host(numbers) for numbers in tensors]
 
     def arrived(self) -> bool:
         return True
@@ -34,7 +34,7 @@ class _Here:
 
 
 class _UnderWay:
-    """Values of one accelerator on their way to pinned memory; an event tells when they are there."""
+    """Values of one accelerator on their way to pinned memory; an event tells when they have arrived."""
 
     def __init__(self, device: torch.device, tensors: Sequence[Tensor]) -> None:
         self._shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -57,23 +57,23 @@ class _UnderWay:
 
 
 def new_event(device: torch.device) -> Any:
-    """An event of the device's present stream."""
+    """An event on the device's current stream."""
     return torch.get_device_module(device).Event()
 
 
 def on_host(numbers: Numbers) -> Array:
-    """Values as a float64 array, waited for if they are elsewhere; a copy of a tensor's, which may change later."""
+    """Values as a float64 array, waiting if they are on a device; tensors are copied, since they may change later."""
     if not isinstance(numbers, Tensor):
-        return numbers.astype(np.float64, copy=False)  # given away: nobody writes to it any more
+        return numbers.astype(np.float64, copy=False)  # nobody else writes to it any more
     plain = numbers.detach() if numbers.requires_grad else numbers
     plain = plain.float() if plain.dtype is torch.bfloat16 else plain  # numpy has no bfloat16
-    found: Array = (plain if plain.is_cpu else plain.cpu()).numpy().astype(np.float64)
-    return found
+    array: Array = (plain if plain.is_cpu else plain.cpu()).numpy().astype(np.float64)
+    return array
 
 
-def rows_on_host(found: Measurement) -> Array:
-    """What the statistics engine said of some tensors, a row for each, waited for."""
-    return in_order(found.order, [on_host(part) for part in found.rows])
+def rows_on_host(measurement: Measurement) -> Array:
+    """The statistics engine's rows of some tensors, waiting for those on a device."""
+    return in_order(measurement.order, [on_host(part) for part in measurement.rows])
 
 
 @dataclass(slots=True)
@@ -86,11 +86,11 @@ class _Parcel(Generic[T]):
         if len(self.shipments) == 1:
             only: list[Array] = self.shipments[0].arrays()
             return only
-        found: list[Array] = [np.empty(0)] * sum(map(len, self.places))
+        arrays: list[Array] = [np.empty(0)] * sum(map(len, self.places))
         for places, shipment in zip(self.places, self.shipments, strict=True):
-            for at, array in zip(places, shipment.arrays(), strict=True):
-                found[at] = array
-        return found
+            for index, array in zip(places, shipment.arrays(), strict=True):
+                arrays[index] = array
+        return arrays
 
 
 class Transfer(Generic[T]):
@@ -100,21 +100,24 @@ class Transfer(Generic[T]):
         self._queue: deque[_Parcel[T]] = deque()
 
     def send(self, label: T, tensors: Sequence[Numbers]) -> None:
-        here: list[int] = []
-        elsewhere: dict[torch.device, list[tuple[int, Tensor]]] = {}
-        for at, tensor in enumerate(tensors):
+        host_indices: list[int] = []
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for index, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and not tensor.is_cpu:
-                elsewhere.setdefault(tensor.device, []).append((at, tensor))
+                by_device.setdefault(tensor.device, []).append((index, tensor))
             else:
-                here.append(at)
-        parcel = _Parcel(label, [here], [_Here([tensors[at] for at in here])]) if here else _Parcel(label, [], [])
-        for device, several in elsewhere.items():
-            parcel.places.append([at for at, _ in several])
-            parcel.shipments.append(_UnderWay(device, [tensor for _, tensor in several]))
+                host_indices.append(index)
+        parcel: _Parcel[T] = _Parcel(label, [], [])
+        if host_indices:
+            parcel.places.append(host_indices)
+            parcel.shipments.append(_Here([tensors[index] for index in host_indices]))
+        for device, indexed in by_device.items():
+            parcel.places.append([index for index, _ in indexed])
+            parcel.shipments.append(_UnderWay(device, [tensor for _, tensor in indexed]))
         self._queue.append(parcel)
 
     def receive(self, wait: bool = False) -> list[tuple[T, list[Array]]]:
-        """What has arrived since the last call, in the order of sending; `wait` is for the end of a run."""
+        """The parcels that arrived since the last call, in the order sent; `wait` is for the end of a run."""
         received = []
         while self._queue:
             parcel = self._queue[0]

@@ -1,6 +1,6 @@
-"""Units that do nothing: followed over measured steps, where their flags and counts are.
+"""Dead and saturated units, followed over measured steps on the device that holds them.
 
-On an accelerator nothing but the share of such units travels to the host.
+On an accelerator only the share of such units is transferred to the host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class DeadUnits:
-    """For each unit of one layer, the measured steps and the positions it was read at since it last fired."""
+    """For each unit of one layer, the number of measured steps and of positions since it last fired."""
 
     def __init__(self, num_units: int) -> None:
         self._idle: Any = np.zeros((2, num_units), np.int32)
@@ -21,7 +21,7 @@ class DeadUnits:
         self.num_units = num_units
 
     def update(self, fired: Any, sums: Any, positions: int) -> None:
-        """Take in which units fired at one measured step, and at how many positions each was read."""
+        """Add one measured step: which units fired, and at how many positions each was read."""
         if isinstance(fired, Tensor):
             idle = torch.as_tensor(self._idle, device=fired.device)
             self._idle = torch.stack([idle[0] + 1, idle[1] + positions]).clamp_(max=_MOST).masked_fill_(fired, 0)
@@ -31,9 +31,9 @@ class DeadUnits:
         self._checks += 1
 
     def share(self, window: int, least_positions: int) -> Any:
-        """The share of units that were zero throughout the last `window` measured steps, and at so many positions.
+        """The share of units that were zero throughout the last `window` measured steps and `least_positions`.
 
-        NaN while fewer have been seen: a number on the host, or a tensor that is still on its device.
+        A number on the host or a tensor still on its device; NaN while fewer steps have been seen.
         """
         if self._checks < window:
             return float("nan")
@@ -47,18 +47,18 @@ class DeadUnits:
 
 
 class SaturatedUnits:
-    """For each unit of one layer, on what share of positions it was within its range: recent steps count most."""
+    """For each unit of one layer, the share of positions at which it was within its range; recent steps count most."""
 
     def __init__(self, num_units: int) -> None:
         self._inside: Any = np.zeros(num_units)
         self._positions = 0.0
         self._seen = 0
-        """Positions ever read, while `_positions` forgets as `_inside` does."""
+        """All positions ever read, while `_positions` decays as `_inside` does."""
         self._checks = 0
         self.num_units = num_units
 
     def update(self, fired: Any, sums: Any, positions: int) -> None:
-        """Take in on how many positions each unit was within its range at one measured step."""
+        """Add one measured step: at how many positions each unit was within its range."""
         inside = torch.as_tensor(self._inside, device=sums.device) if isinstance(sums, Tensor) else self._inside
         self._inside = inside * _MEMORY + sums
         self._positions = self._positions * _MEMORY + positions
@@ -66,7 +66,7 @@ class SaturatedUnits:
         self._checks += 1
 
     def share(self, window: int, least_positions: int) -> Any:
-        """The share of units that were all but never within their range; NaN while too little has been seen."""
+        """The share of units that were almost never within their range; NaN while too few positions were read."""
         if self._checks < window or self._seen < least_positions:
             return float("nan")
         return _mean(self._inside <= _STRAY * self._positions)
@@ -85,17 +85,17 @@ KINDS: dict[str, type[DeadUnits] | type[SaturatedUnits]] = {"dead": DeadUnits, "
 _MOST = 2**30
 """Where counting stops: more makes no difference."""
 _MEMORY = 0.9
-"""What each measured step leaves of the ones before: about ten of them count."""
+"""Decay per measured step: about the last ten count."""
 _STRAY = 0.05
-"""Share of its values that a saturated unit may have within its range: inputs that pass through zero do."""
+"""Share of values that a saturated unit may have within its range, from inputs that pass through zero."""
 
 
 def from_state(state: dict[str, Any]) -> DeadUnits | SaturatedUnits:
-    """What `state_dict` of either kind was taken of."""
+    """The tracker that a `state_dict` was taken from."""
     units = state["idle"] if state["kind"] == "dead" else state["inside"]
-    made = KINDS[state["kind"]](np.shape(units)[-1])
-    made.load_state_dict(state)
-    return made
+    tracker = KINDS[state["kind"]](np.shape(units)[-1])
+    tracker.load_state_dict(state)
+    return tracker
 
 
 def _mean(flags: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Monitors and functions that work by themselves, without `forewarn.watch` and without a run directory."""
+"""Monitors and functions that work without `forewarn.watch` and without a run directory."""
 
 from forewarn.judge.gradient_tally import (
     GradientSummary,

@@ -1,4 +1,4 @@
-"""What goes on inside an attention operation, logged from the module that calls it."""
+"""Metrics of an attention operation, logged from the module that calls it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def monitor_scaled_dot_product_attention(
     parts = {"query": query, "key": key, "value": value}
     if activation is not None:
         parts["activation"] = activation
-    parts = {part: each.unsqueeze(0) if each.dim() == 2 else each for part, each in parts.items()}
+    parts = {part: tensor.unsqueeze(0) if tensor.dim() == 2 else tensor for part, tensor in parts.items()}
     num_heads = parts["query"].shape[-3]
     for part, tensor in parts.items():
         num_sharing = num_heads // tensor.shape[-3]  # grouped-query heads have a key and a value in common

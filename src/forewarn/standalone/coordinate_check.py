@@ -1,4 +1,4 @@
-"""The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): whose doing the change of an activation is.
+"""The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): why an activation changed.
 
 After t updates a layer gives W_t x_t where it gave W_0 x_0 at first. The difference has two parts: (W_t−W_0) x_t, which
 the layer's own updates make, and W_0 (x_t−x_0), which it passes on from the layers before it.
@@ -66,16 +66,16 @@ class RefinedCoordinateCheck:
         self._monitor = monitor
         model, reference = self._models()
         self._reference = monitor.reference_module
-        wanted = re.compile(modules)
-        self._names = [name for name, _ in model.heard if wanted.match(name) and name != ROOT]
-        """Not the root: of it, difference metrics say the same."""
+        pattern = re.compile(modules)
+        self._names = [name for name, _ in model.heard if pattern.match(name) and name != ROOT]
+        """Without the root, for which difference metrics say the same."""
         if not self._names:
             raise ValueError(f"modules={modules!r} matches none of the monitored modules inside the model")
         self._sides: tuple[dict[str, nn.Module], ...] = (dict(model.heard), dict(reference.modules.heard))
         self._waiting: dict[str, deque[tuple[bool, _Call]]] = defaultdict(deque)
-        """Per module, the forwards of one side that the other has not made yet: whether the reference's, and which."""
+        """Per module, the forwards without a counterpart yet: whether it is the reference's, and the call."""
         self._clone = _Clones(offload=monitor.cpu_offload)
-        self._found: list[tuple[str, Tensor]] = []
+        self._measured: list[tuple[str, Tensor]] = []
         self._failed: set[str] = set()
         self._step = monitor.current_step
         self._is_measuring = False
@@ -97,21 +97,21 @@ class RefinedCoordinateCheck:
         if self._monitor.reference_module is not self._reference:
             raise ValueError("the monitor has another reference module by now: make a new RefinedCoordinateCheck")
         self._start_if_new_step()
-        if not self._found and not self._failed.issuperset(self._names):
+        if not self._measured and not self._failed.issuperset(self._names):
             sides = {is_reference for calls in self._waiting.values() for is_reference, _ in calls}
             absent = "reference" if sides == {False} else "monitored"
             raise ValueError(f"the {absent} module has made no forward in this step: run both on the same input first")
-        for key, norms in self._found:
+        for key, norms in self._measured:
             self._monitor.log_tensor(key, norms)
         self._release()
 
     def close(self) -> None:
-        """Take the hooks back and release all that is kept; may be called twice."""
+        """Remove the hooks and release all tensors; may be called twice."""
         self._hooks.remove()
         self._release()
 
     def _models(self) -> tuple[NamedModules, Reference]:
-        """What the monitor knows of its module and of its reference."""
+        """The monitor's module and reference."""
         if self._monitor.modules is None:
             raise ValueError("the monitor has no module: call monitor.set_module(model) first")
         if self._monitor.reference is None:
@@ -128,24 +128,24 @@ class RefinedCoordinateCheck:
         return returned
 
     def _take(self, name: str, is_reference: bool, call: _Call) -> None:
-        """Measure a module if the other side's forward is there, else keep this one."""
+        """Measure a module if its counterpart has run, else keep this call."""
         self._start_if_new_step()
         waiting = self._waiting[name]
         if not waiting or waiting[0][0] == is_reference:
             waiting.append((is_reference, call.mapped(self._clone)))
             return
-        other = waiting.popleft()[1].mapped(lambda tensor: tensor.to(call.output.device))
-        now, first = (other, call) if is_reference else (call, other)
+        partner = waiting.popleft()[1].mapped(lambda tensor: tensor.to(call.output.device))
+        now, first = (partner, call) if is_reference else (call, partner)
         module, reference = (side[name] for side in self._sides)
         self._is_measuring = True
         try:
             with torch.no_grad(), self._monitor.ignoring_reference():
                 again = _forward(reference, now)
-                self._found += [
-                    (f"RCC {key}/l2norm", l2_norm(each))
-                    for key, each in _terms(name, module, reference, now, first, again)
+                self._measured += [
+                    (f"RCC {key}/l2norm", l2_norm(term))
+                    for key, term in _terms(name, module, reference, now, first, again)
                 ]
-        except Exception as error:  # whatever a module does with inputs that are not its own must not end the training
+        except Exception as error:  # a module that fails on an input not its own must not end training
             self._failed.add(name)
             self._monitor.logger.warning("coordinate check: %s is left out, for it failed: %s", name, error)
         finally:
@@ -158,14 +158,14 @@ class RefinedCoordinateCheck:
 
     def _release(self) -> None:
         self._waiting.clear()
-        self._found.clear()
+        self._measured.clear()
         self._clone.forget()
 
 
 def _terms(
     name: str, module: nn.Module, reference: nn.Module, now: _Call, first: _Call, again: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """What is logged of one module, where `again` is what the reference makes of the module's input: W_0 x_t."""
+    """The terms logged for one module; `again` is the reference's output for the module's input: W_0 x_t."""
     yield f"(W_t-W_0)x_t/{name}", now.output - again
     if isinstance(module, nn.Embedding):
         return
@@ -183,18 +183,16 @@ def _terms(
         yield f"(W_t-W_0)x_t/{name}.weight/W_t x_t", wt_xt
         yield f"W_0(x_t-x_0)/{name}.weight/W_0 x_0", w0_x0
     if isinstance(module, nn.LayerNorm) and now.input is not None and first.input is not None:
-        # What its weight is multiplied by.
-        x_t, x_0 = (
-            functional.layer_norm(each, module.normalized_shape, eps=module.eps) for each in (now.input, first.input)
-        )
+        # The input of the multiplication by its weight.
+        x_t, x_0 = (functional.layer_norm(x, module.normalized_shape, eps=module.eps) for x in (now.input, first.input))
         yield f"(W_t-W_0)x_t/{name}.weight/x_t", x_t
         yield f"W_0(x_t-x_0)/{name}.weight/x_t-x_0", x_t - x_0
 
 
 def _forward(reference: nn.Module, now: _Call) -> Tensor:
-    """What a module of the reference makes of another's input: no random number, no buffer and no input is changed."""
+    """The output of a reference module for another input; random numbers, buffers and inputs stay unchanged."""
     call = now.mapped(lambda tensor: tensor.detach().clone())
-    buffers = [(each, each.clone()) for each in reference.buffers()] if reference.training else []
+    buffers = [(buffer, buffer.clone()) for buffer in reference.buffers()] if reference.training else []
     with random_numbers_kept([now.output]):
         output = reference(*call.args, **call.kwargs)
     for buffer, before in buffers:
@@ -205,25 +203,25 @@ def _forward(reference: nn.Module, now: _Call) -> Tensor:
 
 
 class _Clones:
-    """Clones of tensors, one for each: what one module returns is what the next is given.
+    """One clone per tensor, since the output of one module is the input of the next.
 
-    A clone lives as long as someone else keeps it. What was changed in place since then is cloned anew.
+    A clone lives as long as someone else holds it. A tensor changed in place since then is cloned again.
     """
 
     def __init__(self, offload: bool) -> None:
         self._offload = offload
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, weakref.ref[Tensor]]] = {}
+        self._clones: dict[int, tuple[weakref.ref[Tensor], int, weakref.ref[Tensor]]] = {}
 
     def __call__(self, tensor: Tensor) -> Tensor:
         version = 0 if tensor.is_inference() else tensor._version
-        if id(tensor) in self._known:
-            original, at, clone = self._known[id(tensor)]
-            found = clone()
-            if original() is tensor and at == version and found is not None:
-                return found
-        kept = tensor.detach().to("cpu", copy=True) if self._offload else tensor.detach().clone()
-        self._known[id(tensor)] = (weakref.ref(tensor), version, weakref.ref(kept))
-        return kept
+        if id(tensor) in self._clones:
+            original, old_version, reference = self._clones[id(tensor)]
+            clone = reference()
+            if original() is tensor and old_version == version and clone is not None:
+                return clone
+        new = tensor.detach().to("cpu", copy=True) if self._offload else tensor.detach().clone()
+        self._clones[id(tensor)] = (weakref.ref(tensor), version, weakref.ref(new))
+        return new
 
     def forget(self) -> None:
-        self._known.clear()
+        self._clones.clear()

@@ -1,4 +1,4 @@
-"""Gradients of any model by plain functions, and a monitor of them for any loop: facades over the statistics engine."""
+"""Gradient statistics of any model as plain functions, and a gradient monitor for any loop."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def compute_gradient_statistics(model: nn.Module) -> dict[str, float]:
     if not len(rows):
         rows = np.full((1, len(COLUMNS)), np.nan)
     norms = summarize(rows)["norm"]
-    whole = rows.sum(axis=0)
+    total = rows.sum(axis=0)
     least, most = COLUMNS.index("min"), COLUMNS.index("max")
-    whole[least], whole[most] = rows[:, least].min(), rows[:, most].max()
-    together = {name: float(value[0]) for name, value in summarize(whole[None]).items()}
+    total[least], total[most] = rows[:, least].min(), rows[:, most].max()
+    together = {name: float(value[0]) for name, value in summarize(total[None]).items()}
     return {
         "num_layers": int(np.isfinite(norms).sum()),
         "global_norm": together["norm"],
@@ -42,7 +42,7 @@ def compute_gradient_statistics(model: nn.Module) -> dict[str, float]:
 
 
 def compute_layer_gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The gradient norm of every parameter that has a gradient, by name; NaN where it holds a value that is none."""
+    """The norm of every gradient by parameter name; NaN if it has a non-finite value."""
     names, rows = _rows(model)
     quantities = summarize(rows)
     norms = np.where(quantities["nonfinite"] > 0, np.nan, quantities["norm"])
@@ -82,7 +82,7 @@ class GradientMonitor:
         self._tally = GradientTally(vanishing_threshold, exploding_threshold)
 
     def update(self, epoch: int, model: nn.Module, task_ratio: float | None = None) -> dict[str, float] | None:
-        """Measure what `backward()` left in the model; the statistics, or None on an epoch that is not measured.
+        """Measure the gradients after `backward()`; returns statistics, or None on an epoch that is not measured.
 
         `task_ratio`, from `compute_task_gradient_ratio`, is counted on every call.
         """
@@ -103,7 +103,6 @@ class GradientMonitor:
 def _rows(model: nn.Module) -> tuple[tuple[str, ...], Array]:
     """The parameters that have a gradient, and the engine's row of each; one transfer to the host."""
     parameter_index = ParameterIndex(model, [])
-    held = {
-        name: one for name, one in zip(parameter_index.names, parameter_index.gradients, strict=True) if one is not None
-    }
-    return tuple(held), rows_on_host(measure(list(held.values())))
+    pairs = zip(parameter_index.names, parameter_index.gradients, strict=True)
+    gradients = {name: gradient for name, gradient in pairs if gradient is not None}
+    return tuple(gradients), rows_on_host(measure(list(gradients.values())))

@@ -22,7 +22,7 @@ class StorageManager:
         self._logger = logger or logging.getLogger("forewarn")
 
     def create_step_entry(self, step: int) -> None:
-        """Start a step anew."""
+        """Start a step, dropping what was logged in it."""
         self.log_dict[step] = {}
 
     def has_step(self, step: int) -> bool:
@@ -100,7 +100,7 @@ class StorageManager:
 
 
 _RESERVED = {"", ".", "..", "keys", "values"}
-"""Parts of a path that mean something else in a file; in a name they are written with a percent sign before them."""
+"""Parts of a path with a special meaning in a file; in a metric's name they are escaped with a percent sign."""
 
 
 def _escaped(name: str) -> str:
@@ -113,20 +113,20 @@ def _unescaped(path: str) -> str:
 
 
 def _entries(filename: Path) -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
+    entries: dict[str, tuple[Any, Any]] = {}
 
     def visit(path: str, item: Any) -> None:
         if _is_entry(item):
-            found[_unescaped(path)] = _columns(item)
+            entries[_unescaped(path)] = _columns(item)
 
     with _h5py().File(filename, "r") as file:
         file.visititems(visit)
-    return found
+    return entries
 
 
 def _is_entry(item: Any) -> bool:
-    """Whether a group holds a metric itself, not only metrics whose names go on after a slash."""
-    return hasattr(item, "keys") and all(hasattr(item.get(each), "shape") for each in ("keys", "values"))
+    """Whether a group is a metric itself, not only a prefix of others."""
+    return hasattr(item, "keys") and all(hasattr(item.get(name), "shape") for name in ("keys", "values"))
 
 
 def _columns(group: Any) -> tuple[Any, Any]:

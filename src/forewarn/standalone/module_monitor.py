@@ -1,4 +1,4 @@
-"""`ModuleMonitor`: metrics of your own on every activation, parameter and gradient of a model."""
+"""`ModuleMonitor`: your own metrics on every activation, parameter and gradient of a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Function = Callable[..., Tensor | float] | str | None
 
 
 class ModuleMonitor:
-    """Logs metrics of your own for one model, compared with a reference if you like, on the steps that you choose.
+    """Logs your own metrics of a model, optionally compared with a reference, on the steps you choose.
 
     Results stay on their device until `end_step()` and reach the host in one transfer. There are hooks on the modules
     during a monitored step; during other steps there are none.
@@ -138,7 +138,7 @@ class ModuleMonitor:
         self._listen(self._open)
 
     def set_reference_module(self, module: nn.Module | None) -> None:
-        """The model to compare with, of the same structure; it takes the place of an earlier one, None only removes it.
+        """The model to compare with, of the same structure; it replaces an earlier one, and None only removes it.
 
         On a monitored step, run it on the same input before the monitored model, within `no_monitor()` or not.
         """
@@ -148,8 +148,8 @@ class ModuleMonitor:
         if module is None:
             return
         modules = NamedModules(module, self.format_module_name_fn, self.excluded)
-        what = "the reference module must have the same structure as the monitored module"
-        modules.check_twin(self.modules.names.values(), what)
+        rule = "the reference module must have the same structure as the monitored module"
+        modules.check_twin(self.modules.names.values(), rule)
         self.reference = Reference(
             modules, self._evaluation, cpu_offload=self.cpu_offload, missing=self._tell_missing_reference
         )
@@ -160,14 +160,14 @@ class ModuleMonitor:
         return self.reference is not None
 
     def remove_reference_module(self) -> None:
-        """Take the reference's hooks back and release what was kept of it."""
+        """Remove the reference's hooks and release its activations."""
         if self.reference is not None:
             introduce(self.reference.modules, None)
             self.reference.close()
             self.reference = None
 
     def close(self) -> None:
-        """Take every hook back and release the models; what was logged stays readable. May be called twice."""
+        """Remove all hooks and release the models; logged metrics stay readable. May be called twice."""
         self.remove_reference_module()
         if self.modules is not None:
             introduce(self.modules, None)
@@ -280,14 +280,14 @@ class ModuleMonitor:
             self.log_scalar(key, value, force=force)
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregate | None = None) -> None:
-        """The elements of a tensor: their mean over all micro-batches, or what `aggregation_fn` makes of them.
+        """Log the elements of a tensor: their mean over all micro-batches, or the result of `aggregation_fn`.
 
         Only their sum is kept unless there is such a function. Nothing is logged while the reference runs.
         """
         if self.is_monitoring() and not self._within_reference():
             with hidden_from_checkpointing():
-                kept = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
-                self._evaluation.log.tensor(key, kept, aggregation_fn)
+                values = tensor.detach().clone() if aggregation_fn is not None or tensor.dim() == 0 else tensor
+                self._evaluation.log.tensor(key, values, aggregation_fn)
 
     # Measuring
 
@@ -303,7 +303,7 @@ class ModuleMonitor:
                 self.heard(name, activations, is_reference)
 
     def heard(self, name: str, activations: Any, is_reference: bool = False) -> None:
-        """What a module that is not excluded has returned."""
+        """Take the output of a module that is not excluded."""
         if not self.is_monitoring(is_reference):
             return
         if is_reference:
@@ -321,16 +321,16 @@ class ModuleMonitor:
         if not self.is_monitoring() or self.modules is None:
             return
         named = self.modules.parameters()
-        self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
+        self._evaluation.parameters("parameter", ((name, (parameter,)) for name, parameter in named))
         if self.reference is not None:
-            others = dict(self.reference.modules.parameters())
-            pairs = ((name, (one, others[name])) for name, one in named if name in others)
+            references = dict(self.reference.modules.parameters())
+            pairs = ((name, (parameter, references[name])) for name, parameter in named if name in references)
             self._evaluation.parameters("parameter_difference", pairs)
 
     def monitor_gradients(self, before_clip: bool = False) -> None:
         """All gradient metrics, as the gradients are now; under `gradient_before_clip/…` with `before_clip`."""
         if self.is_monitoring() and self.modules is not None:
-            gradients = ((name, (one,)) for name, one in self.modules.gradients())
+            gradients = ((name, (gradient,)) for name, gradient in self.modules.gradients())
             self._evaluation.parameters("gradient", gradients, "gradient_before_clip" if before_clip else "")
 
     # Names
@@ -340,7 +340,7 @@ class ModuleMonitor:
         return self._excluded.match(name) is not None
 
     def name_of(self, module: str | nn.Module, is_reference: bool = False) -> tuple[str, bool]:
-        """The name that a module is logged under, and whether it is the reference's; a name stays what it is."""
+        """The name under which a module is logged, and whether it is the reference's; a string is returned as is."""
         if isinstance(module, str):
             return module, is_reference
         if self.modules is not None and not is_reference and module in self.modules.names:
@@ -351,14 +351,14 @@ class ModuleMonitor:
 
     # Inside
 
-    def _listen(self, wanted: bool) -> None:
-        """Have hooks on the modules while a monitored step is under way, and none else."""
+    def _listen(self, is_listening: bool) -> None:
+        """Hook the modules during a monitored step only."""
         for side in (self.modules, self.reference):
-            if side is not None and not wanted:
+            if side is not None and not is_listening:
                 side.stop_listening()
-        if self.modules is not None and wanted:
+        if self.modules is not None and is_listening:
             self.modules.listen(self._forward_begins, self.heard, self._evaluation.forget)
-        if self.reference is not None and wanted:
+        if self.reference is not None and is_listening:
             self.reference.listen(partial(self.heard, is_reference=True))
 
     def _forward_begins(self) -> None:
@@ -387,12 +387,12 @@ class ModuleMonitor:
 
 
 def _number(key: str, value: Any) -> Tensor | float:
-    """A value as one number that nobody changes any more."""
+    """A value as one number that no longer changes."""
     if isinstance(value, Tensor) and value.is_complex():
         raise ValueError(f"log_scalar takes a real number for {key!r}, not a tensor of {value.dtype}; {TAKE_A_PART}")
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().clone()
     if isinstance(value, Real):
         return float(value)
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise ValueError(f"log_scalar takes one number for {key!r}, not {what}")
+    description = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(f"log_scalar takes one number for {key!r}, not {description}")

@@ -1,4 +1,4 @@
-"""For modules that log from inside their own `forward`."""
+"""A mixin for modules that log from inside their own `forward`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class _Attachment:
-    """Which monitor a module logs to. A copy and a pickle of it hold none, so a copied model reaches nobody."""
+    """The monitor that a module logs to. Copies and pickles hold none, so a copied model logs nothing."""
 
     def __init__(self, monitor: ModuleMonitor | None = None, is_reference: bool = False) -> None:
         self.monitor = monitor
@@ -34,7 +34,7 @@ class MonitorMixin:
     _attachment = _Attachment()
 
     def set_module_monitor(self, monitor: ModuleMonitor | None = None, is_reference_module: bool = False) -> None:
-        """Called by the monitor; None takes it away."""
+        """Called by the monitor; None detaches it."""
         self.__dict__["_attachment"] = _Attachment(monitor, is_reference_module)
 
     def get_module_monitor(self) -> ModuleMonitor | None:
@@ -57,7 +57,7 @@ class MonitorMixin:
 
 
 def introduce(modules: NamedModules, monitor: ModuleMonitor | None, is_reference: bool = False) -> None:
-    """Tell the modules that log from their own forward to whom."""
+    """Tell modules that log from their own `forward` which monitor to use."""
     for _, module in modules.heard:
         if isinstance(module, MonitorMixin):
             module.set_module_monitor(monitor, is_reference)

@@ -1,4 +1,4 @@
-"""The weight-update monitor on its own, for any trainer: the update probe's measurements behind two calls."""
+"""A standalone weight-update monitor for any trainer: the update probe's measurements in two calls."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from forewarn.judge.derived import FrozenTracker
 from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import UpdateSampler, measure, summarize
 from forewarn.measure.parameters import ParameterIndex
-from forewarn.measure.probes.updates import FrozenTracker, learning_rates, update_ratios
+from forewarn.measure.probes.gradients import GradientNorms
+from forewarn.measure.probes.updates import Obstacles, learning_rates, update_ratios
 from forewarn.measure.transfer import on_host, rows_on_host
-from forewarn.types import FrozenCause
+from forewarn.types import FrozenCause, Values
 
 
 class _Diagnostic:
@@ -95,19 +98,19 @@ class WeightUpdateMonitor:
         parameter_index = self._attend(model, optimizer)
         gradients = parameter_index.gradients
         quantities = summarize(rows_on_host(measure(gradients)))
-        self._norms = quantities["norm"].astype(np.float64)
-        self._missing = np.array([gradient is None for gradient in gradients], dtype=bool)
+        missing = np.array([gradient is None for gradient in gradients], dtype=bool)
+        self._gradients = GradientNorms(quantities["norm"].astype(np.float64), missing)
         self._sampler.remember(parameter_index.parameters)
         return {
             name: GradientDiagnostic(
-                grad_norm=(norm := float(self._norms[at])),
-                has_grad=not self._missing[at],
+                grad_norm=(norm := float(self._gradients.norms[index])),
+                has_grad=not missing[index],
                 is_vanishing=norm < self._vanishing,
                 is_exploding=norm > self._exploding,
-                num_nonfinite=0 if self._missing[at] else int(quantities["nonfinite"][at]),
+                num_nonfinite=0 if missing[index] else int(quantities["nonfinite"][index]),
             )
-            for at, name in enumerate(parameter_index.names)
-            if parameter_index.parameters[at].requires_grad
+            for index, name in enumerate(parameter_index.names)
+            if parameter_index.parameters[index].requires_grad
         }
 
     def check_updates(self, model: nn.Module, optimizer: Optimizer) -> dict[str, UpdateDiagnostic]:
@@ -117,8 +120,9 @@ class WeightUpdateMonitor:
             raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
         order, sums = self._sampler.moved(parameter_index.parameters)
         ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
+        still = np.isfinite(ratios) & (ratios <= self._frozen)
         causes = self._tracker.update(
-            ratios, self._norms, missing=self._missing, rates=learning_rates(parameter_index), stepped=None
+            parameter_index.names, still, self._stopped_by(parameter_index, still), self._patience
         )
         frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
         frozen &= np.array(
@@ -126,14 +130,22 @@ class WeightUpdateMonitor:
         )
         return {
             name: UpdateDiagnostic(
-                update_ratio=float(ratios[at]),
-                update_norm=float(norms[at]),
-                is_frozen=bool(frozen[at]),
-                cause=FrozenCause(int(causes[at])),
-                grad_norm=float(self._norms[at]),
+                update_ratio=float(ratios[index]),
+                update_norm=float(norms[index]),
+                is_frozen=bool(frozen[index]),
+                cause=FrozenCause(int(causes[index])),
+                grad_norm=float(self._gradients.norms[index]),
             )
-            for at, name in enumerate(parameter_index.names)
+            for index, name in enumerate(parameter_index.names)
         }
+
+    def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> Values:
+        """What stops each tensor; that the optimizer did not step is told from nothing in it having moved."""
+        obstacles = Obstacles.of(parameter_index, learning_rates(parameter_index))
+        free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING)
+        moved = ~still & (parameter_index.groups() >= 0)
+        stepped = not free.any() or bool(moved.any())
+        return obstacles.stopped_by(self._gradients, stepped=stepped).astype(np.float32)
 
     @property
     def num_bytes(self) -> int:
@@ -141,50 +153,53 @@ class WeightUpdateMonitor:
         return self._sampler.num_bytes if self._model is not None else 0
 
     def _attend(self, model: nn.Module, optimizer: Optimizer) -> ParameterIndex:
-        """The parameter index of this model; what is kept belongs to one model and starts anew with another."""
+        """The parameter index of this model; the state is reset for another model."""
         if self._model is not model or self._parameter_index.optimizers != (optimizer,):
             self._model = model
             self._parameter_index = ParameterIndex(model, [optimizer])
             self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
-            self._tracker = FrozenTracker(self._parameter_index, self._frozen, self._patience)
-            self._norms = np.full(len(self._parameter_index.names), math.nan)
-            self._missing = np.zeros(len(self._parameter_index.names), bool)
+            self._tracker = FrozenTracker()
+            self._gradients = GradientNorms.of_nothing(self._parameter_index.names)
         return self._parameter_index
 
     @staticmethod
     def aggregate_gradient_stats(diagnostics: Mapping[str, GradientDiagnostic]) -> dict[str, float]:
         """Count, median, p95 (by ceil), min and max of the gradient norms, with the vanishing and exploding counts."""
-        norms = np.array([each.grad_norm for each in diagnostics.values()], np.float64)
+        norms = np.array([diagnostic.grad_norm for diagnostic in diagnostics.values()], np.float64)
         return {
             "count": int(np.isfinite(norms).sum()),
             **spread(norms),
-            "vanishing_count": sum(each.is_vanishing for each in diagnostics.values()),
-            "exploding_count": sum(each.is_exploding for each in diagnostics.values()),
+            "vanishing_count": sum(diagnostic.is_vanishing for diagnostic in diagnostics.values()),
+            "exploding_count": sum(diagnostic.is_exploding for diagnostic in diagnostics.values()),
         }
 
     @staticmethod
     def aggregate_update_stats(diagnostics: Mapping[str, UpdateDiagnostic]) -> dict[str, float]:
         """Count, median, p95 (by ceil), min and max of the update ratios, with the frozen count."""
-        wanted = [each for each in diagnostics.values() if each.cause is not FrozenCause.ON_PURPOSE]
-        ratios = np.array([each.update_ratio for each in wanted], np.float64)
+        trained = [diagnostic for diagnostic in diagnostics.values() if diagnostic.cause is not FrozenCause.ON_PURPOSE]
+        ratios = np.array([diagnostic.update_ratio for diagnostic in trained], np.float64)
         return {
             "count": int(np.isfinite(ratios).sum()),
             **spread(ratios),
-            "frozen_count": sum(each.is_frozen for each in wanted),
+            "frozen_count": sum(diagnostic.is_frozen for diagnostic in trained),
         }
 
     @staticmethod
     def top_k_largest_gradients(diagnostics: Mapping[str, GradientDiagnostic], k: int) -> list[tuple[str, float]]:
         """The `k` parameters with the largest gradient norms, largest first."""
-        known = [(name, each.grad_norm) for name, each in diagnostics.items() if not math.isnan(each.grad_norm)]
-        return sorted(known, key=lambda one: -one[1])[: max(0, k)]
+        norms = [
+            (name, diagnostic.grad_norm)
+            for name, diagnostic in diagnostics.items()
+            if not math.isnan(diagnostic.grad_norm)
+        ]
+        return sorted(norms, key=lambda pair: -pair[1])[: max(0, k)]
 
     @staticmethod
     def top_k_smallest_updates(diagnostics: Mapping[str, UpdateDiagnostic], k: int) -> list[tuple[str, float]]:
         """The `k` parameters with the smallest update ratios, smallest first; those frozen on purpose left out."""
-        known = [
-            (name, each.update_ratio)
-            for name, each in diagnostics.items()
-            if not math.isnan(each.update_ratio) and each.cause is not FrozenCause.ON_PURPOSE
+        ratios = [
+            (name, diagnostic.update_ratio)
+            for name, diagnostic in diagnostics.items()
+            if not math.isnan(diagnostic.update_ratio) and diagnostic.cause is not FrozenCause.ON_PURPOSE
         ]
-        return sorted(known, key=lambda one: one[1])[: max(0, k)]
+        return sorted(ratios, key=lambda pair: pair[1])[: max(0, k)]

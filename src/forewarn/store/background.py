@@ -1,4 +1,4 @@
-"""The thread that writes: batches of ready-made rows, so that SQLite does the work and the training keeps the GIL."""
+"""The writer thread: rows arrive ready-made and in batches, so that SQLite does the work and training keeps the GIL."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ INSERT_ROW = "INSERT INTO tail (row, step, pattern, times, body) VALUES (?, ?, ?
 INSERT_EVENT = "INSERT INTO events (time, kind, data) VALUES (?, ?, ?)"
 
 _PAUSE_SECONDS = 0.5
-"""How long a row may wait: what a killed process loses."""
+"""Longest time that a row waits, and so the most that a killed process loses."""
 _RETRY_SECONDS = 5.0
 _HURRY_BYTES = 4 << 20
 _ITEM_BYTES = 256
-"""What a queued item takes apart from its values."""
+"""Bytes of a queued item apart from its values."""
 _MOST_BYTES = 64 << 20
-"""What is held in memory for a disk that is slow or full; whatever comes on top is dropped."""
+"""Most bytes held in memory for a slow or full disk; further rows are dropped."""
 _STOP_SECONDS = 60.0
 
 Item = tuple[str, Sequence[Any]]
 
 
 class SupersededError(Exception):
-    """Another process has resumed the run: this one must not write to it any more."""
+    """Another process has resumed the run, so this one must not write to it."""
 
 
 class BackgroundWriter:
-    """Takes statements from the training thread and carries them out, in order and in batches.
+    """Executes statements from the training thread, in order and in batches.
 
     When the disk refuses, `failure` says so, what came is kept up to a limit, and the thread tries again.
     """
@@ -69,11 +69,11 @@ class BackgroundWriter:
 
     @property
     def full(self) -> bool:
-        """Whether there is no place for more; what has none is to be counted with `drop`."""
+        """Whether the queue is full; count rows that do not fit with `drop`."""
         return self._num_bytes >= _MOST_BYTES or self._superseded
 
     def put(self, items: Sequence[Item], num_bytes: int = 0) -> None:
-        """Take statements that belong together, whose parameters hold so many bytes of values or text."""
+        """Queue statements that belong together; `num_bytes` is the size of the values and text in them."""
         with self._changed:
             self._items += items
             self._num_put += len(items)
@@ -83,25 +83,25 @@ class BackgroundWriter:
                 self._changed.notify_all()
 
     def drop(self) -> None:
-        """Count a row that found no place, and say so."""
+        """Count a row that did not fit, and report the failure."""
         with self._changed:
             self._num_dropped += 1
             if self.failure is None:
                 self.failure = f"the disk of {self._database.parent} is too slow: some steps are not recorded"
 
     def flush(self) -> None:
-        """Wait until all that was put is on disk, or until it is clear that it cannot be."""
+        """Wait until all queued rows are on disk or writing has failed."""
         if os.getpid() != self.process:
             return
         with self._changed:
-            wanted = self._num_put
-            while self._num_written < wanted and self.failure is None and self._thread.is_alive():
+            target = self._num_put
+            while self._num_written < target and self.failure is None and self._thread.is_alive():
                 self._urgent = True
                 self._changed.notify_all()
                 self._changed.wait(_PAUSE_SECONDS)
 
     def stop(self) -> None:
-        """Write what is left, compact it, and end the thread. A disk that hangs is left behind after a minute."""
+        """Write what is left, compact it, and end the thread. Give up on a hanging disk after a minute."""
         if os.getpid() != self.process:
             return
         with self._changed:
@@ -134,7 +134,7 @@ class BackgroundWriter:
             _leave(connection)
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; True when it is the last time."""
+        """Sleep until there is something to do; True if the writer is stopping."""
         with self._changed:
             pause = _PAUSE_SECONDS if self.failure is None else _RETRY_SECONDS
             self._changed.wait_for(lambda: self._urgent, pause)
@@ -189,14 +189,14 @@ class BackgroundWriter:
                     written = time.monotonic()
 
     def _recover(self, connection: sqlite3.Connection) -> None:
-        """All is well; if it was not before, the run remembers what is missing."""
+        """After a failure, record how many rows are missing."""
         with self._changed:
             if self.failure is None:
                 return
-            told = encoded({"why": self.failure, "dropped_rows": self._num_dropped})
+            data = encoded({"why": self.failure, "dropped_rows": self._num_dropped})
             self._num_dropped = 0
             self.failure = None
-        connection.execute(INSERT_EVENT, (time.time(), "store_recovered", told))
+        connection.execute(INSERT_EVENT, (time.time(), "store_recovered", data))
 
     def _fail(self, error: Exception) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Histograms as bytes: those of some scopes at one step are one blob.
+"""Histograms as bytes: one blob holds those of several scopes at one step.
 
 A blob holds only the range of bins in which anything was counted, in as few bytes per count as the largest needs; the
 low bytes of all counts come first, then the next ones: what is alike lies together. Most of these bytes are zero and
@@ -21,7 +21,7 @@ from forewarn.store.errors import RunError
 from forewarn.types import Counts, Distribution
 
 _BAND_BYTES = 16 << 10
-"""About so much is looked through to read one histogram: more is slower to read, less slower to write."""
+"""Bytes scanned to read one histogram: more is slower to read, less is slower to write."""
 
 _KIND = 1
 _HEADER = struct.Struct("<BBBB")
@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<BBBB")
 _CHECKSUM = struct.Struct("<I")
 
 _ZLIB = 0x78
-"""What a blob of format 1 begins with: it is a zlib stream of all bytes, zeros included."""
+"""First byte of a blob of format 1, which is a zlib stream of all bytes, zeros included."""
 _HEADER_OF_FORMAT_1 = struct.Struct("<BBB")
 """The same without a kind."""
 
@@ -37,7 +37,7 @@ Bytes = NDArray[np.uint8]
 
 
 def bands(distribution: Distribution) -> Iterator[tuple[int, int, bytes, memoryview]]:
-    """The first scope, the number of scopes, the header and the counts, for `packed`, of each blob."""
+    """For each blob, its first scope, its number of scopes, and the header and counts for `packed`."""
     counts, zeros = distribution.counts, distribution.zeros
     num_scopes = len(distribution.scopes)
     if counts.shape != (num_scopes, 2, NUM_BINS) or zeros.shape != (num_scopes,):
@@ -87,7 +87,7 @@ def unpacked(blob: bytes, num_scopes: int, place: int) -> tuple[Counts, int]:
 
 
 def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
-    """The first bin, and the bytes of one scope by their weight. Those of the others are only counted."""
+    """The first bin, and the bytes of one scope by significance. Other scopes are skipped, not decoded."""
     kind, lowest, width, size = _HEADER.unpack_from(blob)
     end = len(blob) - _CHECKSUM.size
     if kind != _KIND or _CHECKSUM.unpack_from(blob, end) != (zlib.adler32(blob[:end]),):
@@ -100,13 +100,13 @@ def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
     if begin > len(stored):  # also a number of scopes that would take all the memory
         raise ValueError(f"it is not of {num_scopes} scopes")
     places, kept = _with_zeros(np.unpackbits(stored[:begin], count=num_places).view(np.bool_), stored[begin:])
-    there = np.unpackbits(places, count=num_bytes).view(np.bool_)
-    if np.count_nonzero(there) != len(kept):
+    nonzero = np.unpackbits(places, count=num_bytes).view(np.bool_)
+    if np.count_nonzero(nonzero) != len(kept):
         raise ValueError(f"it is not of {num_scopes} scopes")
     planes = np.empty((size, row_bytes), np.uint8)
     for plane in range(size):
-        at = (plane * num_scopes + place) * row_bytes
-        planes[plane], _ = _with_zeros(there[at : at + row_bytes], kept[np.count_nonzero(there[:at]) :])
+        start = (plane * num_scopes + place) * row_bytes
+        planes[plane], _ = _with_zeros(nonzero[start : start + row_bytes], kept[np.count_nonzero(nonzero[:start]) :])
     return lowest, planes
 
 
@@ -118,17 +118,17 @@ def _row_of_format_1(blob: bytes, num_scopes: int, place: int) -> tuple[int, Byt
 
 
 def _without_zeros(numbers: Bytes) -> tuple[Bytes, Bytes]:
-    """A bit for each byte that says whether it is there, and those that are."""
-    there = numbers != 0
-    return np.packbits(there), numbers[there]
+    """One bit per byte that says whether it is nonzero, and the nonzero bytes."""
+    nonzero = numbers != 0
+    return np.packbits(nonzero), numbers[nonzero]
 
 
-def _with_zeros(there: NDArray[np.bool_], kept: Bytes) -> tuple[Bytes, Bytes]:
-    """The bytes with their zeros, and what of `kept` does not belong to them."""
-    numbers = np.zeros(len(there), np.uint8)
-    num_kept = int(np.count_nonzero(there))
-    numbers[there] = kept[:num_kept]
-    return numbers, kept[num_kept:]
+def _with_zeros(nonzero: NDArray[np.bool_], stored: Bytes) -> tuple[Bytes, Bytes]:
+    """The bytes with their zeros, and the rest of `stored`."""
+    numbers = np.zeros(len(nonzero), np.uint8)
+    num_kept = int(np.count_nonzero(nonzero))
+    numbers[nonzero] = stored[:num_kept]
+    return numbers, stored[num_kept:]
 
 
 def _bytes_for(largest: int) -> int:

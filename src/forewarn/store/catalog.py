@@ -30,7 +30,7 @@ class Pattern:
 
     layouts: tuple[int, ...]
     shared: bool
-    """Whether the blocks of the row have one time in common; otherwise each has its own."""
+    """Whether all blocks of the row have the same time."""
     num_values: int
 
     @property
@@ -40,7 +40,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class PatternTable:
-    """All patterns side by side: one look-up answers for millions of rows."""
+    """All patterns as arrays, so that one lookup serves millions of rows."""
 
     num_times: NDArray[np.int64]
     one_time: bool
@@ -52,11 +52,11 @@ class PatternTable:
     owners: NDArray[np.int64]
     """The pattern that each member belongs to."""
     positions: NDArray[np.int64]
-    """Where each member stands in its pattern."""
+    """The position of each member in its pattern."""
 
 
 class Catalog:
-    """What the numbers in the database stand for. `refresh` reads those that are new; none ever changes."""
+    """The layouts and patterns behind the numbers in the database. `refresh` reads new ones; none ever changes."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
@@ -98,14 +98,14 @@ class Catalog:
         return scopes
 
     def scopes_by(self, number: int, name: str, connection: sqlite3.Connection) -> tuple[str, ...]:
-        """Scopes by their number; read when they are first asked for. `name` is the metric, for what may go wrong."""
+        """Scopes by number, read on first use. `name` is the metric to name in an error."""
         if number not in self._scopes:
             row = connection.execute("SELECT names FROM scopes WHERE id = ?", [number]).fetchone()
             try:
                 scopes = tuple(decoded(row[0]))
             except (TypeError, ValueError) as error:
                 raise RunError(f"the scopes of {name} are damaged ({error})") from error
-            if not all(isinstance(one, str) for one in scopes):
+            if not all(isinstance(scope, str) for scope in scopes):
                 raise RunError(f"the scopes of {name} are damaged: they are not all words")
             self._scopes[number] = scopes
         return self._scopes[number]
@@ -113,16 +113,16 @@ class Catalog:
     @property
     def table(self) -> PatternTable:
         if self._table is None:
-            lengths = np.array([len(one.layouts) for one in self.patterns], np.int64)
+            lengths = np.array([len(pattern.layouts) for pattern in self.patterns], np.int64)
             starts = np.cumsum(lengths) - lengths
             owners = np.repeat(np.arange(len(lengths)), lengths)
-            num_times = np.array([one.num_times for one in self.patterns], np.int64)
+            num_times = np.array([pattern.num_times for pattern in self.patterns], np.int64)
             self._table = PatternTable(
                 num_times=num_times,
                 one_time=bool((num_times == 1).all()),
-                num_values=np.array([one.num_values for one in self.patterns], np.int64),
-                shared=np.array([one.shared for one in self.patterns], np.bool_),
-                members=np.fromiter((id for one in self.patterns for id in one.layouts), np.int64, len(owners)),
+                num_values=np.array([pattern.num_values for pattern in self.patterns], np.int64),
+                shared=np.array([pattern.shared for pattern in self.patterns], np.bool_),
+                members=np.fromiter((id for pattern in self.patterns for id in pattern.layouts), np.int64, len(owners)),
                 owners=owners,
                 positions=np.arange(len(owners)) - starts[owners],
             )

@@ -54,7 +54,7 @@ def write_chunk(connection: sqlite3.Connection, layout: int, first: int, last: i
     )
     body = np.ascontiguousarray(values, FLOATS).reshape(-1).view(np.uint8).data
     stride = band_scopes * count * FLOATS.itemsize
-    slices = (body[at : at + stride] for at in range(0, len(body), stride))
+    slices = (body[begin : begin + stride] for begin in range(0, len(body), stride))
     connection.executemany("INSERT INTO bands VALUES (?, ?)", enumerate(slices, band))
 
 
@@ -76,29 +76,29 @@ def delete_chunk(connection: sqlite3.Connection, chunk: Chunk, num_scopes: int) 
 
 def chunks_between(connection: sqlite3.Connection, layout: int, first: int, end: int) -> list[Chunk]:
     """The chunks of `layout` that hold a row from `first` up to, not including, `end`; in order."""
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT {_COLUMNS} FROM chunks WHERE layout = :layout AND last >= :first AND first < :end AND first >="
         " coalesce((SELECT max(first) FROM chunks WHERE layout = :layout AND first <= :first), :first) ORDER BY first",
         {"layout": layout, "first": first, "end": end},
     )
-    return [_chunk(row) for row in found]
+    return [_chunk(row) for row in rows]
 
 
 def chunks_backwards(connection: sqlite3.Connection, layout: int) -> Iterator[Chunk]:
     """The chunks of `layout`, newest first."""
-    found = connection.execute(f"SELECT {_COLUMNS} FROM chunks WHERE layout = ? ORDER BY first DESC", [layout])
-    return (_chunk(row) for row in found)
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM chunks WHERE layout = ? ORDER BY first DESC", [layout])
+    return (_chunk(row) for row in rows)
 
 
 def column_of(connection: sqlite3.Connection, layout: int, num_scopes: int, column: int) -> list[Values]:
     """The values of one scope, chunk by chunk. Of each chunk only one band is read."""
     parts = []
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT {', '.join('chunks.' + name for name in _COLUMNS.split(', '))}, body FROM chunks"
         " LEFT JOIN bands ON bands.id = band + ? / band_scopes WHERE layout = ? ORDER BY first",
         [column, layout],
     )
-    for *row, body in found:
+    for *row, body in rows:
         chunk = _chunk(row)
         before = column - column % chunk.band_scopes
         band = _matrix(body, chunk, min(chunk.band_scopes, num_scopes - before))
@@ -107,7 +107,7 @@ def column_of(connection: sqlite3.Connection, layout: int, num_scopes: int, colu
 
 
 def _chunk(row: list[int]) -> Chunk:
-    if not all(isinstance(one, int) for one in row):
+    if not all(isinstance(number, int) for number in row):
         raise RunError(f"chunk {row[0]} is damaged")
     chunk = Chunk(*row)
     if chunk.count < 1 or chunk.band_scopes < 1 or chunk.first > chunk.last:

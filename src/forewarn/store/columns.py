@@ -14,10 +14,10 @@ PATTERNS = np.dtype("<i4")
 TIMES = np.dtype("<f8")
 
 MOST_ROWS = 1 << 18
-"""No span has more rows: a damaged one must not make a reader take all the memory."""
+"""Most rows in a span, so that a damaged one cannot exhaust a reader's memory."""
 
 _PROGRESSION = 2
-"""Steps that rise evenly, as they mostly do, are packed as the first of them and the distance."""
+"""Evenly spaced steps, the usual case, are packed as the first step and the distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Columns:
 
 def joined(parts: list[Columns]) -> Columns:
     return Columns(
-        np.concatenate([one.steps for one in parts]),
-        np.concatenate([one.patterns for one in parts]),
-        np.concatenate([one.times for one in parts]),
+        np.concatenate([part.steps for part in parts]),
+        np.concatenate([part.patterns for part in parts]),
+        np.concatenate([part.times for part in parts]),
     )
 
 
@@ -49,7 +49,7 @@ def packed(columns: Columns) -> tuple[bytes, bytes, bytes]:
 
 
 def unpacked(first: int, last: int, steps: bytes, patterns: bytes, times: bytes) -> Columns:
-    """The columns of the rows from `first` to `last`. How many times there must be, only the patterns can tell."""
+    """The columns of the rows from `first` to `last`. The number of times is not checked here."""
     count = last - first + 1
     try:
         its_steps, its_patterns = np.frombuffer(steps, STEPS), np.frombuffer(patterns, PATTERNS)

@@ -1,4 +1,4 @@
-"""Turning the tail round: from one blob per row to one span for all and a chunk per layout."""
+"""Compacting the tail: from one blob per row to one span for all rows and one chunk per layout."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from forewarn.store.database import transaction
 from forewarn.store.tail import by_layout, oldest_rows
 
 TAIL_ROWS = 256
-"""So many rows at least make a chunk, unless they are very wide or the run ends."""
+"""Least rows in a chunk, unless they are very wide or the run ends."""
 
 TAIL_BYTES = 16 << 20
-"""The tail is compacted at this size even if it has fewer rows: this bounds the memory that compaction takes."""
+"""The tail is compacted at this size even if it has fewer rows: this limits the memory for compaction."""
 
 
 def compact(connection: sqlite3.Connection, catalog: Catalog) -> bool:
-    """Move the oldest rows of the tail, up to `TAIL_BYTES`, behind it; False if there were none.
+    """Move the oldest rows of the tail, up to `TAIL_BYTES`, into a span and chunks; False if there were none.
 
-    Readers see either all of it or nothing. No value is touched one by one: the work is numpy's and SQLite's,
-    which leave the interpreter to the training.
+    Readers see all of it or nothing. numpy and SQLite do the work, so the interpreter is free for training.
     """
     with transaction(connection):
         catalog.refresh(connection)
@@ -39,13 +38,13 @@ def compact(connection: sqlite3.Connection, catalog: Catalog) -> bool:
                 rows[-1].row,
                 *packed(
                     Columns(
-                        np.array([one.step for one in rows], STEPS),
-                        np.array([one.pattern for one in rows], PATTERNS),
-                        np.frombuffer(b"".join(one.times for one in rows), TIMES),
+                        np.array([row.step for row in rows], STEPS),
+                        np.array([row.pattern for row in rows], PATTERNS),
+                        np.frombuffer(b"".join(row.times for row in rows), TIMES),
                     )
                 ),
             ],
         )
-        for layout, found in by_layout(rows, catalog).items():
-            write_chunk(connection, layout, int(found.rows[0]), int(found.rows[-1]), 0, found.values.T)
+        for layout, part in by_layout(rows, catalog).items():
+            write_chunk(connection, layout, int(part.rows[0]), int(part.rows[-1]), 0, part.values.T)
     return True

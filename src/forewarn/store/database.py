@@ -25,7 +25,7 @@ from forewarn.store.manifest import FORMAT
 NAME = "run.db"
 
 _APPLICATION = int.from_bytes(b"4wrn", "big")
-"""SQLite keeps this number in the header of the file: it tells our databases from others."""
+"""Stored by SQLite in the file header, to tell our databases from others."""
 
 _BUSY_SECONDS = 20.0
 _LEFT_BEHIND_SECONDS = 30.0
@@ -106,7 +106,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 
 def delete_database(path: Path) -> None:
-    """For a run that could not be begun."""
+    """Delete the database of a run that could not be started."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
@@ -181,18 +181,18 @@ def format_of(connection: sqlite3.Connection) -> int:
 
 
 def generation_of(connection: sqlite3.Connection) -> int:
-    """How often the run was resumed: rows keep their numbers and their content within one generation."""
+    """Number of times the run was resumed; within one generation rows never change."""
     return int(connection.execute("SELECT number FROM generation").fetchone()[0])
 
 
 def num_rows(connection: sqlite3.Connection) -> int:
-    found = connection.execute("SELECT max(row) FROM tail UNION ALL SELECT max(last) FROM spans").fetchall()
-    return 1 + max((last for (last,) in found if last is not None), default=-1)
+    rows = connection.execute("SELECT max(row) FROM tail UNION ALL SELECT max(last) FROM spans").fetchall()
+    return 1 + max((last for (last,) in rows if last is not None), default=-1)
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """All of it or nothing. `DEFERRED` is for reading: one state of the database, whatever others write meanwhile."""
+    """Commit on success, roll back on error. `DEFERRED` is for reading one consistent state of the database."""
     connection.execute(f"BEGIN {kind}")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Histograms in the database: those of some scopes at one step are one blob, packed by the thread that writes.
+"""Histograms in the database: one blob per group of scopes and step, packed by the writer thread.
 
 Scopes are cut into bands, so that the histograms of one tensor over a whole run are read without those of all others.
 """
@@ -38,7 +38,7 @@ class StoredHistograms:
 
 
 def teach_packing(connection: sqlite3.Connection) -> None:
-    """Let statements pack: whoever hands a statement over does not wait for it."""
+    """Let statements call `packed`, so that the thread that queues them does not wait for the packing."""
     connection.create_function("packed", 2, packed, deterministic=True)
 
 
@@ -46,16 +46,16 @@ def names_in(connection: sqlite3.Connection) -> dict[str, list[int]]:
     """The metrics that have histograms, each with the numbers of its tuples of scopes, in the order of appearance."""
     if not _has_table(connection):
         return {}
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for name, scopes in connection.execute(
         "SELECT name, scopes FROM distributions GROUP BY name, scopes ORDER BY min(id)"
     ):
-        found.setdefault(name, []).append(scopes)
-    return found
+        numbers.setdefault(name, []).append(scopes)
+    return numbers
 
 
 def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, int]) -> StoredHistograms:
-    """The histograms of one scope; `places` says where it stands in each tuple of scopes that has it."""
+    """The histograms of one scope; `places` is its position in each tuple of scopes that contains it."""
     rows: list[tuple[Any, ...]] = []
     for scopes, place in places.items():
         rows += connection.execute(
@@ -64,16 +64,16 @@ def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, i
             [place, name, scopes, place, place],
         ).fetchall()
     rows.sort()
-    found = [(step, time, *unpacked(body, count, place - first)) for _, step, time, first, count, body, place in rows]
-    found = [one for one in found if one[3] or one[2].any()]  # a tensor that had none at a step is not there
+    entries = [(step, time, *unpacked(body, count, place - first)) for _, step, time, first, count, body, place in rows]
+    entries = [entry for entry in entries if entry[3] or entry[2].any()]  # without the steps that had no histogram
     return StoredHistograms(
-        np.array([one[0] for one in found], np.int64),
-        np.array([one[1] for one in found], np.float64),
-        np.array([one[2] for one in found], np.int64).reshape(len(found), 2, NUM_BINS),
-        np.array([one[3] for one in found], np.int64),
+        np.array([entry[0] for entry in entries], np.int64),
+        np.array([entry[1] for entry in entries], np.float64),
+        np.array([entry[2] for entry in entries], np.int64).reshape(len(entries), 2, NUM_BINS),
+        np.array([entry[3] for entry in entries], np.int64),
     )
 
 
 def _has_table(connection: sqlite3.Connection) -> bool:
-    """Runs that were begun before there were histograms have no place for them."""
+    """Whether the run has a table of histograms; older runs do not."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'distributions'").fetchone())

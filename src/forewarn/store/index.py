@@ -1,4 +1,4 @@
-"""The rows of a run in order: which step, which pattern, which times. Values are elsewhere."""
+"""The step, pattern and times of every row of a run, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forewarn.store.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """One entry per row, 20 to 28 bytes each, so a million rows fit easily. The arrays cannot be written."""
+    """One entry per row, 20 to 28 bytes each, so a million rows fit easily. The arrays are read-only."""
 
     steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, STEPS))
     patterns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, PATTERNS))
@@ -39,18 +39,18 @@ class Occurrences:
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     once: bool
-    """Whether no row comes twice."""
+    """Whether every row occurs only once."""
 
 
-def compacted(connection: sqlite3.Connection, catalog: Catalog, known: Index) -> Index:
-    """The index of all rows behind the tail; `known` is what an earlier call gave, so that only news is read."""
+def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) -> Index:
+    """The index of all compacted rows; `earlier` is the result of an earlier call, so that only new rows are read."""
     parts: list[Columns] = []
-    after = len(known)
+    after = len(earlier)
     for first, last, *columns in connection.execute(
         "SELECT first, last, steps, patterns, times FROM spans WHERE last >= ? ORDER BY first", [after]
     ):
         span = unpacked(first, last, *columns)
-        skipped = after - first  # a merged span may begin with rows that are known
+        skipped = after - first  # a merged span may begin with rows that were read before
         if skipped < 0:
             raise RunError(f"rows {after} to {first - 1} are missing")
         if _num_times(span.patterns, catalog) != len(span.times):
@@ -58,7 +58,7 @@ def compacted(connection: sqlite3.Connection, catalog: Catalog, known: Index) ->
         skipped_times = _num_times(span.patterns[:skipped], catalog)
         parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
         after = last + 1
-    return _extended(known, catalog, parts)
+    return _extended(earlier, catalog, parts)
 
 
 def with_tail(connection: sqlite3.Connection, catalog: Catalog, behind: Index) -> Index:
@@ -91,53 +91,53 @@ def occurrences(index: Index, catalog: Catalog, layout: int, first: int = 0, end
     if once and (places == places[:1]).all():  # the usual case, in which millions of rows are not looked at
         return Occurrences(rows + first, np.broadcast_to(places[:1], rows.shape) if len(places) else rows, once)
     begins = (np.cumsum(counts) - counts)[patterns[rows]]
-    if not once:  # a metric that was given twice in one call
+    if not once:  # a metric appended twice in one call
         repeats = counts[patterns[rows]]
         rows, begins = np.repeat(rows, repeats), np.repeat(begins, repeats)
         begins += np.arange(len(rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return Occurrences(rows + first, places[begins], once)
 
 
-def steps_at(index: Index, found: Occurrences) -> NDArray[np.int64]:
+def steps_at(index: Index, places: Occurrences) -> NDArray[np.int64]:
     """The step of each occurrence."""
-    return index.steps[_rows(found)]
+    return index.steps[_rows(places)]
 
 
-def times_at(index: Index, catalog: Catalog, found: Occurrences) -> NDArray[np.float64]:
+def times_at(index: Index, catalog: Catalog, places: Occurrences) -> NDArray[np.float64]:
     """The time of each occurrence."""
     if index.begins is None:
-        return index.times[_rows(found)]
-    begins = index.begins[found.rows]
-    shared = catalog.table.shared[index.patterns[found.rows]]
-    return index.times[np.where(shared, begins, begins + found.positions)]
+        return index.times[_rows(places)]
+    begins = index.begins[places.rows]
+    shared = catalog.table.shared[index.patterns[places.rows]]
+    return index.times[np.where(shared, begins, begins + places.positions)]
 
 
-def _rows(found: Occurrences) -> slice | NDArray[np.int64]:
+def _rows(places: Occurrences) -> slice | NDArray[np.int64]:
     """Neighbouring rows as a slice, which copies nothing."""
-    rows = found.rows
-    if found.once and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+    rows = places.rows
+    if places.once and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
 
 
 def _num_times(patterns: NDArray[np.int32], catalog: Catalog) -> int:
-    """How many times rows of these patterns have; also the place where unknown patterns are met."""
+    """The number of times in rows of these patterns. Raises RunError for an unknown pattern."""
     if len(patterns) and not 0 <= patterns.min() <= patterns.max() < len(catalog.patterns):
         raise RunError("the database is damaged: a row names a pattern that does not exist")
     return len(patterns) if catalog.table.one_time else int(catalog.table.num_times[patterns].sum())
 
 
-def _extended(known: Index, catalog: Catalog, parts: list[Columns]) -> Index:
+def _extended(earlier: Index, catalog: Catalog, parts: list[Columns]) -> Index:
     if not parts:
-        return known
-    if len(known):
-        parts = [Columns(known.steps, known.patterns, known.times), *parts]
-    whole = joined(parts)
+        return earlier
+    if len(earlier):
+        parts = [Columns(earlier.steps, earlier.patterns, earlier.times), *parts]
+    columns = joined(parts)
     begins = None
     if not catalog.table.one_time:
-        counts = catalog.table.num_times[whole.patterns]
+        counts = catalog.table.num_times[columns.patterns]
         begins = np.cumsum(counts) - counts
         begins.flags.writeable = False
-    for column in (whole.steps, whole.patterns, whole.times):
+    for column in (columns.steps, columns.patterns, columns.times):
         column.flags.writeable = False
-    return Index(whole.steps, whole.patterns, whole.times, begins)
+    return Index(columns.steps, columns.patterns, columns.times, begins)

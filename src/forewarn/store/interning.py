@@ -1,4 +1,4 @@
-"""Numbers for what recurs: a metric's scopes are written once, and every row names them by a number."""
+"""Numbers for layouts and patterns: a metric's scopes are written once, and rows refer to them by number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from forewarn.store.catalog import LAYOUT_IDS, Catalog
 from forewarn.store.plain import encoded, storable
 
 _MOST_IDENTITIES = 4096
-"""Callers that build a new tuple of scopes for every step must not fill the memory."""
+"""Limit of the cache by identity, for callers that build a new tuple of scopes on every step."""
 
 
 class Interning:
-    """Gives out the numbers of layouts and patterns, and remembers which of them have yet to be written."""
+    """Assigns numbers to layouts and patterns, and remembers which have yet to be written."""
 
     def __init__(self) -> None:
         self._news: list[tuple[str, tuple[Any, ...]]] = []
@@ -25,7 +25,7 @@ class Interning:
         self._by_identity: dict[tuple[str, int], tuple[int, tuple[str, ...]]] = {}
 
     def load(self, connection: sqlite3.Connection) -> None:
-        """Know what a resumed run already holds."""
+        """Load the numbers that a resumed run already uses."""
         catalog = Catalog()
         catalog.refresh(connection)
         for layout in catalog.layouts:
@@ -36,10 +36,10 @@ class Interning:
             self._patterns[pattern.shared, pattern.layouts] = number
 
     def layout(self, name: str, scopes: tuple[str, ...]) -> int:
-        """The number of a layout. The same tuple as before is found by identity, without a look at its scopes."""
-        known = self._by_identity.get((name, id(scopes)))
-        if known is not None:
-            return known[0]
+        """The number of a layout. A tuple seen before is found by identity, without comparing its scopes."""
+        entry = self._by_identity.get((name, id(scopes)))
+        if entry is not None:
+            return entry[0]
         number = self._layouts.get((name, scopes))
         if number is None:
             number = self._new_layout(name, scopes)
@@ -57,7 +57,7 @@ class Interning:
         return number
 
     def news(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """The statements, each with its parameters, that write what is new; they are given once."""
+        """The statements, with parameters, that write new numbers; each is returned once."""
         news, self._news = self._news, []
         return news
 

@@ -12,9 +12,9 @@ _DEPTH = 4
 
 
 def list_runs(root: str | Path) -> list[Path]:
-    """Run directories at or below `root`, the one that was written last first; none if there is no such directory."""
-    found = _runs_below(Path(root), _DEPTH)
-    return [path for _, path in sorted(found, key=lambda one: one[0], reverse=True)]
+    """Run directories at or below `root`, most recently written first; empty if there is no such directory."""
+    runs = _runs_below(Path(root), _DEPTH)
+    return [path for _, path in sorted(runs, key=lambda run: run[0], reverse=True)]
 
 
 def _runs_below(directory: Path, depth: int) -> list[tuple[float, Path]]:

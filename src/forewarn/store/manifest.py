@@ -1,4 +1,4 @@
-"""run.json: what is fixed about a run, and how its database is kept."""
+"""run.json: the fixed facts about a run, and how its database is journalled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Put run.json in place in one move, so that no reader and no crash ever meets half of it."""
+    """Write run.json atomically, so that no reader ever sees half of it."""
     text = encoded(
         {
             "format": FORMAT,

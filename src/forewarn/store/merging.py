@@ -19,10 +19,10 @@ from forewarn.store.database import transaction
 _NEIGHBOURS = 16
 
 _MOST_BYTES = 16 << 20
-"""A merged chunk stays below this: merging and replaying hold one in memory."""
+"""Largest merged chunk; merging and replaying hold one in memory."""
 
 _SETTLED = 99
-"""The level of what is large enough."""
+"""The level of chunks and spans that are large enough."""
 
 
 def merges(connection: sqlite3.Connection, catalog: Catalog) -> Iterator[None]:
@@ -55,7 +55,7 @@ def _merge_chunks(connection: sqlite3.Connection, catalog: Catalog, layout: int,
             return False
         count = sum(chunk.count for chunk in run)
         if count > MOST_ROWS or count * num_scopes * FLOATS.itemsize > _MOST_BYTES:
-            connection.executemany("UPDATE chunks SET level = ? WHERE id = ?", [(_SETTLED, one.id) for one in run])
+            connection.executemany("UPDATE chunks SET level = ? WHERE id = ?", [(_SETTLED, chunk.id) for chunk in run])
             return True
         values = np.concatenate([read_chunk(connection, chunk, num_scopes) for chunk in run], axis=1)
         for chunk in run:
@@ -76,10 +76,10 @@ def _newest_of_level(newest_first: Iterator[Chunk], level: int) -> list[Chunk]:
 
 
 def _due_spans(connection: sqlite3.Connection) -> list[int]:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT level FROM spans WHERE level < ? GROUP BY level HAVING count(*) >= ?", [_SETTLED, _NEIGHBOURS]
     )
-    return [level for (level,) in found]
+    return [level for (level,) in rows]
 
 
 def _merge_spans(connection: sqlite3.Connection, level: int) -> bool:
@@ -101,6 +101,6 @@ def _merge_spans(connection: sqlite3.Connection, level: int) -> bool:
             [first, last],
         ).fetchall()
         connection.execute("DELETE FROM spans WHERE first BETWEEN ? AND ?", [first, last])
-        whole = packed(joined([unpacked(*one) for one in columns]))
-        connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", [first, last, level + 1, *whole])
+        merged = packed(joined([unpacked(*span) for span in columns]))
+        connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", [first, last, level + 1, *merged])
     return True

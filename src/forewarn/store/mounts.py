@@ -1,4 +1,4 @@
-"""Which file system a path lies on: the write-ahead log needs shared memory, which network file systems do not give."""
+"""Which file system a path lies on: the write-ahead log needs shared memory, which network file systems lack."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def network_file_system(path: Path, mounts: Iterable[tuple[str, str]] | None = N
     place = PurePath(path.resolve())
     kind, depth = "", -1
     for point, candidate in _mounts_here() if mounts is None else mounts:
-        there = PurePath(point)
-        if place.is_relative_to(there) and len(there.parts) >= depth:
-            kind, depth = candidate.lower(), len(there.parts)
+        directory = PurePath(point)
+        if place.is_relative_to(directory) and len(directory.parts) >= depth:
+            kind, depth = candidate.lower(), len(directory.parts)
     # A FUSE mount may be local, but only a few are, and the slower journal is right on all of them.
     return kind if kind in _NETWORK or kind.startswith("fuse.") else None
 
@@ -63,6 +63,6 @@ def _mounts_here() -> list[tuple[str, str]]:
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
     try:
-        return [(one.mountpoint, one.fstype) for one in psutil.disk_partitions(all=True)]
+        return [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
     except OSError:  # a sandbox without a mount table
         return []

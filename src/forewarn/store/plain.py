@@ -1,4 +1,4 @@
-"""JSON that gives back what was put in, infinities and NaN included."""
+"""JSON that round-trips infinities and NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOAT = "__float__"
 
 
 def encoded(value: Any) -> str:
-    """`value` as strictly valid JSON; what JSON has no form for, such as a path, becomes its text."""
+    """`value` as strictly valid JSON; a type that JSON does not have, such as a path, becomes text."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -20,20 +20,20 @@ def encoded(value: Any) -> str:
 
 
 def decoded(text: str) -> Any:
-    """What `encoded` was given, with tuples as lists. Raises ValueError for anything that is not JSON."""
+    """The value passed to `encoded`, with tuples as lists. Raises ValueError for invalid JSON."""
     return json.loads(text, object_hook=_float_or_object)
 
 
 def storable(text: str) -> str:
-    """`text` without the lone surrogates that a file name may bring and that no database takes."""
+    """`text` without lone surrogates, which file names may contain and databases refuse."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _float_or_object(found: dict[str, Any]) -> Any:
-    if found.keys() == {_FLOAT}:
-        return float(found[_FLOAT])
-    return found
+def _float_or_object(data: dict[str, Any]) -> Any:
+    if data.keys() == {_FLOAT}:
+        return float(data[_FLOAT])
+    return data

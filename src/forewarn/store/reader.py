@@ -73,7 +73,7 @@ class Run:
     @property
     def end(self) -> tuple[str, float] | None:
         """Why and when the run ended; None while it runs, or if it was killed."""
-        last = [one for one in self.events() if one.kind in ("end", "resume")][-1:]
+        last = [event for event in self.events() if event.kind in ("end", "resume")][-1:]
         if not last or last[0].kind == "resume":
             return None
         return str(last[0].data.get("reason", "")), last[0].time
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """How many different steps were recorded."""
+        """Number of distinct steps recorded."""
         with self._reading() as connection:
             return len(np.unique(self._index(connection).steps))
 
@@ -106,48 +106,54 @@ class Run:
         """What a metric was measured for, in the order of first appearance; `("",)` for the run as a whole."""
         with self._reading() as connection:
             layouts = self._layouts_of(name)
-            return tuple(dict.fromkeys(one for it in layouts for one in self._catalog.scopes_of(it, connection)))
+            return tuple(
+                dict.fromkeys(scope for layout in layouts for scope in self._catalog.scopes_of(layout, connection))
+            )
 
     def series(self, name: str, scope: str = "") -> StoredSeries:
         """All readings of one metric for one scope; a million take some tens of milliseconds."""
         with self._reading() as connection:
             index = self._index(connection)
             parts: list[tuple[Occurrences, Values]] = []
-            known: dict[str, None] = {}
+            other_scopes: dict[str, None] = {}
             for layout in self._layouts_of(name):
                 scopes = self._catalog.scopes_of(layout, connection)
                 if scope in scopes:
                     parts.append(self._column(connection, index, layout, scopes.index(scope)))
                 else:
-                    known.update(dict.fromkeys(scopes))
+                    other_scopes.update(dict.fromkeys(scopes))
             if not parts:
-                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, list(known)))
-            found, values = _in_order(parts)
-            return StoredSeries(steps_at(index, found), times_at(index, self._catalog, found), values)
+                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, list(other_scopes)))
+            places, values = _in_order(parts)
+            return StoredSeries(steps_at(index, places), times_at(index, self._catalog, places), values)
 
     def distributions(self) -> dict[str, tuple[str, ...]]:
         """The metrics that have histograms, such as `gradient/histogram`, each with its scopes."""
         with self._reading() as connection:
             return {
-                name: tuple(dict.fromkeys(one for it in found for one in self._catalog.scopes_by(it, name, connection)))
-                for name, found in names_in(connection).items()
+                name: tuple(
+                    dict.fromkeys(
+                        scope for number in numbers for scope in self._catalog.scopes_by(number, name, connection)
+                    )
+                )
+                for name, numbers in names_in(connection).items()
             }
 
     def histograms(self, name: str, scope: str) -> StoredHistograms:
         """All histograms of one metric for one scope; about 0.1 ms each."""
         with self._reading() as connection:
-            known = names_in(connection)
-            if name not in known:
-                raise UnknownSeriesError(_unknown("metric with histograms", name, list(known)))
-            tuples = {number: self._catalog.scopes_by(number, name, connection) for number in known[name]}
+            metrics = names_in(connection)
+            if name not in metrics:
+                raise UnknownSeriesError(_unknown("metric with histograms", name, list(metrics)))
+            tuples = {number: self._catalog.scopes_by(number, name, connection) for number in metrics[name]}
             places = {number: scopes.index(scope) for number, scopes in tuples.items() if scope in scopes}
             if not places:
-                every = list(dict.fromkeys(one for scopes in tuples.values() for one in scopes))
-                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, every))
+                candidates = list(dict.fromkeys(candidate for scopes in tuples.values() for candidate in scopes))
+                raise UnknownSeriesError(_unknown(f"scope of {name}", scope, candidates))
             return histograms_of(connection, name, places)
 
     def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
-        """Every call of `append` again: its step and its blocks, in order and bit for bit.
+        """The step and blocks of every call of `append`, in order and bit for bit.
 
         A step that was appended to twice comes twice. `start` leaves out the steps before it. The run is read piece by
         piece up to where it was when the iteration began; the values are views into such a piece and cannot be written.
@@ -155,7 +161,7 @@ class Run:
         with self._reading() as connection:
             index = self._index(connection)
             generation = self._generation
-        wanted = np.ones(len(index), np.bool_) if start is None else index.steps >= start
+        selected = np.ones(len(index), np.bool_) if start is None else index.steps >= start
 
         @contextmanager
         def reading() -> Iterator[sqlite3.Connection]:
@@ -164,7 +170,7 @@ class Run:
                     raise RunError("it was resumed by another process while it was read; read it again")
                 yield connection
 
-        return replay(reading, self._catalog, index, wanted)
+        return replay(reading, self._catalog, index, selected)
 
     def alerts(self) -> list[Alert]:
         """The newest state of every episode, in the order in which they began."""
@@ -189,7 +195,7 @@ class Run:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the database, with the catalog up to date. Damage that is met becomes a RunError."""
+        """One state of the database, with the catalog up to date. Damage raises RunError."""
         try:
             with database.transaction(self._connection, "DEFERRED"):
                 generation = database.generation_of(self._connection)
@@ -217,21 +223,21 @@ class Run:
     def _column(
         self, connection: sqlite3.Connection, index: Index, layout: Layout, column: int
     ) -> tuple[Occurrences, Values]:
-        found = occurrences(index, self._catalog, layout.id)
+        places = occurrences(index, self._catalog, layout.id)
         values = column_of(connection, layout.id, layout.num_scopes, column)
         values.append(column_in_tail(connection, self._catalog, layout.id, column))
-        if sum(len(one) for one in values) != len(found.rows):
+        if sum(len(part) for part in values) != len(places.rows):
             raise RunError(f"values of {layout.name} are missing: the database is damaged")
-        return found, np.concatenate(values)
+        return places, np.concatenate(values)
 
     def _records(self, kind: str, read: Callable[[float, int, str], T]) -> list[T]:
         with self._reading() as connection:
-            found = connection.execute("SELECT time, step, body FROM records WHERE kind = ? ORDER BY id", [kind])
-            return [read(*row) for row in found]
+            rows = connection.execute("SELECT time, step, body FROM records WHERE kind = ? ORDER BY id", [kind])
+            return [read(*row) for row in rows]
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a directory. A path that holds none is refused with RunError."""
+    """The run in a directory. Raises RunError if there is none."""
     if not isinstance(path, str | Path):
         raise TypeError(f"path must name the directory of a run, a str or a Path, not {path!r}")
     path = Path(path)
@@ -240,7 +246,7 @@ def open_run(path: str | Path) -> Run:
     if not path.is_dir():
         raise RunError(f"{path} is a file; name the directory of a run")
     if not (path / manifest.NAME).exists():
-        below = [str(one) for one in list_runs(path)[:3]]
+        below = [str(run) for run in list_runs(path)[:3]]
         advice = f"it has runs below, such as {', '.join(below)}" if below else "name the directory of a run"
         raise RunError(f"{path} holds no run, for {manifest.NAME} is missing; {advice}")
     description = read_manifest(path)
@@ -258,10 +264,10 @@ def _opened(file: Path) -> sqlite3.Connection:
     try:
         if not database.is_ours(connection):
             raise RunError(f"{file} is a database of something else; restore it from a copy")
-        if (found := database.format_of(connection)) > manifest.FORMAT:
+        if (version := database.format_of(connection)) > manifest.FORMAT:
             raise RunError(
-                f"{file} has format {found}, and this forewarn reads up to {manifest.FORMAT}: it was written by a newer"
-                " version, so upgrade with pip install -U forewarn"
+                f"{file} has format {version}, and this forewarn reads up to {manifest.FORMAT}: it was written by a"
+                " newer version, so upgrade with pip install -U forewarn"
             )
     except (RunError, sqlite3.Error):
         connection.close()
@@ -281,18 +287,18 @@ def _advice(error: Exception) -> str:
 
 
 def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Values]:
-    """Readings of one scope that came under different layouts, in the order in which they came."""
+    """Readings of one scope under different layouts, in the order in which they were recorded."""
     if len(parts) == 1:
         return parts[0]
-    rows = np.concatenate([found.rows for found, _ in parts])
-    positions = np.concatenate([found.positions for found, _ in parts])
+    rows = np.concatenate([places.rows for places, _ in parts])
+    positions = np.concatenate([places.positions for places, _ in parts])
     order = np.lexsort((positions, rows))
     return Occurrences(rows[order], positions[order], once=False), np.concatenate([values for _, values in parts])[
         order
     ]
 
 
-def _unknown(what: str, given: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=3) or known[:3]
+def _unknown(kind: str, name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3) or names[:3]
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else "; the run holds none"
-    return f"there is no {what} {given!r}{meant}"
+    return f"there is no {kind} {name!r}{meant}"

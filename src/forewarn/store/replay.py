@@ -21,17 +21,17 @@ Reading = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 _WINDOW_ROWS = 16384
 _WINDOW_BYTES = 32 << 20
-"""What is held in memory at once: much enough that large chunks are not read too often."""
+"""Held in memory at once: enough that large chunks are not read too often."""
 
 
 def replay(
-    reading: Reading, catalog: Catalog, index: Index, wanted: NDArray[np.bool_]
+    reading: Reading, catalog: Catalog, index: Index, selected: NDArray[np.bool_]
 ) -> Iterator[tuple[int, list[Block]]]:
-    """The step and the blocks of each row that is wanted. `index` says what was there when the replay began.
+    """The step and the blocks of each selected row. `index` is the index when the replay began.
 
     Rows are read in windows, each in a transaction of its own: a slow consumer does not hold up the writer's log.
     """
-    following = np.flatnonzero(wanted)
+    following = np.flatnonzero(selected)
     while len(following):
         first = int(following[0])
         end = _window_end(catalog, index, first)
@@ -40,18 +40,18 @@ def replay(
             if oldest is None or first < oldest:
                 end = end if oldest is None else min(end, oldest)
                 layouts = _layouts_between(catalog, index, first, end)
-                values = {one: _from_chunks(connection, catalog, index, one, first, end) for one in layouts}
+                values = {layout: _from_chunks(connection, catalog, index, layout, first, end) for layout in layouts}
             else:
                 values = _from_tail(connection, catalog, index, first, end)
-            scopes = {one: catalog.scopes_of(catalog.layouts[one], connection) for one in values}
-        yield from _blocks(catalog, index, wanted, first, end, values, scopes)
+            scopes = {layout: catalog.scopes_of(catalog.layouts[layout], connection) for layout in values}
+        yield from _blocks(catalog, index, selected, first, end, values, scopes)
         following = following[np.searchsorted(following, end) :]
 
 
 def _blocks(
     catalog: Catalog,
     index: Index,
-    wanted: NDArray[np.bool_],
+    selected: NDArray[np.bool_],
     first: int,
     end: int,
     values: dict[int, Values],
@@ -73,7 +73,7 @@ def _blocks(
             )
             for position, layout in enumerate(pattern.layouts)
         ]
-        if wanted[row]:
+        if selected[row]:
             yield step, blocks
 
 
@@ -92,9 +92,9 @@ def _from_tail(
     connection: sqlite3.Connection, catalog: Catalog, index: Index, first: int, end: int
 ) -> dict[int, Values]:
     rows = rows_between(connection, first, end)
-    if [one.pattern for one in rows] != index.patterns[first:end].tolist():
+    if [row.pattern for row in rows] != index.patterns[first:end].tolist():
         raise RunError(f"rows {first} to {end - 1} are damaged: they are not those that were there before")
-    return {layout: found.values for layout, found in by_layout(rows, catalog).items()}
+    return {layout: part.values for layout, part in by_layout(rows, catalog).items()}
 
 
 def _from_chunks(

@@ -35,7 +35,7 @@ class LayoutRows:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The values of one layout in those rows that have one pattern."""
+    """The values of one layout in the rows of one pattern."""
 
     rows: NDArray[np.int64]
     position: int
@@ -43,12 +43,10 @@ class _Part:
 
 
 def oldest_rows(connection: sqlite3.Connection, most_bytes: int, most_rows: int) -> list[TailRow]:
-    """Rows from the oldest on, until they are so many or so large."""
+    """The oldest rows, up to a number of rows or bytes."""
     rows, size = [], 0
-    for found in connection.execute(
-        "SELECT row, step, pattern, times, body FROM tail ORDER BY row LIMIT ?", [most_rows]
-    ):
-        rows.append(TailRow(*found))
+    for row in connection.execute("SELECT row, step, pattern, times, body FROM tail ORDER BY row LIMIT ?", [most_rows]):
+        rows.append(TailRow(*row))
         size += len(rows[-1].body)
         if size >= most_bytes:
             break
@@ -57,10 +55,10 @@ def oldest_rows(connection: sqlite3.Connection, most_bytes: int, most_rows: int)
 
 def rows_between(connection: sqlite3.Connection, first: int, end: int) -> list[TailRow]:
     """Rows from `first` up to, not including, `end`."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT row, step, pattern, times, body FROM tail WHERE row >= ? AND row < ? ORDER BY row", [first, end]
     )
-    return [TailRow(*row) for row in found]
+    return [TailRow(*row) for row in rows]
 
 
 def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int, column: int) -> Values:
@@ -71,7 +69,7 @@ def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int
     for number in used & owners:
         pattern = catalog.patterns[number]
         widths = [catalog.layouts[id].num_scopes for id in pattern.layouts]
-        for position in [at for at, id in enumerate(pattern.layouts) if id == layout]:
+        for position in [index for index, id in enumerate(pattern.layouts) if id == layout]:
             offset = (sum(widths[:position]) + column) * FLOATS.itemsize
             for row, size, value in connection.execute(
                 "SELECT row, length(body), substr(body, ?, ?) FROM tail WHERE pattern = ?",
@@ -85,7 +83,7 @@ def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int
 
 
 def by_layout(rows: list[TailRow], catalog: Catalog) -> dict[int, LayoutRows]:
-    """The rows turned round. Rows of one pattern are handled together, and no value by itself."""
+    """The values of rows by layout. Rows of one pattern are handled together."""
     alike: defaultdict[int, list[TailRow]] = defaultdict(list)
     for row in rows:
         alike[row.pattern].append(row)
@@ -95,13 +93,13 @@ def by_layout(rows: list[TailRow], catalog: Catalog) -> dict[int, LayoutRows]:
             raise RunError(f"row {members[0].row} is damaged: there is no pattern {number}")
         pattern = catalog.patterns[number]
         values = _matrix(members, pattern.num_values)
-        numbers = np.array([one.row for one in members], np.int64)
+        numbers = np.array([row.row for row in members], np.int64)
         begin = 0
         for position, layout in enumerate(pattern.layouts):
             end = begin + catalog.layouts[layout].num_scopes
             parts[layout].append(_Part(numbers, position, values[:, begin:end]))
             begin = end
-    return {layout: _in_order(found) for layout, found in parts.items()}
+    return {layout: _in_order(members) for layout, members in parts.items()}
 
 
 def _matrix(rows: list[TailRow], num_values: int) -> Values:

@@ -1,4 +1,4 @@
-"""Cutting a run off at a step, so that a resumed training goes on without a seam."""
+"""Cutting a run off at a step, so that a resumed run continues seamlessly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forewarn.store.tail import TailRow
 
 
 def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
-    """Delete all that was recorded at `step` or later, and count one generation up.
+    """Delete everything recorded at `step` or later, and increment the generation.
 
     Rows lie in the order in which they came, which is almost always that of their steps. What was logged late for an
     earlier step is kept: it moves to the cut.
@@ -39,9 +39,9 @@ def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
         connection.execute("DELETE FROM distributions WHERE step >= ?", [step])
         connection.executemany(
             "INSERT INTO tail VALUES (?, ?, ?, ?, ?)",
-            [(one.row, one.step, one.pattern, one.times, one.body) for one in late],
+            [(row.row, row.step, row.pattern, row.times, row.body) for row in late],
         )
-        _forget_unused(connection, catalog, [*np.unique(index.patterns[:cut]), *(one.pattern for one in late)])
+        _forget_unused(connection, catalog, [*np.unique(index.patterns[:cut]), *(row.pattern for row in late)])
         connection.execute("DELETE FROM records WHERE step >= ?", [step])
         connection.execute(
             "INSERT INTO events (time, kind, data) VALUES (?, 'resume', ?)", [now, encoded({"step": step})]
@@ -50,13 +50,13 @@ def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
 
 
 def _late_rows(connection: sqlite3.Connection, catalog: Catalog, index: Index, step: int, cut: int) -> list[TailRow]:
-    wanted = index.steps < step
-    wanted[:cut] = False
-    rows = replay(lambda: nullcontext(connection), catalog, index, wanted)
+    selected = index.steps < step
+    selected[:cut] = False
+    rows = replay(lambda: nullcontext(connection), catalog, index, selected)
     late = []
-    for row, (at, (its_step, blocks)) in enumerate(zip(np.flatnonzero(wanted), rows, strict=True), cut):
-        pattern = int(index.patterns[at])
-        times = index.times_of(int(at), catalog.patterns[pattern].num_times)
+    for row, (number, (its_step, blocks)) in enumerate(zip(np.flatnonzero(selected), rows, strict=True), cut):
+        pattern = int(index.patterns[number])
+        times = index.times_of(int(number), catalog.patterns[pattern].num_times)
         body = b"".join(block.values.tobytes() for block in blocks)
         late.append(TailRow(row, its_step, pattern, times.astype(TIMES).tobytes(), body))
     return late
@@ -65,11 +65,11 @@ def _late_rows(connection: sqlite3.Connection, catalog: Catalog, index: Index, s
 def _cut_chunks(connection: sqlite3.Connection, catalog: Catalog, index: Index, layout: int, cut: int) -> None:
     num_scopes = catalog.layouts[layout].num_scopes
     for chunk in chunks_between(connection, layout, cut, len(index)):
-        kept = occurrences(index, catalog, layout, chunk.first, cut).rows
-        values = read_chunk(connection, chunk, num_scopes)[:, : len(kept)] if len(kept) else None
+        rows = occurrences(index, catalog, layout, chunk.first, cut).rows
+        values = read_chunk(connection, chunk, num_scopes)[:, : len(rows)] if len(rows) else None
         delete_chunk(connection, chunk, num_scopes)
         if values is not None:
-            write_chunk(connection, layout, chunk.first, int(kept[-1]), chunk.level, values)
+            write_chunk(connection, layout, chunk.first, int(rows[-1]), chunk.level, values)
 
 
 def _cut_spans(connection: sqlite3.Connection, index: Index, cut: int) -> None:
@@ -86,7 +86,7 @@ def _cut_spans(connection: sqlite3.Connection, index: Index, cut: int) -> None:
 
 
 def _forget_unused(connection: sqlite3.Connection, catalog: Catalog, used: list[int]) -> None:
-    """Names that first came after the cut are gone with it. Numbers stay without a gap."""
+    """Delete names that first appeared after the cut. Numbers stay without a gap."""
     patterns = 1 + max((int(number) for number in used), default=-1)
     layouts = 1 + max((id for pattern in catalog.patterns[:patterns] for id in pattern.layouts), default=-1)
     connection.execute("DELETE FROM patterns WHERE id >= ?", [patterns])

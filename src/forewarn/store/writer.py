@@ -1,4 +1,4 @@
-"""Writing a run: what a training loop hands over is on disk within a second, and never in its way."""
+"""Writing a run: readings are on disk within a second, and the training loop never waits for the disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class RunWriter:
-    """Records a run in a directory: `run.json` for what is fixed, `run.db` for what happens.
+    """Records a run in a directory: `run.json` for fixed facts, `run.db` for readings and events.
 
     `append` copies the values and returns; a thread writes them twice a second. A disk that is full or cannot be
     written never raises here: `failure` says what is wrong, and the run goes on unrecorded.
@@ -81,7 +81,7 @@ class RunWriter:
 
     @property
     def failure(self) -> str | None:
-        """What keeps the run from being recorded at this moment, in one sentence; None if all is well."""
+        """Why the run is not being recorded right now, in one sentence; None if it is."""
         return self._failure or (self._background.failure if self._background is not None else None)
 
     def append(self, step: int, blocks: Sequence[Block], distributions: Sequence[Distribution] = ()) -> None:
@@ -100,7 +100,7 @@ class RunWriter:
                     f"{block.name} of step {block.step} has {block.values.size} values for {len(block.scopes)} scopes;"
                     f" blocks of step {step} with one value for each scope are expected"
                 )
-        banded = [(one, list(bands(one))) for one in distributions]
+        banded = [(distribution, list(bands(distribution))) for distribution in distributions]
         if background.full:
             background.drop()
             return
@@ -113,9 +113,10 @@ class RunWriter:
             pattern = self._interning.pattern(shared, layouts)
             rows: list[Item] = [(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body))]
             num_bytes = len(body)
-            for one, its_bands in banded:
-                known = int(step), one.time, storable(one.name), self._interning.scopes(one.scopes)
-                rows += [(INSERT_DISTRIBUTION, (*known, *band)) for band in its_bands]
+            for distribution, its_bands in banded:
+                scopes = self._interning.scopes(distribution.scopes)
+                columns = int(step), distribution.time, storable(distribution.name), scopes
+                rows += [(INSERT_DISTRIBUTION, (*columns, *band)) for band in its_bands]
                 num_bytes += sum(counts.nbytes for *_, counts in its_bands)
             background.put([*self._interning.news(), *rows], num_bytes)
             self._num_rows += 1
@@ -128,10 +129,10 @@ class RunWriter:
         alerts: Sequence[Alert] = (),
         actions: Sequence[Action] = (),
     ) -> None:
-        """Record what was found at a step, the alerts that changed with it, and what was done."""
+        """Record the findings of a step, the alerts that changed, and the actions taken."""
         for kind, records in (("finding", findings), ("alert", alerts), ("action", actions)):
-            for one in records:
-                self._record(int(step), kind, one)
+            for record in records:
+                self._record(int(step), kind, record)
 
     def event(self, kind: str, /, **data: str | float) -> None:
         """Record something that happened to the run itself, now."""
@@ -141,7 +142,7 @@ class RunWriter:
             background.put([(INSERT_EVENT, (time.time(), storable(kind), text))], len(text))
 
     def flush(self) -> None:
-        """Wait until all that was handed over is on disk, or `failure` says why it is not."""
+        """Wait until everything is on disk, or `failure` says why it is not."""
         background = self._ready()
         if background is not None:
             background.flush()
@@ -153,7 +154,7 @@ class RunWriter:
             _finish(background, reason)
 
     def _ready(self) -> BackgroundWriter | None:
-        """What takes the data; None if there is nothing that could: no directory, a closed run, a forked child."""
+        """The background writer; None without a directory, after closing and in a forked child."""
         if self._background is None or os.getpid() != self._process or not self._finalizer.alive:
             return None
         return self._background
@@ -206,11 +207,11 @@ class RunWriter:
 
 
 def _joined(values: Sequence[Values]) -> memoryview:
-    """The bytes of many arrays in a row: one copy on the training thread, and SQLite reads it where it lies."""
+    """The bytes of many arrays in a row: one copy on the training thread, which SQLite reads in place."""
     if not values:
         return memoryview(b"")
-    whole = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
-    return whole.view(np.uint8).data
+    joined = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
+    return joined.view(np.uint8).data
 
 
 def _finish(background: BackgroundWriter, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What shows a run while it trains. A view is handed each step after it was judged, and never changes anything."""
+"""Views show a run while it trains. A view receives each step after it is judged and never changes anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forewarn.types import Action, Alert, Block, Distribution
 
 
 class View(Protocol):
-    """Anything that can show steps; `watch(views=[…])` takes any number of them."""
+    """Anything that can show steps; `watch(views=[…])` takes any number of views."""
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
         """Show one step: what was measured, the alerts that changed (most important first), the actions taken."""

@@ -1,4 +1,4 @@
-"""The healthy band of the update ratio, which moves down as a run goes on: to be looked at, never an alert."""
+"""The healthy range of the update ratio, which falls over a run; shown for orientation, never an alert."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 EARLY_SHARE = 0.1
-"""Of the declared steps: the weights are still finding their scale."""
+"""Share of the declared steps during which weights still find their scale."""
 LATE_SHARE = 0.2
-"""Of the declared steps, at the end: the schedule lets the weights settle."""
+"""Share of the declared steps at the end, when the schedule lets the weights settle."""
 DECAYED = 0.1
-"""Share of its peak below which a learning rate has done its work."""
+"""Share of its peak below which a learning rate counts as decayed."""
 
 
 class Phase(StrEnum):
-    """Where in its course a run is, in words that follow `healthy`."""
+    """How far along a run is, in words that follow `healthy`."""
 
     EARLY = "early in a run"
     MIDDLE = "in the middle of a run"
@@ -42,30 +42,30 @@ UPDATE_RATIO = {Phase.EARLY: Band(1e-3, 1e-2), Phase.MIDDLE: Band(1e-4, 1e-3), P
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The course of a learning rate so far; NaN where there was none."""
+    """A learning rate so far: first, previous, current and highest value; NaN if there is none."""
 
     first: float = math.nan
     before: float = math.nan
     now: float = math.nan
     peak: float = math.nan
-    """The highest that was seen; what an optimizer group declares (`types.peak_lr`) is not shown to a view."""
+    """The highest value so far; a view does not see the peak that an optimizer group declares (`types.peak_lr`)."""
 
     @classmethod
     def of(cls, values: ArrayLike) -> Self:
-        """The course over these values, oldest first; what is not finite is left out."""
-        given = np.asarray(values, np.float64)
-        known = given[np.isfinite(given)]
-        if not len(known):
+        """The rate over these values, oldest first; non-finite values are left out."""
+        recorded = np.asarray(values, np.float64)
+        finite = recorded[np.isfinite(recorded)]
+        if not len(finite):
             return cls()
-        return cls(float(known[0]), float(known[-2:][0]), float(known[-1]), float(known.max()))
+        return cls(float(finite[0]), float(finite[-2:][0]), float(finite[-1]), float(finite.max()))
 
     def then(self, value: float) -> Self:
-        """The course with one more value."""
+        """The rate with one more value."""
         return self.of([self.first, self.peak, self.now, value]) if math.isfinite(value) else self
 
     @property
     def warms_up(self) -> bool:
-        """Whether it rises to where it never was: a restart rises too, but not above its earlier peak."""
+        """Whether it reaches a new peak; a restart rises too, but not above its earlier peak."""
         return self.before < self.now == self.peak
 
     @property
@@ -74,21 +74,21 @@ class Rate:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it tells nothing about the course of the run."""
+        """Whether it says nothing about the phase of the run."""
         return math.isnan(self.now) or self.first == self.before == self.now == self.peak
 
 
 def phase(step: int, total_steps: float | None, rate: Rate) -> Phase | None:
-    """Early, in the middle or late, by the declared number of steps and the learning rate; None if neither tells."""
-    done = math.nan if not total_steps else (step + 1) / total_steps
-    if rate.warms_up or done <= EARLY_SHARE:
+    """The phase by the declared number of steps and the learning rate; None if neither tells."""
+    share = math.nan if not total_steps else (step + 1) / total_steps
+    if rate.warms_up or share <= EARLY_SHARE:
         return Phase.EARLY
-    if rate.has_decayed or done > 1 - LATE_SHARE:
+    if rate.has_decayed or share > 1 - LATE_SHARE:
         return Phase.LATE
-    return None if math.isnan(done) and rate.is_constant else Phase.MIDDLE
+    return None if math.isnan(share) and rate.is_constant else Phase.MIDDLE
 
 
 def update_ratio_words(now: Phase | None) -> str:
-    """`healthy in the middle of a run 1e-4 to 1e-3`; every band where the phase is not known."""
+    """`healthy in the middle of a run 1e-4 to 1e-3`; all bands if the phase is unknown."""
     bands = UPDATE_RATIO if now is None else {now: UPDATE_RATIO[now]}
     return "healthy " + ", ".join(f"{when} {band}" for when, band in bands.items())

@@ -18,22 +18,22 @@ def cell(level: int, bars: str) -> str:
 
 
 def line(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
-    """One character per value, `most` of them at even distances; its height lies between the least and the greatest."""
+    """One character per value, scaled from the lowest to the highest; at most `most` values, evenly spaced."""
     if len(values) > most:
-        values = [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+        values = [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
     heights = [_height(float(value), logarithmic) for value in values]
-    known = [each for each in heights if each is not None]
-    if not known:
+    finite = [height for height in heights if height is not None]
+    if not finite:
         return _NO_READING * len(values)
-    low, span = min(known), max(known) - min(known)
+    low, span = min(finite), max(finite) - min(finite)
     span = max(span, 1.0) if logarithmic else span or 1.0
     return "".join(
-        _NO_READING if each is None else BARS[round((each - low) / span * (len(BARS) - 1))] for each in heights
+        _NO_READING if height is None else BARS[round((height - low) / span * (len(BARS) - 1))] for height in heights
     )
 
 
 def bar_chart(values: NDArray[np.float64], width: int, rows: int = 1, bars: str = BARS) -> str:
-    """A whole series in `width` columns, on a logarithmic scale if all is positive; × is not finite."""
+    """A series in `width` columns, on a logarithmic scale if all values are positive; × marks a non-finite value."""
     if len(values) > width:
         with np.errstate(invalid="ignore"):  # inf and -inf in one part
             values = np.array([part.mean() for part in np.array_split(values, width)])

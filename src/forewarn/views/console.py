@@ -1,4 +1,4 @@
-"""Alerts as lines on standard error, the view that `watch` gives every run."""
+"""Alerts as lines on standard error; the default view of `watch`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from forewarn.views.depth import depth_profile
 from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, numbers
 
 MOST_GROUPS = 3
-"""Kinds of alert that get a line of their own at one step; the others are counted."""
+"""Most kinds of alert with a line of their own at one step; the others share one."""
 MOST_REMEDIES = 3
 MOST_EVIDENCE = 4
 """Numbers beside a value and its bound; `forewarn check` shows all."""
 QUIET_STEPS = 20
-"""For so many steps after a kind of alert was shown, more places of it at no higher severity are not news."""
+"""Steps after an alert during which the same kind at no higher severity is not shown again."""
 
 _INDENT = "    "
 
 
 class AlertLines:
-    """Prints alerts as they fire and resolve, a handful of lines per step however many layers are affected."""
+    """Prints alerts as they fire and resolve, in a few lines per step for any number of layers."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._console = plain_console(stream, stderr=True)
@@ -39,11 +39,11 @@ class AlertLines:
 
 
 class News:
-    """Turns what changed at a step into lines; remembers what was said, so that nothing is said twice."""
+    """Turns the changes of a step into lines, and remembers them so that nothing is repeated."""
 
     def __init__(self) -> None:
         self._said: dict[str, _Saying] = {}
-        """By code: its last line."""
+        """The last line of each code."""
         self._advised: _Saying | None = None
         """The last advice, whatever it was about."""
 
@@ -70,9 +70,9 @@ class News:
         return lines
 
     def _advice(self, alert: Alert, step: int) -> list[Text]:
-        """What to do, once for each kind of alert; fresh advice stands until something worse comes."""
-        said = self._said.get(alert.code)
-        repeated = said is not None and alert.severity <= said.severity
+        """What to do, once per kind of alert; recent advice is replaced only by advice on something worse."""
+        earlier = self._said.get(alert.code)
+        repeated = earlier is not None and alert.severity <= earlier.severity
         if alert.severity is Severity.INFO or repeated or not _is_news(alert, step, self._advised):
             return []
         self._advised = _Saying(alert.severity, step)
@@ -87,13 +87,13 @@ class _Saying:
     step: int
 
 
-def _is_news(alert: Alert, step: int, said: _Saying | None) -> bool:
-    return said is None or alert.severity > said.severity or step - said.step >= QUIET_STEPS
+def _is_news(alert: Alert, step: int, earlier: _Saying | None) -> bool:
+    return earlier is None or alert.severity > earlier.severity or step - earlier.step >= QUIET_STEPS
 
 
 class _PlainConsole(Console):
     def on_broken_pipe(self) -> None:
-        """Fall silent; rich would end the process, and with it the training run."""
+        """Stop printing; rich would end the process, and with it the training run."""
         self.quiet = True
 
 
@@ -103,15 +103,15 @@ def plain_console(stream: IO[str] | None = None, stderr: bool = False) -> Consol
 
 
 def print_lines(console: Console, lines: Sequence[Text]) -> None:
-    """Print lines whole, so that a log can be searched; on a terminal what does not fit goes on indented."""
+    """Print lines unwrapped, so that a log can be searched; on a terminal, wrap and indent them."""
     for line in lines:
         if not console.is_terminal:
             console.print(line, soft_wrap=True)
             continue
-        first, *rest = line.wrap(console, max(20, console.width - len(_INDENT)))
+        first, *continuation = line.wrap(console, max(20, console.width - len(_INDENT)))
         console.print(first)
-        for further in rest:
-            console.print(Text(_INDENT) + further)
+        for part in continuation:
+            console.print(Text(_INDENT) + part)
 
 
 def _headline(step: int, group: AlertGroup) -> Text:

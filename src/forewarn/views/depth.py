@@ -11,7 +11,7 @@ from forewarn.views.bars import line
 from forewarn.views.wording import short
 
 _WIDEST = 64
-"""Characters of the line; a deeper model shows blocks at even distances, the first and the last among them."""
+"""Characters of the line; a deeper model shows evenly spaced blocks, including the first and the last."""
 
 
 def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | None:
@@ -21,8 +21,8 @@ def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | No
     norms = next((block for block in blocks if block.name == "gradient/block_norm"), None)
     if not about_gradients or norms is None:
         return None
-    known = [(scope, float(value)) for scope, value in zip(norms.scopes, norms.values, strict=True) if value == value]
-    if len(known) < 2:
+    pairs = [(scope, float(value)) for scope, value in zip(norms.scopes, norms.values, strict=True) if value == value]
+    if len(pairs) < 2:
         return None
-    ends = [f"{short(scope)} {in_words(value)}" for scope, value in (known[0], known[-1])]
-    return f"gradient by depth: {ends[0]} {line([value for _, value in known], _WIDEST, logarithmic=True)} {ends[1]}"
+    ends = [f"{short(scope)} {in_words(value)}" for scope, value in (pairs[0], pairs[-1])]
+    return f"gradient by depth: {ends[0]} {line([value for _, value in pairs], _WIDEST, logarithmic=True)} {ends[1]}"

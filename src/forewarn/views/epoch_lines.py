@@ -1,4 +1,4 @@
-"""What the epochs have brought, in lines for a person."""
+"""Alerts about epochs as lines of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A histogram as a picture in the terminal: one column per power of two, negative values to the left of zero."""
+"""A histogram in the terminal: one column per power of two, negative values left of zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 6
 
 
 def picture(counts: Counts, zeros: int, width: int = 80, bars: str = BARS) -> list[str]:
-    """The histogram [2 × bins] as bars over an axis; where it is too wide, a column is several powers of two."""
+    """The histogram [2 × bins] as bars over an axis; if it is too wide, a column covers several powers of two."""
     used = used_bins(counts[None])
     per_column = max(1, math.ceil(2 * (used.stop - used.start) / max(1, width - 1)))
     first = used.start - (used.start - used.stop) % -per_column  # the largest values keep a column of their own
@@ -32,9 +32,9 @@ def picture(counts: Counts, zeros: int, width: int = 80, bars: str = BARS) -> li
 
 def words(shape: float, percentiles: Mapping[str, float]) -> list[str]:
     """The shape in words and the percentiles in a line; what was not recorded is left out."""
-    known = [f"{name} {in_words(value)}" for name, value in percentiles.items() if not math.isnan(value)]
+    numbers = [f"{name} {in_words(value)}" for name, value in percentiles.items() if not math.isnan(value)]
     lines = [str(Shape(int(shape)))] if shape in set(map(float, Shape)) else []
-    return lines + (["  ".join(known)] if known else [])
+    return lines + (["  ".join(numbers)] if numbers else [])
 
 
 def _columns(counts: Counts, bins: slice, zeros: int, per_column: int) -> Counts:

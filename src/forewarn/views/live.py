@@ -1,4 +1,4 @@
-"""A live picture of the run in the terminal; one plain line now and then where there is no terminal."""
+"""A live view of the run in the terminal; without a terminal, a plain line now and then."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import STYLES
 
 REDRAW_SECONDS = 0.2
-"""The least time between two drawings: a view must cost about nothing."""
+"""Least time between two redraws, so that the view costs almost nothing."""
 CHART_ROWS = 3
 CHART_BINS = 512
-"""Means that the loss so far is kept in: several for each column of the widest chart."""
+"""Bins that hold the loss so far: several per column of the widest chart."""
 
 _SHOWN = {
     name: label(name)
@@ -98,11 +98,11 @@ class LiveView:
 
     def _picture(self) -> RenderableType:
         numbers = Table.grid(padding=(0, 3, 0, 0))
-        shown = [(words, in_words(self._latest.get(name, "–"))) for name, words in _SHOWN.items()]
-        for words, _ in shown:
+        cells = [(words, in_words(self._latest.get(name, "–"))) for name, words in _SHOWN.items()]
+        for words, _ in cells:
             numbers.add_column(min_width=max(8, len(words)))  # so that nothing moves while digits come and go
-        numbers.add_row(*(Text(words, style="dim") for words, _ in shown))
-        numbers.add_row(*(Text(value, style="bold") for _, value in shown))
+        numbers.add_row(*(Text(words, style="dim") for words, _ in cells))
+        numbers.add_row(*(Text(value, style="bold") for _, value in cells))
         options = self._console.options
         width = max(10, min(options.max_width, 100) - 2)
         chart = bar_chart(self._losses.points[1], width, CHART_ROWS, ASCII_BARS if options.ascii_only else BARS)
@@ -111,21 +111,21 @@ class LiveView:
         return Group(self._progress(width), numbers, *self._band(), Text(chart, style="cyan"), alerts)
 
     def _band(self) -> list[Text]:
-        """What update ratio is healthy now, where the phase of the run is known."""
+        """The healthy update ratio, if the phase of the run is known."""
         now = phase(self._step, self._total_steps, self._rate)
-        known = now is not None and "monitor/update_ratio_median" in self._latest
-        return [Text(f"update ratio {update_ratio_words(now)}", style="dim")] if known else []
+        is_shown = now is not None and "monitor/update_ratio_median" in self._latest
+        return [Text(f"update ratio {update_ratio_words(now)}", style="dim")] if is_shown else []
 
     def _progress(self, width: int) -> RenderableType:
         pace = self._pace.steps_per_second
         speed = f"{pace:.1f} steps/s" if pace else ""
         if not self._total_steps:
             return Text(f"step {self._step}   {speed}")
-        done = min(self._step + 1, self._total_steps)
-        left = f"{_clock((self._total_steps - done) / pace)} left" if pace else ""
+        num_steps = min(self._step + 1, self._total_steps)
+        remaining = f"{_clock((self._total_steps - num_steps) / pace)} left" if pace else ""
         row = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(self._total_steps, done, width=max(10, width - 50), complete_style="cyan")
-        row.add_row(Text(f"step {self._step}/{self._total_steps}"), bar, Text(left), Text(speed, style="dim"))
+        bar = ProgressBar(self._total_steps, num_steps, width=max(10, width - 50), complete_style="cyan")
+        row.add_row(Text(f"step {self._step}/{self._total_steps}"), bar, Text(remaining), Text(speed, style="dim"))
         return row
 
     def _alerts(self) -> str:
@@ -133,7 +133,7 @@ class LiveView:
 
 
 class _Pace:
-    """How fast steps went by over the last drawings."""
+    """Steps per second over the last redraws."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=25)
@@ -143,7 +143,7 @@ class _Pace:
 
     @property
     def steps_per_second(self) -> float:
-        """0 while it is not known."""
+        """0 while unknown."""
         if len(self._seen) < 2:
             return 0.0
         (start, first), (end, last) = self._seen[0], self._seen[-1]
@@ -151,6 +151,6 @@ class _Pace:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"

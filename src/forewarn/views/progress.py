@@ -1,4 +1,4 @@
-"""How training goes on: a line every so many steps, and a progress bar below them where there is a terminal."""
+"""Training progress: a line every N steps and, in a terminal, a progress bar below."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ class ProgressView:
         self._topk = topk
         self._latest: dict[str, float] = {}
         self._frozen: list[str] = []
-        self._told: int | None = None
-        """Steps done at the last line; None if there was none."""
+        self._last_line: int | None = None
+        """Number of steps at the last line; None before the first."""
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        found = {block.name: block for block in blocks}
+        by_name = {block.name: block for block in blocks}
         for name in _SHOWN:
-            if name in found and len(found[name].values):
-                self._latest[name] = float(found[name].values.max())
-        if "update/frozen_cause" in found:
-            self._frozen = frozen_lines(found["update/frozen_cause"], found["update/ratio"], self._topk)
-        done = step + 1
-        if self._told is None:
-            self._told = step
+            if name in by_name and len(by_name[name].values):
+                self._latest[name] = float(by_name[name].values.max())
+        if "update/frozen_cause" in by_name:
+            self._frozen = frozen_lines(by_name["update/frozen_cause"], by_name["update/ratio"], self._topk)
+        num_steps = step + 1
+        if self._last_line is None:
+            self._last_line = step
             if step:
                 self._console.print(Text(f"going on from step {step}"))
         if self._console.is_terminal:
-            self._advance(done)
-        if done == self._told and "eval/loss" in found:
-            self._console.print(Text(self.line(done, ["eval/loss"])), soft_wrap=True)
-        elif done % self._every == 0 or "eval/loss" in found:
-            self._told = done
-            for line in (self.line(done), *self._frozen):
+            self._advance(num_steps)
+        if num_steps == self._last_line and "eval/loss" in by_name:
+            self._console.print(Text(self.line(num_steps, ["eval/loss"])), soft_wrap=True)
+        elif num_steps % self._every == 0 or "eval/loss" in by_name:
+            self._last_line = num_steps
+            for line in (self.line(num_steps), *self._frozen):
                 self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
@@ -78,16 +78,16 @@ class ProgressView:
             self._progress.stop()
             self._progress = None
 
-    def line(self, done: int, wanted: Collection[str] = tuple(_SHOWN)) -> str:
-        """The state after so many steps."""
-        parts = [f"step {_of(done, self._total_steps)}"]
-        if each := self._steps_per_epoch:
-            epochs = math.ceil(self._total_steps / each) if self._total_steps else None
-            parts.insert(0, f"epoch {_of(math.ceil(done / each), epochs)}")
-        known = [name for name in _SHOWN if name in self._latest and name in wanted]
-        return " | ".join(parts + [f"{_SHOWN[name]} {_number(self._latest[name])}" for name in known])
+    def line(self, num_steps: int, names: Collection[str] = tuple(_SHOWN)) -> str:
+        """The state after `num_steps` steps."""
+        parts = [f"step {_of(num_steps, self._total_steps)}"]
+        if per_epoch := self._steps_per_epoch:
+            epochs = math.ceil(self._total_steps / per_epoch) if self._total_steps else None
+            parts.insert(0, f"epoch {_of(math.ceil(num_steps / per_epoch), epochs)}")
+        shown = [name for name in _SHOWN if name in self._latest and name in names]
+        return " | ".join(parts + [f"{_SHOWN[name]} {_number(self._latest[name])}" for name in shown])
 
-    def _advance(self, done: int) -> None:
+    def _advance(self, num_steps: int) -> None:
         if self._progress is None:
             columns = (
                 MofNCompleteColumn(),
@@ -101,7 +101,7 @@ class ProgressView:
         words = "  ".join(
             f"{_SHOWN[name]} {_number(self._latest[name])}" for name in _ON_THE_BAR if name in self._latest
         )
-        self._progress.update(self._task, completed=done, description=words)
+        self._progress.update(self._task, completed=num_steps, description=words)
 
 
 def frozen_lines(causes: Block, ratios: Block, topk: int) -> list[str]:
@@ -113,7 +113,7 @@ def frozen_lines(causes: Block, ratios: Block, topk: int) -> list[str]:
     ]
     if not frozen:
         return []
-    frozen.sort(key=lambda one: (one[0], one[1]))
+    frozen.sort(key=lambda parameter: (parameter[0], parameter[1]))
     lines = [
         f"  frozen: {short(scope)} (update ratio {in_words(ratio)}): {cause}" for ratio, scope, cause in frozen[:topk]
     ]
@@ -122,8 +122,8 @@ def frozen_lines(causes: Block, ratios: Block, topk: int) -> list[str]:
     return lines
 
 
-def _of(done: int, total: int | None) -> str:
-    return f"{done}/{total}" if total else str(done)
+def _of(count: int, total: int | None) -> str:
+    return f"{count}/{total}" if total else str(count)
 
 
 def _number(value: float) -> str:

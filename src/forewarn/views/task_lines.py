@@ -1,4 +1,4 @@
-"""How the tasks of a model get on: a line per epoch, who pulls how hard, a collapse in red, a summary at the end."""
+"""Tasks of a multi-task model: a line per epoch, their shares of the gradient, collapses, and a final summary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INDENT = " " * 13
 
 
 class TaskView:
-    """Shows a run with several tasks; the gradients on every `every`-th epoch, alerts as they come."""
+    """Shows a run with several tasks: gradients on every `every`-th epoch, alerts as they fire."""
 
     def __init__(self, num_epochs: int, every: int = 10, console: Console | None = None) -> None:
         self._console = console or plain_console()
@@ -53,11 +53,11 @@ class TaskView:
         for alert in collapsed:
             print_lines(self._console, collapse_lines(step, alert))
         print_lines(
-            self._console, self._news.lines(step, blocks, [one for one in changed if one not in collapsed], taken)
+            self._console, self._news.lines(step, blocks, [alert for alert in changed if alert not in collapsed], taken)
         )
 
     def end_epoch(self, epoch: int, loss: float, held_out: Mapping[str, float]) -> None:
-        """One line for the epoch that has ended, counted from 1, and what the gradients say of it."""
+        """Print a line for the epoch that has ended, counted from 1, and its gradients."""
         width = len(str(self._num_epochs))
         numbers = "  ".join(f"{name} {value:.3f}" for name, value in held_out.items())
         line = Text.assemble(
@@ -71,11 +71,11 @@ class TaskView:
             print_lines(self._console, [*self._gradient_lines(), *self._task_lines()])
 
     def note(self, words: str, style: str = "") -> None:
-        """Something else to tell on the way."""
+        """Print a line of text."""
         print_lines(self._console, [Text(_INDENT + words, style=style)])
 
     def close(self) -> None:
-        """The summary of the whole run."""
+        """Print the summary of the run."""
         if not self._latest:
             return
         *rows, _ = self._tally.summary().rows()
@@ -114,7 +114,9 @@ class TaskView:
             line.append(f", cosine {cosine:+.2f}")
         weights = self._latest.get("task/weight", {})
         if len(set(weights.values())) > 1:
-            line.append("  weights " + ", ".join(f"{short(name)} {in_words(one)}" for name, one in weights.items()))
+            line.append(
+                "  weights " + ", ".join(f"{short(name)} {in_words(weight)}" for name, weight in weights.items())
+            )
         return [line]
 
 
@@ -135,8 +137,8 @@ def _shares(shares: Mapping[str, float]) -> str:
     """`pointer 46% ━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌ 54% type` for two tasks, a list for more."""
     if len(shares) > 2:
         return ", ".join(f"{short(name)} {share:.0%}" for name, share in shares.items())
-    (first, one), (second, other) = shares.items()
-    if one != one:
+    (first, first_share), (second, second_share) = shares.items()
+    if first_share != first_share:
         return f"{short(first)}, {short(second)}"
-    filled = round(BAR * one)
-    return f"{short(first)} {one:.0%} {'━' * filled}{'╌' * (BAR - filled)} {other:.0%} {short(second)}"
+    filled = round(BAR * first_share)
+    return f"{short(first)} {first_share:.0%} {'━' * filled}{'╌' * (BAR - filled)} {second_share:.0%} {short(second)}"

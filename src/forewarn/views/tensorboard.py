@@ -1,4 +1,4 @@
-"""A run in TensorBoard: one event per step, curves that stay few, and alerts as text."""
+"""A run in TensorBoard: one event per step, a limited number of curves, and alerts as text."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
 FLUSH_SECONDS = 10
 """TensorBoard looks for news every 30 seconds by default; this stays well below."""
 QUEUED_EVENTS = 100
-"""Events that may wait for the disk before a step waits for them: far more than the dense start of a run."""
+"""Most events queued for the disk before a step has to wait: far more than the dense start of a run needs."""
 MOST_PLACES = 20
 """Rows in the table of one alert; further places are counted."""
 LEAD = 2.0
-"""A gradient that is so many times as large as any that has a tag takes one of the tags kept for later."""
+"""A gradient this many times larger than any with a tag gets one of the reserved tags."""
 
 _LEFT_OUT = {"update/optimizer_steps", "gradient/residual_norm"}
 """Almost always exactly 1 and 0, and alerts say when they are not. `update/skipped` and `monitor/overhead_share` stay:
@@ -100,14 +100,14 @@ class TensorBoardView:
             if value == value:
                 add(tag=tag, simple_value=value)
         for distribution in self._histograms:
-            for tag, counts, zeros in self._told(distribution):
+            for tag, counts, zeros in self._histogram_tags(distribution):
                 _fill(add(tag=tag).histo, counts, zeros)
         self._histograms = []
         for tag, text in _texts(changed, taken):
             add(tag=tag, metadata=self._text, tensor=self._new_tensor(text))
         if not event.summary.value:
             return
-        if self._writer is None:  # not before: of several processes only the first shows anything
+        if self._writer is None:  # created late, because only the first of several processes shows anything
             self._writer = self._new_writer(self._folder, QUEUED_EVENTS, FLUSH_SECONDS)
         self._writer.add_event(event)
 
@@ -121,16 +121,16 @@ class TensorBoardView:
         if writer is not None:
             writer.close()
 
-    def _told(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
-        """Tags, counts and zeros: of all tensors together, and in full of each that has anything."""
-        told = [over_scopes(distribution), *([distribution] if self._full else [])]
-        for each in told:
-            for scope, counts, zeros in zip(each.scopes, each.counts, each.zeros.tolist(), strict=True):
+    def _histogram_tags(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
+        """Tags, counts and zeros of all tensors together and, in full detail, of each nonempty tensor."""
+        distributions = [over_scopes(distribution), *([distribution] if self._full else [])]
+        for part in distributions:
+            for scope, counts, zeros in zip(part.scopes, part.counts, part.zeros.tolist(), strict=True):
                 if zeros or counts.any():
-                    yield self._tags.one(each.name, scope), counts, zeros
+                    yield self._tags.one(part.name, scope), counts, zeros
 
     def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:
-        """Tags and values of the tensors in the two short lists, which may grow at this step."""
+        """Tags and values of the tensors in the two top-k lists, which may grow at this step."""
         num_given = len(self._gradients.scopes) + len(self._frozen.scopes)
         norm = measured.get("gradient/norm")
         if norm is not None:
@@ -152,7 +152,7 @@ class TensorBoardView:
             file.write(json.dumps({TOPK_GRADIENTS: self._gradients.scopes, TOPK_FROZEN: self._frozen.scopes}))
 
     def _remembered(self) -> dict[str, list[str]]:
-        """Which tensors had a tag before a resume; a file that makes no sense is as good as none."""
+        """The tensors that had a tag before a resume; an unreadable file counts as none."""
         if not self._files.exists(self._memory):
             return {}
         try:
@@ -163,28 +163,28 @@ class TensorBoardView:
 
 
 class _Tags:
-    """The names of readings in TensorBoard: made once, and different for different readings whatever their names."""
+    """Unique TensorBoard names of readings, each made once."""
 
     def __init__(self, *, full: bool) -> None:
         self._full = full
         self._layouts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """By metric: the scopes of its last block, and their tags."""
+        """The scopes and tags of each metric's last block."""
         self._made: dict[tuple[str, str], str] = {}
         self._used: set[str] = set()
 
     def of(self, block: Block) -> tuple[str, ...]:
-        """A tag for each value of a block, empty for one that is not shown; nothing at all if none is."""
-        known = self._layouts.get(block.name)
-        if known is None or (known[0] is not block.scopes and known[0] != block.scopes):
+        """A tag for each value of a block, empty if the value is not shown; no tags if none is shown."""
+        layout = self._layouts.get(block.name)
+        if layout is None or (layout[0] is not block.scopes and layout[0] != block.scopes):
             tags = tuple(self._shown(block.name, scope, len(block.scopes)) for scope in block.scopes)
-            known = self._layouts[block.name] = (block.scopes, tags if any(tags) else ())
-        return known[1]
+            layout = self._layouts[block.name] = (block.scopes, tags if any(tags) else ())
+        return layout[1]
 
     def one(self, name: str, scope: str) -> str:
         tag = self._made.get((name, scope))
         if tag is None:
             tag = _tag(name, scope)
-            while tag in self._used:  # characters that were replaced may have been all the difference
+            while tag in self._used:  # two names may differ only in replaced characters
                 tag += "_"
             self._used.add(tag)
             self._made[name, scope] = tag
@@ -194,42 +194,42 @@ class _Tags:
         metric = find(name)
         if metric is not None and metric.scope is Scope.GROUP:  # a few, and none if there is nothing to tell apart
             return self.one(name, scope if num_scopes > 1 else "")
-        shown = self._full if scope else name not in _LEFT_OUT
-        return self.one(name, scope) if shown else ""
+        is_shown = self._full if scope else name not in _LEFT_OUT
+        return self.one(name, scope) if is_shown else ""
 
 
 class _Picks:
     """The tensors that have a top-k tag: never more than `most`, and none loses its tag."""
 
-    def __init__(self, most: int, kept: int, scopes: Sequence[str]) -> None:
+    def __init__(self, most: int, reserved: int, scopes: Sequence[str]) -> None:
         self.scopes = list(scopes[:most])
         self._most = most
-        self._kept = kept
-        """Tags that are not given the first time."""
+        self._reserved = reserved
+        """Tags held back the first time."""
         self._layout: tuple[str, ...] = ()
         self._places: dict[str, int] = {}
 
     def give(self, scopes: tuple[str, ...], scores: Values, above: float) -> None:
-        """Give free tags to the tensors with the highest scores, if these are above a bound."""
-        num_free = self._most - len(self.scopes) - (0 if self.scopes else self._kept)
+        """Give free tags to the tensors with the highest scores above a bound."""
+        num_free = self._most - len(self.scopes) - (0 if self.scopes else self._reserved)
         if num_free <= 0:
             return
         able = np.flatnonzero(scores > above)
         best = able[np.argsort(-scores[able], kind="stable")].tolist()
-        new = [scopes[at] for at in best[: self._most] if scopes[at] not in self.scopes]
+        new = [scopes[index] for index in best[: self._most] if scopes[index] not in self.scopes]
         self.scopes += new[:num_free]
 
     def read(self, block: Block) -> list[tuple[str, float]]:
         """The tensors that have a tag and their values; those that the block does not hold are left out."""
         if block.scopes is not self._layout:
             self._layout = block.scopes
-            self._places = {scope: at for at, scope in enumerate(block.scopes)}
+            self._places = {scope: index for index, scope in enumerate(block.scopes)}
         places = self._places
         return [(scope, float(block.values[places[scope]])) for scope in self.scopes if scope in places]
 
 
 def _tag(name: str, scope: str) -> str:
-    """`family/scope/quantity`, so that a person can open one layer; the short lists are `name/scope`."""
+    """`family/scope/quantity`, so that one layer can be opened; the top-k lists are `name/scope`."""
     name = "/".join(_NOT_IN_A_TAG.sub("_", part) for part in name.split("/"))
     if not scope:
         return name
@@ -238,13 +238,13 @@ def _tag(name: str, scope: str) -> str:
 
 
 def _fill(proto: Any, counts: Counts, zeros: int) -> None:
-    """Fill in a histogram as TensorBoard has it: counts by the upper ends of their buckets, and their moments.
+    """Fill in a TensorBoard histogram: counts by the upper edges of buckets, and moments.
 
-    These are as if each bucket were filled evenly.
+    The moments assume evenly filled buckets.
     """
     bins = used_bins(counts[None])
     line, edges = in_line(counts[None, :, bins], np.array([zeros]))[0], line_edges(bins)
-    if bins.start == bins.stop:  # nothing but zeros; an edge of its own on either side makes a bucket of them
+    if bins.start == bins.stop:  # only zeros: put them in a bucket with an edge on either side
         edges = np.array([-0.5, 0.5])
     first, last = np.flatnonzero(line)[[0, -1]].tolist()
     line, edges = line[first : last + 1], edges[first : last + 2]
@@ -256,7 +256,7 @@ def _fill(proto: Any, counts: Counts, zeros: int) -> None:
 
 
 def _texts(changed: Sequence[Alert], taken: Sequence[Action]) -> Iterator[tuple[str, str]]:
-    """Tags and markdown: one tag per rule, however many places it is about, and one for all actions."""
+    """Tags and markdown: one tag per rule and one for all actions."""
     for group in grouped(alert for alert in changed if alert.state is not AlertState.PENDING):
         yield _tag(f"alerts/{group.worst.code}-{group.worst.name}", ""), _markdown(group)
     if taken:
@@ -270,9 +270,9 @@ def _markdown(group: AlertGroup) -> str:
     lines = [f"**{worst.severity if group.is_firing else worst.state}** {_escaped(group.where)}", ""]
     lines += ["| where | severity | state | since step | numbers |", "|---|---|---|---|---|"]
     for alert in alerts[:MOST_PLACES]:
-        where = _escaped(short(alert.scope)) or "the run"
+        place = _escaped(short(alert.scope)) or "the run"
         words = _escaped(numbers(alert.finding))
-        lines.append(f"| {where} | {alert.severity} | {alert.state} | {alert.since} | {words} |")
+        lines.append(f"| {place} | {alert.severity} | {alert.state} | {alert.since} | {words} |")
     if len(alerts) > MOST_PLACES:
         lines += ["", f"and {len(alerts) - MOST_PLACES} more"]
     if group.is_firing:
@@ -282,8 +282,8 @@ def _markdown(group: AlertGroup) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that markdown shows as it is, in any dialect: what it would act on becomes a numbered entity."""
-    return _NOT_IN_MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", text)
+    """Text that any markdown dialect shows literally: special characters become numbered entities."""
+    return _NOT_IN_MARKDOWN.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
 def _part(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""All views of a run together; one that raises is dropped, and the training goes on."""
+"""All views of a run; one that raises is dropped, and training continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("forewarn")
 
 
 class ViewSet:
-    """Shows every step to every view; what a view raises is kept under `failures`."""
+    """Shows every step to every view, and records errors of views under `failures`."""
 
     def __init__(self, views: Sequence[View], failures: dict[str, str]) -> None:
         self._views = list(views)

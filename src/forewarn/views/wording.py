@@ -1,4 +1,4 @@
-"""Alerts in words for a person: grouped by what is wrong, with numbers, and with names that cannot harm a terminal."""
+"""Alerts in words: grouped by code, with numbers, and with names that are safe to print."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from forewarn.types import Action, Alert, AlertState, Finding, Remedy, Severity, in_words
 
 LONGEST_NAME = 80
-"""Characters after which a name is cut in the middle, where it says least."""
+"""Longest name; longer ones are cut in the middle, where they say least."""
 
 STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 
 
 def literal(text: str) -> str:
-    """Text that shows exactly what it holds: whatever a terminal would act on is written out as an escape."""
+    """Text that is safe to print: control characters are escaped."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def short(name: str) -> str:
@@ -44,7 +44,7 @@ class AlertGroup:
 
     @property
     def place(self) -> str:
-        """Where it is seen: the only scope, or how many and the worst; nothing if it is about the run as a whole."""
+        """The only scope, or their number and the worst; empty if it is about the run as a whole."""
         scopes = {alert.scope for alert in self.alerts}
         worst = self.worst.scope
         if len(scopes) == 1:
@@ -72,16 +72,16 @@ def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
 
 
 def news_of(alert: Alert) -> Finding:
-    """What was found when the alert fired or last grew worse; of an alert that has not, the newest finding."""
+    """The finding with which the alert fired or last got worse; before that, the newest finding."""
     return alert.announced or alert.finding
 
 
 def numbers(finding: Finding, most: int | None = None) -> str:
     """The value, its bound and the evidence, or the first of it: `9.1 (bound 2.3), level 2.1, ratio 4.3`."""
-    shown = [] if math.isnan(finding.bound) else [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
+    parts = [] if math.isnan(finding.bound) else [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
     for name, value in list(finding.evidence.items())[:most]:
-        shown.append(f"{literal(name).replace('_', ' ')} {literal(in_words(value))}")
-    return ", ".join(shown)
+        parts.append(f"{literal(name).replace('_', ' ')} {literal(in_words(value))}")
+    return ", ".join(parts)
 
 
 def advice(remedy: Remedy) -> str:
@@ -90,9 +90,9 @@ def advice(remedy: Remedy) -> str:
 
 
 def deed(action: Action) -> str:
-    """What was done to the run and because of which alert."""
-    done = literal(str(Remedy(action.action, action.parameters, "")))
-    return f"{done}, because of {literal(action.code)}" + (f" in {short(action.scope)}" if action.scope else "")
+    """The action taken and the alert that caused it."""
+    applied = literal(str(Remedy(action.action, action.parameters, "")))
+    return f"{applied}, because of {literal(action.code)}" + (f" in {short(action.scope)}" if action.scope else "")
 
 
 def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:

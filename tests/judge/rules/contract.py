@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import forewarn
+from forewarn.judge.derived import derivations
 from forewarn.judge.examples import Example, examples
 from forewarn.judge.headlines import headline, keys
 from forewarn.judge.history import History
@@ -71,11 +72,11 @@ def default_settings(rule: Rule) -> Settings | None:
 
 def findings_of(rule: Rule, example: Example) -> list[Finding]:
     """What the rule sees anywhere in an example."""
-    history, judge = History(), Judge(RuleSet.of([rule]), example.info)
+    rule_set = RuleSet.of([rule])
+    history, judge = rule_set.history(example.info), Judge(rule_set, example.info)
     findings: list[Finding] = []
     for step, blocks in example.steps():
-        history.append(blocks)
-        findings += judge(step, history, blocks).findings
+        findings += judge(step, history, history.append(blocks)).findings
     assert not judge.failed
     return findings
 
@@ -152,11 +153,11 @@ def _later_steps(rule: Rule, example: Example) -> Iterator[list[Block]]:
             yield [Block(later, 0.0, name, ("never.seen",), nothing[:1])]
 
 
-def reads_every_setting(rule: Rule, except_for: Collection[str] = ()) -> None:
+def reads_every_setting(rule: Rule) -> None:
     """Each of its settings is looked at, or read on behalf of the rule, while its examples and strange values run."""
     assert rule.settings is not None
     unread = {field.name for field in dataclasses.fields(rule.settings)} - settings_read(rule)
-    assert unread == set(except_for), f"{rule.name} never looks at {sorted(unread)}"
+    assert not unread, f"{rule.name} never looks at {sorted(unread)}"
 
 
 def settings_read(rule: Rule) -> set[str]:
@@ -164,8 +165,10 @@ def settings_read(rule: Rule) -> set[str]:
     assert rule.settings is not None
     read: set[str] = set()
     recording = _recording(rule.settings, read)
+    rule_set = RuleSet.of([rule])
+    rule_set = dataclasses.replace(rule_set, settings={**rule_set.settings, rule.code: recording})
     for readings, facts, names in _everything_to_judge(rule):
-        history = History(window=1024, detail_window=64)
+        history = rule_set.history(facts)
         judge = rule.judging(recording, facts)
         for step, blocks in readings:
             history.append(blocks)
@@ -191,7 +194,8 @@ def _recording(kind: type[Settings], read: set[str]) -> Settings:
 
 
 def _everything_to_judge(rule: Rule) -> Iterator[tuple[list[tuple[int, list[Block]]], RunInfo, tuple[str, ...]]]:
-    names = metrics_of(rule)
+    derived = [one for one in derivations(RuleSet.of([rule])) if set(one.gives) & set(rule.reads)]
+    names = (*metrics_of(rule), *(name for one in derived for name in one.sources if name not in rule.reads))
     for example in examples(rule):
         steps = list(example.steps())
         yield steps, example.info, tuple({block.name for _, blocks in steps for block in blocks})
@@ -279,8 +283,8 @@ def reads_what_is_written(rule: Rule) -> None:
 
 @lru_cache(maxsize=1)
 def _names_in_probes() -> frozenset[str]:
-    """Every string in what measures: whole names of metrics, or quantities that are joined to a family."""
-    files = [*(SOURCE / "measure").rglob("*.py"), SOURCE / "monitor.py"]
+    """Every string in what measures and derives: whole names of metrics, or quantities that are joined to a family."""
+    files = [*(SOURCE / "measure").rglob("*.py"), SOURCE / "monitor.py", SOURCE / "judge" / "derived.py"]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
     return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from forewarn.config import Config
 from forewarn.judge.examples import Example
-from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules, find_rule
@@ -39,8 +38,9 @@ class Run:
         self.config = config or Config()
         self.info = info or RunInfo()
         rules = tuple(map(find_rule, codes)) or all_rules()
-        self.history = History(self.config.history_window, self.config.detail_window)
-        self.judge = Judge(replace(self.config.rule_set(), rules=rules), self.info)
+        rule_set = replace(self.config.rule_set(), rules=rules)
+        self.history = rule_set.history(self.info)
+        self.judge = Judge(rule_set, self.info)
         self.ledger = Ledger(rules)
         self.schedule = Escalation(Schedule(), self.config.escalation_steps)
         self.at = 0
@@ -50,7 +50,7 @@ class Run:
         self.at = self.at if step is None else step
         if isinstance(readings, Mapping):
             readings = [block(self.at, name, reading) for name, reading in readings.items()]
-        self.history.append(readings)
+        readings = self.history.append(readings)
         changed = self.ledger.update(self.judge(self.at, self.history, readings), self.history, self.info)
         assert not self.judge.failed
         if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):

@@ -43,7 +43,7 @@ def test_a_router_that_was_not_used_at_some_checks_says_nothing():
 
 def test_a_healthy_mixture_is_quiet(tmp_path):
     it = Breakable(tmp_path / "run", Mixture())
-    it.config = forewarn.Config(router="router$")
+    it.config = forewarn.Config(measure=forewarn.Measure(router="router$"))
     monitor = it.train(100)
     assert "A109" not in {alert.code for alert in monitor.alerts}
     assert (monitor.history.panel("router/load_share").values.mean(axis=0) > 0.05).all()

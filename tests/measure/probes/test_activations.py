@@ -125,7 +125,7 @@ def test_an_output_that_is_changed_in_place_is_read_as_it_was(watch):
 
 def test_a_large_output_is_read_in_every_odd_number_of_rows(watch):
     model, x = nn.Sequential(nn.Linear(6, 8)), batch(10, 31, 6)
-    config = forewarn.Config(activation_rows=50)
+    config = forewarn.Config(measure=forewarn.Measure(activation_rows=50))
     monitor = watch(model, optimizer := sgd(model), config=config)
     step(model, optimizer, monitor, x)
     check(monitor, "0", by_hand(model, x)[0].reshape(310, 8)[::7])
@@ -303,7 +303,7 @@ def test_further_modules_are_chosen_by_name_and_their_zero_units_are_seen(watch)
             return torch.cat([self.inner(x), x[:, :2] * 0], dim=1)
 
     model = nn.Sequential(Gate(), nn.Linear(8, 2))
-    monitor = watch(model, optimizer := sgd(model), config=forewarn.Config(modules=r"^0$"))
+    monitor = watch(model, optimizer := sgd(model), config=forewarn.Config(measure=forewarn.Measure(modules=r"^0$")))
     for seed in range(10):
         step(model, optimizer, monitor, batch(40, 6, seed=seed))
     assert values(monitor, "dead_fraction", "0") == pytest.approx(2 / 8)
@@ -364,7 +364,7 @@ def test_a_forward_pass_that_is_bypassed_and_a_model_left_in_evaluation_mode_are
 
 def test_switched_off_nothing_is_measured(watch):
     model = net()
-    monitor = watch(model, optimizer := sgd(model), config=forewarn.Config(activations=False))
+    monitor = watch(model, optimizer := sgd(model), config=forewarn.Config(measure=forewarn.Measure(activations=False)))
     step(model, optimizer, monitor, batch(4, 6))
     assert not [name for name in monitor.history.names() if name.startswith("activation/")]
 
@@ -375,7 +375,9 @@ def test_a_layer_more_adds_no_torch_operation_and_no_host_sync(watch):
         for num in (2, 12):
             layers = [layer for _ in range(num) for layer in (nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Tanh())]
             model = nn.Sequential(*layers, nn.Linear(4, 2))
-            monitor = watch(model, optimizer := sgd(model), config=forewarn.Config(activations=on))
+            monitor = watch(
+                model, optimizer := sgd(model), config=forewarn.Config(measure=forewarn.Measure(activations=on))
+            )
             step(model, optimizer, monitor, batch(4, 4))
             with Counting() as counting:
                 step(model, optimizer, monitor, batch(4, 4))

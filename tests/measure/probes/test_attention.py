@@ -439,7 +439,9 @@ def test_what_fails_while_measuring_switches_the_probe_off_and_leaves_the_run_al
 
 def test_it_can_be_left_out(watch):
     model = Root(Functional(heads_of))
-    monitor = one_step(model, watch, ((torch.randn(2, 16, 8),), {}), config=forewarn.Config(attention=False))
+    monitor = one_step(
+        model, watch, ((torch.randn(2, 16, 8),), {}), config=forewarn.Config(measure=forewarn.Measure(attention=False))
+    )
     assert "attention/entropy" not in monitor.history
 
 

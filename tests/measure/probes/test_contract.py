@@ -28,7 +28,7 @@ from forewarn.measure.step import Step
 from forewarn.measure.transfer import on_host
 
 STEPS = 8
-CONFIG = forewarn.Config(router="router", escalation_steps=0)
+CONFIG = forewarn.Config(measure=forewarn.Measure(router="router"), escalation_steps=0)
 METRICS = (
     forewarn.GradientMetric("size", lambda gradient: gradient.abs().mean()),
     forewarn.ActivationMetric("size", lambda output: output.abs().mean()),
@@ -85,7 +85,7 @@ def setup():
 def made(model=None, optimizer=None) -> dict[str, Probe]:
     if model is None:
         model, optimizer = setup()
-    return attach._probes(ParameterIndex(model, [optimizer]), CONFIG, None, Stopwatch(), METRICS)
+    return attach._probes(ParameterIndex(model, [optimizer]), CONFIG.measure, None, Stopwatch(), METRICS)
 
 
 NAMES = list(made())

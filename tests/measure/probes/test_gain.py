@@ -55,9 +55,11 @@ def gains_by_hand(model: Stack, batches: list[Tensor]) -> np.ndarray:
     return np.sqrt(squares[0] / squares[1])
 
 
-def measured(model: nn.Module, batches: list[Tensor], run: Path, **config: object) -> forewarn.Run:
+def measured(model: nn.Module, batches: list[Tensor], run: Path, **measure: object) -> forewarn.Run:
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with forewarn.watch(model, optimizer, run, config=forewarn.Config(**config), views=[]) as monitor:
+    with forewarn.watch(
+        model, optimizer, run, config=forewarn.Config(measure=forewarn.Measure(**measure)), views=[]
+    ) as monitor:
         for batch in batches:
             model(batch).backward()
         optimizer.step()
@@ -120,7 +122,7 @@ def test_drift_is_against_the_oldest_check_of_the_window_and_goes_on_after_a_res
     batch = torch.randn(5, 4)
     state = {}
     for part in range(2):
-        config = forewarn.Config(mean_gain_drift_window=3)
+        config = forewarn.Config(measure=forewarn.Measure(mean_gain_drift_window=3))
         with forewarn.watch(model, optimizer, tmp_path / f"{part}", config=config, views=[]) as monitor:
             if part:
                 monitor.load_state_dict(state)
@@ -184,5 +186,8 @@ def test_blocks_are_found_or_named(tmp_path):
     assert block_names(nn.Linear(3, 3)) == ()
     with pytest.raises(ValueError, match="matches no module"):
         forewarn.watch(
-            gpt, torch.optim.SGD(gpt.parameters(), 0.1), tmp_path / "run", config=forewarn.Config(blocks="x")
+            gpt,
+            torch.optim.SGD(gpt.parameters(), 0.1),
+            tmp_path / "run",
+            config=forewarn.Config(measure=forewarn.Measure(blocks="x")),
         )

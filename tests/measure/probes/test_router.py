@@ -40,9 +40,9 @@ class Model(nn.Module):
         return self.head(self.block["mixture"](x))
 
 
-def one_step(model, watch, batches, **config):
+def one_step(model, watch, batches, **measure):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    monitor = watch(model, optimizer, config=forewarn.Config(router=r"router$", **config))
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(router=r"router$", **measure)))
     for batch in batches:
         model(batch).square().mean().backward()
     optimizer.step()
@@ -127,7 +127,11 @@ def test_a_large_batch_is_read_in_evenly_spaced_tokens(watch, monkeypatch):
 def test_a_name_that_is_found_nowhere_is_an_error_at_once(watch):
     model = Model(Mixture())
     with pytest.raises(ValueError, match=r"router='gate\$' is found in no module name of this Model"):
-        watch(model, torch.optim.SGD(model.parameters(), lr=0.1), config=forewarn.Config(router="gate$"))
+        watch(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            config=forewarn.Config(measure=forewarn.Measure(router="gate$")),
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -135,7 +139,7 @@ def test_a_compiled_router_is_unavailable_and_says_so_once(watch):
     model = Model(Mixture())
     model.block["mixture"].compile(backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = watch(model, optimizer, config=forewarn.Config(router="router$"))
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(router="router$")))
     for _ in range(3):
         model(torch.randn(4, 6)).sum().backward()
         optimizer.step()

@@ -44,7 +44,7 @@ def test_the_update_ratio_of_sgd_is_exact(small, watch):
 def test_the_update_norm_is_that_of_the_whole_tensor_though_a_sample_is_read(watch):
     model = model_of(nn.Linear(64, 64, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = watch(model, optimizer, config=forewarn.Config(sample_size=256))
+    monitor = watch(model, optimizer, config=forewarn.Config(measure=forewarn.Measure(sample_size=256)))
     model[0].weight.sum().backward()  # a gradient of ones: every weight moves by the learning rate
     optimizer.step()
     monitor.step(1.0)
@@ -180,6 +180,28 @@ def test_an_optimizer_that_steps_less_often_freezes_nothing(watch):
         model.zero_grad()
         monitor.step(loss)
     assert "U101" not in {alert.code for alert in monitor.alerts}
+    stopped = monitor.history.series("update/stopped_by", "1.weight").values
+    rests = [step % 5 != 0 for step in range(20)][-len(stopped) :]
+    assert np.isnan(stopped).tolist() == rests
+    assert not np.isnan(monitor.history.series("update/stopped_by", "0.weight").values).any()
+
+
+def test_what_stops_a_tensor_is_recorded_at_every_check_whether_or_not_it_moves(watch):
+    model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    monitor = watch(model, optimizer)
+    train(model, optimizer, monitor, steps=1)
+    assert last(monitor, "update/stopped_by", "0.weight") == FrozenCause.MOVING
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    train(model, optimizer, monitor, steps=4)
+    assert last(monitor, "update/stopped_by", "0.weight") == FrozenCause.ZERO_GRADIENT
+    assert last(monitor, "update/ratio", "0.weight") > 0, "momentum goes on"
+    assert cause_of(monitor, "0.weight") is FrozenCause.MOVING
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(model, optimizer, monitor, steps=1)
+    assert last(monitor, "update/stopped_by", "0.weight") == FrozenCause.ZERO_LR
+    assert cause_of(monitor, "0.weight") is FrozenCause.MOVING, "patience is the rule's"
 
 
 class TestWeightUpdateMonitor:

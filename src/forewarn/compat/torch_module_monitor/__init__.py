@@ -1,4 +1,4 @@
-"""The module paths of the public package: `from forewarn.compat import torch_module_monitor`."""
+"""The module paths of torch-module-monitor: `from forewarn.compat import torch_module_monitor`."""
 
 from forewarn.compat.torch_module_monitor.attention import monitor_scaled_dot_product_attention
 from forewarn.compat.torch_module_monitor.hooks import HooksManager

@@ -13,7 +13,7 @@ __all__ = ["HooksManager"]
 
 
 class HooksManager:
-    """Forward hooks on modules, at most one on each, that go away together."""
+    """Forward hooks on modules, at most one on each, removed together."""
 
     def __init__(self) -> None:
         self.hooks: dict[nn.Module, Any] = {}

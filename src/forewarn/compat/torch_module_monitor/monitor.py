@@ -1,4 +1,4 @@
-"""`torch_module_monitor.monitor`: the monitor, whose metrics may also be given by the public package's keywords."""
+"""`torch_module_monitor.monitor`: the monitor, with that package's keywords for metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ModuleMonitor", "MonitorMixin", "default_format_module_name_fn"]
 
 
 class ModuleMonitor(_ModuleMonitor):
-    """`forewarn.ModuleMonitor` with `metric_name` and `metric_fn` for what it calls `name` and `fn`."""
+    """`forewarn.ModuleMonitor` with `metric_name` and `metric_fn` instead of `name` and `fn`."""
 
     def add_activation_metric(  # type: ignore[override]
         self, metric_name: str, metric_fn: Any = None, *args: Any, **options: Any

@@ -1,4 +1,4 @@
-"""How the run goes on: leave out a batch, save, go back, stop, train longer."""
+"""Remedies that change the course of a run: skip a batch, save, roll back, stop, train longer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EPOCHS = ("epochs", "num_epochs")
 
 
 def skip_batch(why: str = "one bad batch must not move the weights") -> Prescription:
-    """Leave out the batch that the finding is about."""
+    """Skip the batch of the finding."""
     return advise("skip_batch", why, safety="safe")
 
 
@@ -22,7 +22,7 @@ def snapshot(why: str = "the state at this step is what a search for the cause s
 
 
 def roll_back(why: str = "the weights from before it are still good") -> Prescription:
-    """Return to the last checkpoint before the trouble began; None where it began with the run."""
+    """Return to the last checkpoint before the trouble began; None if it began with the run."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         lasting = finding.evidence.get("lasting_steps", 1)
@@ -38,12 +38,12 @@ def stop(why: str = "every further step is spent on a run that is lost") -> Pres
 
 
 def stop_early(why: str = "the weights of the best evaluation are the best of this run") -> Prescription:
-    """Stop, and take the weights of the evaluation that was best."""
+    """Stop, and use the weights of the best evaluation."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         losses = history.series("eval/loss")
-        finite = [(float(loss), int(step)) for loss, step in zip(losses.values, losses.steps, strict=True)]
-        best = min((each for each in finite if math.isfinite(each[0])), default=None)
+        evaluations = [(float(loss), int(step)) for loss, step in zip(losses.values, losses.steps, strict=True)]
+        best = min((pair for pair in evaluations if math.isfinite(pair[0])), default=None)
         if best is None:
             return Remedy("stop_early", {"step": finding.step}, why)
         return Remedy("stop_early", {"best_step": best[1], "best_loss": best[0]}, why)
@@ -52,12 +52,12 @@ def stop_early(why: str = "the weights of the best evaluation are the best of th
 
 
 def train_longer(why: str = "the loss still falls a little in every epoch") -> Prescription:
-    """Twice the epochs or steps that are declared, else twice the steps done so far."""
+    """Twice the declared epochs or steps, else twice the steps so far."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         epochs, steps = declared(info, *_EPOCHS), declared(info, *STEPS)
-        what, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
+        unit, now = ("epochs", epochs) if not math.isnan(epochs) else ("steps", steps)
         now = finding.step + 1 if math.isnan(now) else now
-        return Remedy("train_longer", {"from": now, "to": 2 * now, "in": what}, why)
+        return Remedy("train_longer", {"from": now, "to": 2 * now, "in": unit}, why)
 
     return prescribe

@@ -1,4 +1,4 @@
-"""What is trained, on what, and for what: the model, the data, the weights of tasks, the healthy range of a metric."""
+"""Remedies for the model, the data, the weights of tasks and the healthy range of a metric."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add_parameters(why: str = "a model that is too small for the task fits neith
 
 
 def shift_task_weight(raised: bool, why: str) -> Prescription:
-    """Raise the weight of the starved task, or lower that of the dominating one, by half of what they are apart.
+    """Raise the weight of the starved task, or lower that of the dominating one, by half of the gap between them.
 
     The factor is the power of two nearest the square root of their ratio, so that both changes together even them out.
     """
@@ -84,16 +84,16 @@ def shift_task_weight(raised: bool, why: str) -> Prescription:
             return None
         power = round(abs(math.log2(apart)) / 2) if math.isfinite(apart) else _LARGEST_SHIFT
         factor = 2.0 ** (min(max(power, 1), _LARGEST_SHIFT) * (1 if raised else -1))
-        known = history.series("task/weight", task).finite()
+        weights = history.series("task/weight", task).finite()
         action = "raise_task_weight" if raised else "lower_task_weight"
-        numbers: Numbers = {"from": float(known[-1]), "to": float(known[-1]) * factor} if len(known) else {}
+        numbers: Numbers = {"from": float(weights[-1]), "to": float(weights[-1]) * factor} if len(weights) else {}
         return Remedy(action, {**numbers, "task": task, "by": f"× {in_words(factor)}"}, why)
 
     return prescribe
 
 
 def widen_range(why: str) -> Prescription:
-    """Move the bound that the finding is beyond to where its value is."""
+    """Move the exceeded bound to the value of the finding."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("widen_range", {"from": finding.bound, "to": finding.value, "metric": finding.scope}, why)

@@ -1,4 +1,4 @@
-"""How gradients become steps: clipping, the moments of Adam, weight decay, what the optimizer holds."""
+"""Remedies for the optimizer: clipping, Adam's moments, weight decay, missing parameters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
 
 
 def add_to_optimizer(why: str = "the optimizer moves only what is in one of its groups") -> Prescription:
-    """Hand the parameter to the optimizer."""
+    """Add the parameter to the optimizer."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": current_lr(history)}, why)
@@ -73,11 +73,11 @@ def add_to_optimizer(why: str = "the optimizer moves only what is in one of its 
 
 
 def keep_in_float32(why: str = "in few bits a small update is rounded back to the old weight") -> Prescription:
-    """Keep the master copy of the weight in float32; None where it is in float32 or wider already."""
+    """Keep the master copy of the weight in float32; None if it already is in float32 or wider."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        known = info.parameters.get(finding.scope)
-        dtype = known.dtype if known else "low precision"
+        parameter = info.parameters.get(finding.scope)
+        dtype = parameter.dtype if parameter else "low precision"
         if dtype in ("float32", "float64"):
             return None
         return Remedy("keep_in_float32", {"from": dtype, "to": "float32", "parameter": finding.scope}, why)

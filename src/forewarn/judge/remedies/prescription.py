@@ -1,6 +1,6 @@
-"""What a prescription is, and what all of them ask of a run.
+"""Prescriptions, and the facts about a run that they share.
 
-A prescription is a function from a finding, the history and what is known of the run to a remedy with its numbers.
+A prescription is a function from a finding, the history and the run's information to a remedy with its numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from forewarn.judge.history import History
 from forewarn.types import Finding, FrozenCause, Remedy, RunInfo
 
 Prescription = Callable[[Finding, History, RunInfo], Remedy | None]
-"""A remedy without its numbers yet; None where it makes no sense for this finding."""
+"""A remedy without its numbers yet; None if it makes no sense for this finding."""
 
 Numbers = dict[str, float | str]
 
 
 STEPS = ("total_steps", "max_steps")
-"""Under which names the steps of the whole run are declared."""
+"""Names under which the total number of steps is declared."""
 
 
 def advise(
@@ -29,14 +29,14 @@ def advise(
     """Something to do, with the step of the finding and, under the name `scope_is`, its scope."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        known: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
-        return Remedy(action, {**known, **numbers, "step": finding.step}, why, safety)
+        named_scope: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
+        return Remedy(action, {**named_scope, **numbers, "step": finding.step}, why, safety)
 
     return prescribe
 
 
 def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
-    """The prescription where the evidence names this cause, nothing elsewhere."""
+    """The prescription if the evidence names this cause, else none."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         return prescription(finding, history, info) if finding.evidence.get("cause") == cause.name.lower() else None
@@ -53,7 +53,7 @@ def current_lr(history: History, info: RunInfo | None = None) -> float:
 
 
 def declared(info: RunInfo, *names: str) -> float:
-    """The first of these that the user declared as a number; NaN if none is."""
+    """The first of these hyperparameters declared as a number; NaN if there is none."""
     return next((value for name in names if not math.isnan(value := _number(info, name))), math.nan)
 
 

@@ -1,4 +1,4 @@
-"""How far a step goes: the learning rate and its schedule."""
+"""Remedies for the learning rate and its schedule."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
 
 
 def decay_lr(why: str = "small steps at the end find what large ones jump over") -> Prescription:
-    """Let the learning rate fall to a tenth of what it is, over the steps that are left where that is declared."""
+    """Decay the learning rate to a tenth, over the remaining steps if their number is declared."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
@@ -102,12 +102,12 @@ def decay_lr(why: str = "small steps at the end find what large ones jump over")
 
 
 def plan_steps(why: str = "a schedule ends well only if it ends with the training") -> Prescription:
-    """The number of steps that the schedule is made for, and the number that it must be made for."""
+    """The number of steps the schedule is planned for, and the number it should be planned for."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         planned = finding.evidence.get("ended", declared(info, *STEPS))
         needed = finding.evidence.get("steps_needed", finding.step + 1)
-        known = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
-        return Remedy("plan_steps", {"from": planned, "to": needed} if known else {"to": needed}, why)
+        is_different = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
+        return Remedy("plan_steps", {"from": planned, "to": needed} if is_different else {"to": needed}, why)
 
     return prescribe

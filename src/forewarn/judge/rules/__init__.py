@@ -1,4 +1,4 @@
-"""What is judged, one file per family: every rule in a file of this package is built in."""
+"""The rules, one file per family: every rule in a file of this package is built in."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +26,10 @@ class DeadUnits(Settings):
     """Share of the units of a layer that are dead at which to warn."""
     critical: float = between(0.99, 0.0, 1.0)
     """The share that is critical: nothing passes through the layer any more."""
-    window: int = between(10, 1, counts="readings")
-    """Measured steps in a row on which a unit must have been zero everywhere to count as dead."""
-    positions: int = between(256, 1)
-    """Positions (tokens, pixels, samples) that it must have been read at in that time."""
+
+    @classmethod
+    def _moved(cls) -> Mapping[str, str]:
+        return {"window": "measure.dead_unit_window", "positions": "measure.dead_unit_positions"}
 
 
 @rule(
@@ -47,7 +47,7 @@ class DeadUnits(Settings):
                scope_is="layer"),
     ),
 )  # fmt: skip
-def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits) -> Iterator[Finding]:
+def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
     """Units of a ReLU that are zero on every input.
 
     ## Why is this bad?
@@ -65,7 +65,8 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits) -> Iterator[Findi
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
     # The first reading looks back on as many measured steps as any other.
-    began = int(zeros.steps[-settings.window]) if len(zeros) >= settings.window else dead.at
+    window = info.dead_unit_window
+    began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
     for at in marked:
         critical = dead.last[at] >= settings.critical
         bound = settings.critical if critical else settings.share
@@ -82,8 +83,10 @@ class SaturatedUnits(Settings):
 
     share: float = between(0.5, 0.0, 1.0)
     """Share of the units of a layer, or of the rows of a softmax, that are saturated at which to warn."""
-    level: float = between(0.99, 0.5, 1.0)
-    """Share of its range beyond which an output is saturated: a tanh above 0.99, a sigmoid below 0.01."""
+
+    @classmethod
+    def _moved(cls) -> Mapping[str, str]:
+        return {"level": "measure.saturation_level"}
 
 
 @rule(
@@ -100,7 +103,7 @@ class SaturatedUnits(Settings):
                scope_is="layer"),
     ),
 )  # fmt: skip
-def saturated_units(saturated: Panel, settings: SaturatedUnits) -> Iterator[Finding]:
+def saturated_units(saturated: Panel, settings: SaturatedUnits, info: RunInfo) -> Iterator[Finding]:
     """Outputs of a tanh, sigmoid or softmax stuck where they are flat.
 
     ## Why is this bad?
@@ -114,7 +117,9 @@ def saturated_units(saturated: Panel, settings: SaturatedUnits) -> Iterator[Find
     quiet: activation/saturated_fraction{layer.tanh} 0.3x9
     """
     for at in np.flatnonzero(saturated.last >= settings.share):
-        yield finding(Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=settings.level)
+        yield finding(
+            Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=info.saturation_level
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,10 +67,10 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionE
     collapsed = _stays_below(layers, settings)
     sharp = _stays_below(heads, settings) if together else np.zeros(len(heads.scopes), np.bool_)
     for layer in np.flatnonzero(collapsed | _has(layers, heads, sharp)):
-        own = _heads_of(layers.scopes[layer], heads) if together else np.empty(0, np.intp)
-        evidence: dict[str, float | str] = {"heads": len(own), "sharp_heads": int(sharp[own].sum())}
-        if len(own):
-            sharpest = own[np.argmin(np.nan_to_num(heads.last[own], nan=np.inf))]
+        layer_heads = _heads_of(layers.scopes[layer], heads) if together else np.empty(0, np.intp)
+        evidence: dict[str, float | str] = {"heads": len(layer_heads), "sharp_heads": int(sharp[layer_heads].sum())}
+        if len(layer_heads):
+            sharpest = layer_heads[np.argmin(np.nan_to_num(heads.last[layer_heads], nan=np.inf))]
             evidence |= {"sharpest": heads.scopes[sharpest], "its_entropy": heads.last[sharpest]}
         yield finding(
             Severity.WARNING if collapsed[layer] else Severity.INFO,
@@ -79,21 +79,21 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionE
 
 
 def _stays_below(entropy: Panel, settings: AttentionEntropyCollapse) -> Bools:
-    """Which scopes have been at or below the bound for long enough."""
+    """Which scopes have stayed at or below the limit for long enough."""
     if len(entropy) < settings.checks:
         return np.zeros(len(entropy.scopes), np.bool_)
     below: Bools = np.logical_and.reduce(entropy.values[-settings.checks :] <= np.float32(settings.entropy), axis=0)
     return below
 
 
-def _has(layers: Panel, heads: Panel, which: Bools) -> Bools:
+def _has(layers: Panel, heads: Panel, chosen: Bools) -> Bools:
     """Which layers have one of these heads."""
-    owners = {_layer_of(heads.scopes[head]) for head in np.flatnonzero(which)}
+    owners = {_layer_of(heads.scopes[head]) for head in np.flatnonzero(chosen)}
     return np.array([layer in owners for layer in layers.scopes] if owners else [False] * len(layers.scopes), np.bool_)
 
 
 def _heads_of(layer: str, heads: Panel) -> NDArray[np.intp]:
-    return np.array([at for at, head in enumerate(heads.scopes) if _layer_of(head) == layer], np.intp)
+    return np.array([index for index, head in enumerate(heads.scopes) if _layer_of(head) == layer], np.intp)
 
 
 def _layer_of(head: str) -> str:
@@ -137,12 +137,13 @@ def attention_logit_growth(layers: Panel, heads: Panel, settings: AttentionLogit
     """
     if not len(layers):
         return
-    for at in np.flatnonzero(too_large(layers.values, settings)):
-        layer, value = layers.scopes[at], float(layers.last[at])
-        evidence: dict[str, float | str] = {"began_at": layers.values[-settings.window :][0, at]}
-        own = _heads_of(layer, heads) if heads.at == layers.at else np.empty(0, np.intp)
-        if len(own):
-            evidence["head"] = heads.scopes[own[np.argmax(np.nan_to_num(heads.last[own], nan=-np.inf))]]
+    for index in np.flatnonzero(too_large(layers.values, settings)):
+        layer, value = layers.scopes[index], float(layers.last[index])
+        evidence: dict[str, float | str] = {"began_at": layers.values[-settings.window :][0, index]}
+        layer_heads = _heads_of(layer, heads) if heads.at == layers.at else np.empty(0, np.intp)
+        if len(layer_heads):
+            worst = layer_heads[np.argmax(np.nan_to_num(heads.last[layer_heads], nan=-np.inf))]
+            evidence["head"] = heads.scopes[worst]
         bound = settings.limit if value > settings.limit else settings.growing_limit
         yield finding(severity_of(value, settings), value, bound, layer, **evidence)
 

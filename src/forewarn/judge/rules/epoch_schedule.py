@@ -1,4 +1,4 @@
-"""The rule about a learning-rate schedule beside the epochs that were declared."""
+"""The rule that compares a learning-rate schedule with the declared epochs."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
         return finding(Severity.WARNING, done, planned, epochs_done=count, steps_needed=steps_needed)
     if not len(lr) or is_rising(lr, 0):
         return None
-    seen = rates(lr)
-    now, peak = float(seen[-1]), peak_rate(lr, info)
-    above = np.flatnonzero(seen > settings.floor * peak)
+    used = rates(lr)
+    rate, peak = float(used[-1]), peak_rate(lr, info)
+    above = np.flatnonzero(used > settings.floor * peak)
     ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
     left = 1 - ended / expected
     if ended < done and left > settings.left:
-        return finding(Severity.WARNING, now, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
-    if done >= expected and settings.open_end * peak < now < (1 - settings.floor) * peak:
-        return finding(Severity.INFO, now, settings.open_end * peak, peak=peak, steps_needed=steps_needed)
+        return finding(Severity.WARNING, rate, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
+    if done >= expected and settings.open_end * peak < rate < (1 - settings.floor) * peak:
+        return finding(Severity.INFO, rate, settings.open_end * peak, peak=peak, steps_needed=steps_needed)
     return None
 
 

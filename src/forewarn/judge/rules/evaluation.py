@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from forewarn.judge.epochs import gap, improvement, is_plateau
+from forewarn.judge.epochs import is_plateau
 from forewarn.judge.lr_course import has_decayed
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -28,7 +28,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import Floats, Panel, Series, aligned, trailing
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, RunInfo, Severity
+from forewarn.types import Finding, RunInfo, Severity, gap, improvement
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")
 _SCALE = "train/loss_level"

@@ -1,10 +1,9 @@
-"""Rules about the training loss over the first epochs, against where the run started."""
+"""Rules that compare the training loss of the first epochs with the loss at the start of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forewarn.judge.epochs import improvement
 from forewarn.judge.lr_course import is_rising
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -16,7 +15,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import Panel, Series
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, Severity
+from forewarn.types import Finding, Severity, improvement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

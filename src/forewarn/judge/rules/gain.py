@@ -1,4 +1,4 @@
-"""Rules about how gradients change over the depth of the model, and over the run."""
+"""Rules about how gradients change with the depth of the model, and over the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 _PARTS = 10
-"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+"""A loss has fallen if the latest tenth in memory is below the oldest tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) ->
     fires: gradient/block_norm{first} 1e-6x3 | gradient/block_norm{last} 0.5x3
     quiet: gradient/block_norm{first} 0.004x3 | gradient/block_norm{last} 0.5x3
     """
-    at, first, last = _ends(norms)
+    block, first, last = _ends(norms)
     if not first < min(settings.norm, settings.share * last):
         return None
-    return finding(Severity.WARNING, first / last, settings.share, at, first_norm=first, last_norm=last)
+    return finding(Severity.WARNING, first / last, settings.share, block, first_norm=first, last_norm=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +93,16 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     quiet: gradient/block_norm{first} 0.01x10 | gradient/block_norm{last} 0.5x10
     """
     counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, info)
-    now = np.where(counted, norms.last, np.nan).astype(np.float64)
-    if len(norms) < settings.minimum or np.isfinite(now).sum() < 2:
+    latest = np.where(counted, norms.last, np.nan).astype(np.float64)
+    if len(norms) < settings.minimum or np.isfinite(latest).sum() < 2:
         return None
-    low, high = int(np.nanargmin(now)), int(np.nanargmax(now))
-    ratio = now[high] / now[low]
+    low, high = int(np.nanargmin(latest)), int(np.nanargmax(latest))
+    ratio = latest[high] / latest[low]
     if not ratio > settings.factor:
         return None
     return finding(
         Severity.WARNING, ratio, settings.factor, norms.scopes[low],
-        norm=now[low], largest_block=norms.scopes[high], largest_norm=now[high],
+        norm=latest[low], largest_block=norms.scopes[high], largest_norm=latest[high],
     )  # fmt: skip
 
 
@@ -249,37 +249,37 @@ def gain_too_high(
     fires: gain/mean 1.3x3 | gain/amplification 540x3
     quiet: gain/mean 1.3x3 | gain/amplification 4.8x3
     """
-    now = Series(mean).last
+    gain = Series(mean).last
     product = Series(amplification).last if amplification.at == mean.at else np.nan
     depth = max(1, info.depth)
     if settings.mean_gain_absolute_threshold is not None:
-        value, bound = now, settings.mean_gain_absolute_threshold
+        value, bound = gain, settings.mean_gain_absolute_threshold
     else:
         value, bound = max(product, 0.0) ** (1 / depth), settings.amplification ** (1 / depth)
     if not value > bound:
         return None
     return finding(
         _severity(norm, settings.norm_growth, settings.norm), value, bound, "",
-        mean_gain=now, amplification=product, depth=depth, **_in_force(lr, clip),
+        mean_gain=gain, amplification=product, depth=depth, **_in_force(lr, clip),
     )  # fmt: skip
 
 
 def _ends(norms: Panel) -> tuple[str, float, float]:
     """The first block that has a gradient, its norm, and that of the last block."""
-    known = np.flatnonzero(np.isfinite(norms.last) & (norms.last > 0))
-    if len(known) < 2:
+    indices = np.flatnonzero(np.isfinite(norms.last) & (norms.last > 0))
+    if len(indices) < 2:
         return "", np.nan, np.nan
-    return norms.scopes[known[0]], float(norms.last[known[0]]), float(norms.last[known[-1]])
+    return norms.scopes[indices[0]], float(norms.last[indices[0]]), float(norms.last[indices[-1]])
 
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:
-    """A warning where the gradient norm has grown too, or is large; amplification that it does not show is harmless."""
+    """A warning if the gradient norm has also grown or is large; otherwise the amplification is harmless."""
     before, now = Series(norm).ends(4)
     return Severity.INFO if now <= large and now <= growth * before else Severity.WARNING
 
 
 def _in_force(lr: Panel, clip: Panel) -> dict[str, float]:
-    """The learning rate and the clip value in force, for a person to see beside the finding."""
+    """The current learning rate and clip value, shown with the finding."""
     rates, bounds = lr.last[np.isfinite(lr.last)], Series(clip).finite(1)
     return {
         **({"lr": float(rates.max())} if len(rates) else {}),

@@ -112,12 +112,12 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
     """
     if np.fmin.reduce(loss.values[-settings.window :], initial=0.0) < 0:
         return _spike_by_spread(loss, levels, settings)
-    seen = loss.deviation(settings)
-    if not seen.outlier:
+    deviation = loss.deviation(settings)
+    if not deviation.outlier:
         return None
-    ratio, lasting = seen.ratio, loss.steps_of(seen.lasting)
+    ratio, lasting = deviation.ratio, loss.steps_of(deviation.lasting)
     highest = max(loss.finite()[:-1].max(), levels.finite().max(initial=0.0))
-    if seen.value < settings.negligible_share * highest:
+    if deviation.value < settings.negligible_share * highest:
         severity = Severity.INFO
     elif ratio > settings.critical_factor or lasting > settings.lost_steps:
         severity = Severity.CRITICAL
@@ -125,14 +125,16 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
         severity = Severity.WARNING
     else:
         severity = Severity.INFO
-    return finding(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
+    return finding(
+        severity, deviation.value, deviation.bound, level=deviation.level, ratio=ratio, lasting_steps=lasting
+    )
 
 
 def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
     """A spike of a loss that may be negative: above the median of the recent losses by `k` robust deviations.
 
-    What the run has gained, from its highest loss down to this level, stands in for the level itself: a spike is at
-    least `floor` of that high. Median and spread bear a minority of outliers; what stays above becomes the level.
+    The run's gain, from its highest loss down to this level, replaces the level itself: a spike must exceed `floor`
+    times that gain. Median and spread tolerate a minority of outliers; a loss that stays high becomes the level.
     """
     recent = loss.finite(settings.window + 1)
     before, value = recent[:-1], loss.last
@@ -209,17 +211,17 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
 
 
 def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
-    """Whether the newest loss is below this share of the highest in memory: nothing is left to learn. False if unknown.
+    """Whether the latest loss is below this share of the highest in memory: nothing is left to learn. False if unknown.
 
-    The levels reach much further back than the single losses do.
+    The levels reach much further back than the individual losses.
     """
-    known = Series(loss)
-    highest = np.fmax.reduce(np.append(known.finite(), Series(levels).finite()), initial=0.0)
-    return bool(known.last < share * highest)
+    losses = Series(loss)
+    highest = np.fmax.reduce(np.append(losses.finite(), Series(levels).finite()), initial=0.0)
+    return bool(losses.last < share * highest)
 
 
 def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, info: RunInfo) -> Finding | None:
-    """What is seen in windows of this many steps; cheap tests first, for most steps pass none."""
+    """Divergence over windows of this many steps; cheap tests come first, since most steps fail them."""
     values = loss.values
     if len(values) < 4 * window:
         return None
@@ -227,8 +229,8 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     least = settings.factor * np.float64(np.fmin.reduce(values))
     if 2 * np.count_nonzero(newest <= least) > window:
         return None  # so their median does not exceed it either
-    now = median(newest)
-    if not now > least:
+    level = median(newest)
+    if not level > least:
         return None
     if not (_rise(middle, newest) > settings.significance and _rise(oldest, middle) > settings.significance):
         return None
@@ -239,37 +241,39 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     levels = np.where(_comparable(lr, steps, loss.at, settings.comparable_lr, info), nanmedian(blocks.T), np.nan)
     if np.isnan(levels).all():
         return None
-    at = int(np.nanargmin(levels))
-    best = float(levels[at])
+    best_window = int(np.nanargmin(levels))
+    best = float(levels[best_window])
     lower, upper = _QUARTILES
-    if not (best > 0 and now > settings.factor * best and _quantile(newest, lower) > _quantile(blocks[at], upper)):
+    apart = _quantile(newest, lower) > _quantile(blocks[best_window], upper)
+    if not (best > 0 and level > settings.factor * best and apart):
         return None
-    severity = Severity.CRITICAL if now > settings.critical_factor * best else Severity.WARNING
+    severity = Severity.CRITICAL if level > settings.critical_factor * best else Severity.WARNING
     return finding(
-        severity, now, settings.factor * best, best=best, ratio=now / best, lasting_steps=loss.at - int(steps[at, -1])
-    )
+        severity, level, settings.factor * best, best=best, ratio=level / best,
+        lasting_steps=loss.at - int(steps[best_window, -1]),
+    )  # fmt: skip
 
 
-def _comparable(lr: Panel, windows: Steps, now: int, share: float, info: RunInfo) -> Bools:
-    """For each window of steps: whether the lr, in it and in the one before, was at least `share` of what it is now.
+def _comparable(lr: Panel, windows: Steps, step: int, share: float, info: RunInfo) -> Bools:
+    """For each window of steps: whether the lr in it and in the previous one was at least `share` of the current lr.
 
-    An lr above all earlier ones is no return to anything: every level counts then.
+    If the current lr is above all earlier ones, every level counts.
     """
-    then = rates(lr, windows.ravel()).reshape(windows.shape)
-    present = float(rates(lr, np.array([now]))[0])
-    peak = np.fmax.reduce(then, axis=None, initial=declared_peak(info))
-    if not present <= peak:
+    earlier = rates(lr, windows.ravel()).reshape(windows.shape)
+    current = float(rates(lr, np.array([step]))[0])
+    peak = np.fmax.reduce(earlier, axis=None, initial=declared_peak(info))
+    if not current <= peak:
         return np.ones(len(windows), np.bool_)
-    low: Bools = np.logical_or.reduce(then < share * present, axis=1)
+    low: Bools = np.logical_or.reduce(earlier < share * current, axis=1)
     return ~(low | np.append(low[:1], low[:-1]))
 
 
 def _rise(before: Values, after: Values) -> float:
-    """From one stretch to the next, how much the median has risen, in its own standard errors."""
-    level, then = median(after), median(before)
-    spread = max(median(np.abs(after - level)), median(np.abs(before - then))) * MAD_TO_STD
+    """How much the median has risen from one stretch to the next, in standard errors."""
+    level, earlier = median(after), median(before)
+    spread = max(median(np.abs(after - level)), median(np.abs(before - earlier))) * MAD_TO_STD
     error = _MEDIAN_ERROR * spread * math.sqrt(1 / len(before) + 1 / len(after))
-    risen = level - then
+    risen = level - earlier
     return risen / error if error > 0 else math.copysign(math.inf, risen) if risen else 0.0
 
 

@@ -189,12 +189,12 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
     quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
     readings = Series(loss)
-    wanted = readings.readings_in(settings.steps)
-    recent = readings.values[-wanted:]
-    if len(recent) < wanted or not np.isfinite(recent[-1]):
+    num_readings = readings.readings_in(settings.steps)
+    recent = readings.values[-num_readings:]
+    if len(recent) < num_readings or not np.isfinite(recent[-1]):
         return None
-    earlier, later = median(recent[: wanted // 2]), median(recent[wanted // 2 :])
-    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-wanted])):
+    earlier, later = median(recent[: num_readings // 2]), median(recent[num_readings // 2 :])
+    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-num_readings])):
         return None
     highest = max(earlier, later, *_finite(Series(level))[1])
     correlation, spread = _correlation(recent), _spread(recent)

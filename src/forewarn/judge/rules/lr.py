@@ -1,4 +1,4 @@
-"""Rules about the learning rate: what a schedule does against what it is meant to do, per parameter group."""
+"""Rules about the learning rate of each parameter group, compared with what the schedule should do."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def lr_off_plan(lr: Panel, plan: Panel, settings: LrOffPlan) -> Iterator[Finding
     """
     if plan.at != lr.at or plan.scopes != lr.scopes:
         return
-    now, meant = lr.last.astype(np.float64), plan.last.astype(np.float64)
+    actual, meant = lr.last.astype(np.float64), plan.last.astype(np.float64)
     allowed = settings.tolerance * meant + settings.negligible * np.fmax.reduce(plan.values, axis=0, initial=0.0)
     with np.errstate(invalid="ignore"):
-        missed = np.abs(now - meant) > allowed
-    for at in np.flatnonzero(missed):
-        yield finding(Severity.WARNING, now[at], meant[at], lr.scopes[at])
+        missed = np.abs(actual - meant) > allowed
+    for group in np.flatnonzero(missed):
+        yield finding(Severity.WARNING, actual[group], meant[group], lr.scopes[group])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +92,17 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, settings: LrJumpOn
     """
     if resumed.at != lr.at or "" not in resumed.scopes or len(lr) < 2:
         return None
-    before, now = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
+    before, after = lr.values[-2].astype(np.float64), lr.values[-1].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        change = np.abs(np.log(now / before))
-        off_plan = ~(np.abs(np.log(now / _planned(lr, plan))) <= math.log(settings.factor))
-    change[~((now > 0) & (before > 0) & off_plan)] = 0.0
-    at = int(change.argmax())
-    if not change[at] > math.log(settings.factor):
+        change = np.abs(np.log(after / before))
+        off_plan = ~(np.abs(np.log(after / _planned(lr, plan))) <= math.log(settings.factor))
+    change[~((after > 0) & (before > 0) & off_plan)] = 0.0
+    group = int(change.argmax())
+    if not change[group] > math.log(settings.factor):
         return None
-    return finding(Severity.WARNING, now[at], before[at], "", group=lr.scopes[at], lr_before=float(before[at]))
+    return finding(
+        Severity.WARNING, after[group], before[group], "", group=lr.scopes[group], lr_before=float(before[group])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,18 +145,18 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = peak_rates(lr, info)
-    spent = [now < settings.share * peak for now, peak in zip(lr.last.tolist(), peaks, strict=True)]
+    spent = [rate < settings.share * peak for rate, peak in zip(lr.last.tolist(), peaks, strict=True)]
     if not any(spent):
         return
     meant = _planned(lr, plan) < settings.share * np.array(peaks)
-    for at in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
-        alive = np.flatnonzero(lr.values[:, at].astype(np.float64) >= settings.share * peaks[at])
+    for group in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
+        alive = np.flatnonzero(lr.values[:, group].astype(np.float64) >= settings.share * peaks[group])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
         if lasting >= max(settings.steps, settings.going_on * since):
             yield finding(
-                Severity.WARNING, lr.last[at], settings.share * peaks[at], lr.scopes[at],
-                peak=peaks[at], spent_at=since, lasting_steps=lasting,
+                Severity.WARNING, lr.last[group], settings.share * peaks[group], lr.scopes[group],
+                peak=peaks[group], spent_at=since, lasting_steps=lasting,
             )  # fmt: skip
 
 
@@ -196,8 +198,8 @@ def warm_up_without_end(lr: Panel, settings: WarmUpWithoutEnd, info: RunInfo) ->
     if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
     rises = lr.values[1:] > lr.values[:-1]
-    for at in np.flatnonzero(rises.all(axis=0)):
-        yield finding(severity, lr.at, least, lr.scopes[at], lr=float(lr.last[at]))
+    for group in np.flatnonzero(rises.all(axis=0)):
+        yield finding(severity, lr.at, least, lr.scopes[group], lr=float(lr.last[group]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,15 +240,15 @@ def lr_never_decays(lr: Panel, plan: Panel, settings: LrNeverDecays, info: RunIn
         return
     peaks = np.array(peak_rates(lr, info))
     bound = (1 - settings.tolerance) * peaks
-    for at in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
-        if peaks[at] > 0:
-            yield finding(Severity.INFO, lr.last[at], bound[at], lr.scopes[at], total_steps=total)
+    for group in np.flatnonzero((lr.last >= bound) & ~(_planned(lr, plan) >= bound)):
+        if peaks[group] > 0:
+            yield finding(Severity.INFO, lr.last[group], bound[group], lr.scopes[group], total_steps=total)
 
 
 def _planned(lr: Panel, plan: Panel) -> Floats:
-    """What the plan of each group says for the newest step; NaN without one."""
-    known = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
-    return plan.last.astype(np.float64) if known else np.full(len(lr.scopes), np.nan)
+    """The planned rate of each group at the latest step; NaN without a plan."""
+    is_planned = len(plan) and plan.at == lr.at and plan.scopes == lr.scopes
+    return plan.last.astype(np.float64) if is_planned else np.full(len(lr.scopes), np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Rules about metrics of the user's own, which `watch(metrics=[…])` was given: nothing is known of what they mean."""
+"""Rules about the user's own metrics from `watch(metrics=[…])`, whatever they mean."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
     fires: activation_metric/kurtosis{layer} inf
     quiet: gradient_metric/norm{layer.weight} 1.0x5 1e30
     """
-    for at in np.flatnonzero(~np.isfinite(values.last)):
-        before = values.values[np.isfinite(values.values[:, at]), at]
+    for index in np.flatnonzero(~np.isfinite(values.last)):
+        before = values.values[np.isfinite(values.values[:, index]), index]
         severity = Severity.WARNING if len(before) else Severity.INFO
         evidence = {"last_finite": before[-1]} if len(before) else {}
-        yield finding(severity, values.last[at], NO_BOUND, values.scopes[at], **evidence)
+        yield finding(severity, values.last[index], NO_BOUND, values.scopes[index], **evidence)
 
 
 @rule(
@@ -78,11 +78,11 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
     """
     low, high = _healthy(metric, info)
     last = values.last
-    with np.errstate(over="ignore"):  # a bound beyond float32 is none
+    with np.errstate(over="ignore"):  # a bound beyond float32 never applies
         below, above = last < np.float32(low), last > np.float32(high)
     declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
-    for at in np.flatnonzero(np.isfinite(last) & (below | above)):
-        yield finding(Severity.WARNING, last[at], low if below[at] else high, values.scopes[at], **declared)
+    for index in np.flatnonzero(np.isfinite(last) & (below | above)):
+        yield finding(Severity.WARNING, last[index], low if below[index] else high, values.scopes[index], **declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +133,21 @@ def metric_jump(values: Panel, settings: MetricJump) -> Iterator[Finding]:
         return
     lowest, highest = np.fmin.reduce(earlier), np.fmax.reduce(earlier)
     outside = ((recent > highest) | (recent < lowest)).all(axis=0)
-    for at in np.flatnonzero(outside & np.isfinite(recent[-1]) & (highest > lowest)):
-        low, high, newest = float(lowest[at]), float(highest[at]), recent[:, at].astype(np.float64)
+    for index in np.flatnonzero(outside & np.isfinite(recent[-1]) & (highest > lowest)):
+        low, high, newest = float(lowest[index]), float(highest[index]), recent[:, index].astype(np.float64)
         reach = max(settings.spans * (high - low), settings.share * max(abs(low), abs(high)))
         above = bool((newest > high + reach).all())
         if not above and not (newest < low - reach).all():
             continue
-        usual = earlier[np.isfinite(earlier[:, at]), at]
+        usual = earlier[np.isfinite(earlier[:, index]), index]
         if len(usual) < settings.minimum or not np.median(np.abs(usual - np.median(usual))) > 0:
             continue
         bound = high + reach if above else low - reach
-        yield finding(Severity.INFO, newest[-1], bound, values.scopes[at], lowest_before=low, highest_before=high)
+        yield finding(Severity.INFO, newest[-1], bound, values.scopes[index], lowest_before=low, highest_before=high)
 
 
 def _healthy(metric: str, info: RunInfo) -> tuple[float, float]:
-    """The declared range of a metric, or of the one whose aggregation gave it a suffix."""
+    """The declared range of a metric, without the suffix from its aggregation."""
     named = [name for name in info.metrics if metric == name or metric.startswith(f"{name}_")]
     return info.metrics[max(named, key=len)] if named else (-np.inf, np.inf)
 

@@ -1,4 +1,4 @@
-"""Rules about the monitor itself: it says what it could not do."""
+"""Rules about the monitor itself: it reports what it could not do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from forewarn.judge.series import Panel, Series
 from forewarn.types import Finding, Reason, Severity
 
 _OF_NO_CONCERN = [
-    float(each) for each in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
+    float(reason) for reason in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
 ]
-"""Reasons that hold for a step only, or for a reading that no rule needs."""
+"""Reasons that hold for one step only, or for a reading that no rule needs."""
 
 
 @rule(
@@ -34,8 +34,8 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
     fires: monitor/probe_failed{weights} 1
     quiet: monitor/probe_failed{weights} 0
     """
-    for at in np.flatnonzero((failed.values > 0).any(axis=0)):  # it is said once, and stays true
-        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
+    for index in np.flatnonzero((failed.values > 0).any(axis=0)):  # recorded once, and still true later
+        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[index])
 
 
 @rule(
@@ -57,8 +57,8 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
     fires: monitor/rule_failed{loss-spike} 1
     quiet: monitor/rule_failed{loss-spike} 0
     """
-    for at in np.flatnonzero(failed.last > 0):
-        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[at])
+    for index in np.flatnonzero(failed.last > 0):
+        yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[index])
 
 
 @rule(
@@ -81,11 +81,11 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
     fires: monitor/unavailable{gradient/global_norm} 3
     quiet: monitor/unavailable{gradient/global_norm} 0 2 0
     """
-    for at in np.flatnonzero(np.isfinite(reasons.last) & ~np.isin(reasons.last, _OF_NO_CONCERN)):
-        reason = int(reasons.last[at])
-        known = reason in Reason._value2member_map_
-        words = str(Reason(reason)) if known else "unknown"
-        yield finding(Severity.INFO, reason, NO_BOUND, reasons.scopes[at], reason=words)
+    for index in np.flatnonzero(np.isfinite(reasons.last) & ~np.isin(reasons.last, _OF_NO_CONCERN)):
+        reason = int(reasons.last[index])
+        is_known = reason in Reason._value2member_map_
+        words = str(Reason(reason)) if is_known else "unknown"
+        yield finding(Severity.INFO, reason, NO_BOUND, reasons.scopes[index], reason=words)
 
 
 @rule(

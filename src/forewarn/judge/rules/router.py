@@ -56,20 +56,20 @@ def dead_expert(tokens: Panel, loads: Panel, settings: DeadExpert) -> Iterator[F
     if len(loads) < settings.window or len(tokens) < settings.window or loads.at != tokens.at:
         return
     owners = np.array([scope.rpartition(".expert_")[0] for scope in loads.scopes], object)
-    for at, router in enumerate(tokens.scopes):
-        own = np.flatnonzero(owners == router)
-        counts = tokens.values[-settings.window :, at].astype(np.float64)
+    for index, router in enumerate(tokens.scopes):
+        experts = np.flatnonzero(owners == router)
+        counts = tokens.values[-settings.window :, index].astype(np.float64)
         total = counts.sum()
-        if len(own) < 2 or not settings.tokens <= total / len(own) < np.inf:
+        if len(experts) < 2 or not settings.tokens <= total / len(experts) < np.inf:
             continue
-        shares = (counts[:, None] * loads.values[-settings.window :, own].astype(np.float64)).sum(axis=0) / total
-        bound = settings.share / len(own)
+        shares = (counts[:, None] * loads.values[-settings.window :, experts].astype(np.float64)).sum(axis=0) / total
+        bound = settings.share / len(experts)
         dead = np.flatnonzero(shares <= bound)
         if len(dead):
-            emptiest = own[np.argmin(shares)]
+            emptiest = experts[np.argmin(shares)]
             yield finding(
                 Severity.WARNING, float(np.min(shares)), bound, router,
-                experts=len(own), dead_experts=len(dead), emptiest=loads.scopes[emptiest],
+                experts=len(experts), dead_experts=len(dead), emptiest=loads.scopes[emptiest],
             )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _BALANCE = advise(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TaskRatio(Settings):
-    """When a ratio of two tasks' gradients is judged, and when the weaker one is left in peace."""
+    """When the ratio of two tasks' gradients is judged, and when the weaker task is not reported."""
 
     window: int = between(10, 2, counts="readings")
     """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
@@ -75,12 +75,12 @@ def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, settings: Ta
     quiet: task/ratio{pointer/type} 1.0x20 20.0 1.0x3
     quiet: task/ratio{pointer/type} 4.0x12 | task/remaining{pointer} 0.9x12 | task/remaining{type} 0.3x12
     """
-    for one in _apart(ratios, remaining, weights, settings, settings.minor):
-        if one.apart > settings.starved:
+    for pair in _apart(ratios, remaining, weights, settings, settings.minor):
+        if pair.apart > settings.starved:
             continue
-        significant = one.apart > settings.significant
+        significant = pair.apart > settings.significant
         bound = settings.significant if significant else settings.minor
-        yield one.finding(Severity.WARNING if significant else Severity.INFO, bound)
+        yield pair.finding(Severity.WARNING if significant else Severity.INFO, bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: Tas
     quiet: task/ratio{pointer/type} 40.0x12 | task/weight{pointer} 1.0x12 | task/weight{type} 1.0+0.1x12
     quiet: task/ratio{pointer/type} 40.0x12 | task/remaining{pointer} 0.05x12 | task/remaining{type} 0.1x12
     """
-    for one in _apart(ratios, remaining, weights, settings, settings.ratio):
-        yield one.finding(Severity.CRITICAL, settings.ratio)
+    for pair in _apart(ratios, remaining, weights, settings, settings.ratio):
+        yield pair.finding(Severity.CRITICAL, settings.ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,34 +169,34 @@ def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict)
     recent = cosines.values[-settings.window :].astype(np.float64)
     if len(recent) < settings.window:
         return
-    known = np.isfinite(recent)
-    means = np.where(known, recent, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    finite = np.isfinite(recent)
+    means = np.where(finite, recent, 0.0).sum(axis=0) / np.maximum(finite.sum(axis=0), 1)
     negative = (recent < 0).mean(axis=0)
-    lasting = known.all(axis=0) & (negative >= settings.negative_share)
-    for at in np.flatnonzero(lasting & (means < settings.cosine)):
-        severe = means[at] < settings.severe
-        ratio = Series(ratios, cosines.scopes[at]).last
-        dominating, other = _strong_and_weak(cosines.scopes[at], not ratio < 1)
+    lasting = finite.all(axis=0) & (negative >= settings.negative_share)
+    for index in np.flatnonzero(lasting & (means < settings.cosine)):
+        severe = means[index] < settings.severe
+        ratio = Series(ratios, cosines.scopes[index]).last
+        dominating, other = _strong_and_weak(cosines.scopes[index], not ratio < 1)
         yield finding(
-            Severity.WARNING if severe else Severity.INFO, means[at], settings.severe if severe else settings.cosine,
-            cosines.scopes[at], negative_share=negative[at], dominating=dominating, other=other,
+            Severity.WARNING if severe else Severity.INFO, means[index], settings.severe if severe else settings.cosine,
+            cosines.scopes[index], negative_share=negative[index], dominating=dominating, other=other,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """Two tasks whose gradients differ, the weaker of which has not learned more than the stronger."""
+    """Two tasks whose gradients differ, where the weaker one has not learned more than the stronger."""
 
     pair: str
     mean: float
-    """Of the ratio as it is recorded."""
+    """Mean of the recorded ratio."""
     apart: float
-    """How many times the stronger one's gradient is that of the weaker."""
+    """Ratio of the stronger gradient to the weaker one."""
     dominating: str
     starved: str
 
     def finding(self, severity: Severity, bound: float) -> Finding:
-        """The finding with its bound on the side on which the ratio lies."""
+        """The finding, with its bound on the same side as the ratio."""
         return finding(
             severity, self.mean, bound if self.mean > 1 else 1 / bound, self.pair,
             dominating=self.dominating, starved=self.starved, ratio=self.apart,
@@ -212,29 +212,29 @@ def _apart(
     logs = np.array([_mean_log(column, settings.window) for column in ratios.values.T.astype(np.float64)])
     with np.errstate(over="ignore"):
         means, apart = np.exp(logs), np.exp(np.abs(logs))
-    for at in np.flatnonzero(apart > bound):
-        strong, weak = _strong_and_weak(ratios.scopes[at], bool(means[at] > 1))
-        left, of_strong = (Series(remaining, task).median(settings.window) for task in (weak, strong))
-        learned = left < settings.solved or left < settings.ahead * of_strong
+    for index in np.flatnonzero(apart > bound):
+        strong, weak = _strong_and_weak(ratios.scopes[index], bool(means[index] > 1))
+        of_weak, of_strong = (Series(remaining, task).median(settings.window) for task in (weak, strong))
+        learned = of_weak < settings.solved or of_weak < settings.ahead * of_strong
         if not learned and not _risen(weights, weak, strong) > settings.mending:
-            yield _Apart(ratios.scopes[at], float(means[at]), float(apart[at]), strong, weak)
+            yield _Apart(ratios.scopes[index], float(means[index]), float(apart[index]), strong, weak)
 
 
 def _mean_log(ratios: Floats, window: int) -> float:
-    """The mean logarithm of the newest ratios; NaN while there are too few.
+    """The mean logarithm of the latest ratios; NaN while there are too few.
 
-    A ratio of 0 or inf is a batch in which a task has no gradient. Where other batches have one, such as where labels
-    are sparse, only those are compared; a task without any over the whole window has none at all, and counts as such.
+    A ratio of 0 or inf is a batch in which a task has no gradient. If other batches have one, as with sparse labels,
+    only those are compared; a task without any over the whole window counts as having none.
     """
-    both = np.isfinite(ratios) & (ratios > 0)
-    if both[-window:].any():
-        return float(np.log(ratios[both][-window:]).mean()) if both.sum() >= window else np.nan
+    usable = np.isfinite(ratios) & (ratios > 0)
+    if usable[-window:].any():
+        return float(np.log(ratios[usable][-window:]).mean()) if usable.sum() >= window else np.nan
     recent = ratios[-window:]
     return np.inf if np.isposinf(recent).all() else -np.inf if (recent == 0).all() else np.nan
 
 
 def _risen(weights: Panel, weak: str, strong: str) -> float:
-    """Times that the weight of one task has risen against that of another over the readings in memory."""
+    """Factor by which one task's weight has risen relative to another's over the readings in memory."""
     mine, theirs = (Series(weights, task).values.astype(np.float64) for task in (weak, strong))
     if not len(mine) or not len(theirs):
         return 1.0

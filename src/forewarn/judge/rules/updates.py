@@ -83,34 +83,34 @@ def update_ratio_high(
     quiet: update/ratio{layer.bias} 0.2x120
     quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
-    whole = Series(median)
-    now = max(ratios.at, whole.at)
+    overall = Series(median)
+    now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
     if starting and _has_fallen(Series(loss), settings.learning):
         return
-    if whole.at == now:
-        typical = _median_of_matrices(ratios, info, settings.near_zero_ratio) if ratios.at == now else whole.last
-        typical = whole.last if np.isnan(typical) else typical
+    if overall.at == now:
+        typical = _median_of_matrices(ratios, info, settings.near_zero_ratio) if ratios.at == now else overall.last
+        typical = overall.last if np.isnan(typical) else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= bound:
             yield finding(Severity.WARNING, typical, bound)
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
-    for at in matrices(high, ratios.scopes, info):
-        moves = ratios.values[ratios.values[:, at] > 0, at]
+    for index in matrices(high, ratios.scopes, info):
+        moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield finding(Severity.WARNING, ratios.last[at], bound, ratios.scopes[at])
+            yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
 
 
 def _has_fallen(loss: Series, share: float) -> bool:
-    """Whether the newest losses lie below the first by this share of it; False if nothing is known."""
-    known = loss.finite()
-    return len(known) > 2 and bool(np.median(known[-3:]) < known[0] - share * abs(known[0]))
+    """Whether the latest losses are below the first by this share of it; False if nothing is known."""
+    losses = loss.finite()
+    return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
 
 
 def _median_of_matrices(ratios: Panel, info: RunInfo, near_zero_ratio: float) -> float:
-    """The median over tensors of two dimensions or more that moved: what starts at zero would raise it."""
+    """The median over tensors of two dimensions or more that moved; tensors that start at zero would raise it."""
     if not len(ratios):
         return np.nan
     from_zero = ratios.values[0] >= near_zero_ratio
@@ -163,16 +163,18 @@ def update_ratio_low(
     low = (ratios.last > 0) & (ratios.last < settings.tensor)
     if not low.any():
         return
-    known = rates(lr)
-    if len(known) > 1 and known[-1] > known[-2]:
+    used = rates(lr)
+    if len(used) > 1 and used[-1] > used[-2]:
         return
     peak = peak_rate(lr, info)
-    at_peak = ratios.last * (peak / known[-1] if len(known) and known[-1] > 0 else 1.0)
+    at_peak = ratios.last * (peak / used[-1] if len(used) and used[-1] > 0 else 1.0)
     frozen = set(np.array(causes.scopes, object)[causes.last > 0]) if causes.at == ratios.at else set()
     severity = Severity.INFO if is_solved(loss, levels, settings.negligible_share) else Severity.WARNING
-    for at in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
-        if ratios.scopes[at] not in frozen:
-            yield finding(severity, ratios.last[at], settings.tensor, ratios.scopes[at], at_peak_lr=float(at_peak[at]))
+    for index in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
+        if ratios.scopes[index] not in frozen:
+            yield finding(
+                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index])
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +252,10 @@ def update_ratio_jump(
     if not measured and jump is None:
         return None
     recent = typical.values[-settings.window - 1 :]
-    # The level is at least the least of the earlier values, for the growth by plan only raises them.
+    # The level is at least the minimum of the earlier values, since the planned growth only raises them.
     if jump is None and not typical.last > settings.factor * np.fmin.reduce(recent[:-1]):
         return None
-    # What the rate just before led to is what a jump of it changes; older checks may be of another phase.
+    # A jump of the lr is compared with the checks just before it; older ones may belong to another phase.
     window = settings.window if jump is None else settings.lasting_checks
     level = _level(typical, lr, plan, window, settings, info) if measured else typical.median(settings.window)
     leap = 1.0 if jump is None else jump.after / jump.before
@@ -276,7 +278,7 @@ def update_ratio_jump(
 
 
 def _level(typical: Series, lr: Panel, plan: Panel, window: int, settings: UpdateRatioJump, info: RunInfo) -> float:
-    """The update ratio that the earlier checks lead one to expect now."""
+    """The update ratio expected now from the earlier checks."""
     values = typical.values[-window - 1 : -1].astype(np.float64)
     if len(lr) > 1:
         steps = typical.steps[-window - 1 : -1]
@@ -284,17 +286,17 @@ def _level(typical: Series, lr: Panel, plan: Panel, window: int, settings: Updat
     return median(values)
 
 
-def _furthest(ratios: Panel, now: int, settings: UpdateRatioJump, info: RunInfo) -> dict[str, float | str]:
+def _furthest(ratios: Panel, step: int, settings: UpdateRatioJump, info: RunInfo) -> dict[str, float | str]:
     """The tensor whose own update ratio jumped most."""
-    if ratios.at != now or len(ratios) < 2:
+    if ratios.at != step or len(ratios) < 2:
         return {}
     with np.errstate(divide="ignore", invalid="ignore"):
         jumps: Floats = ratios.last / ratios.median(settings.window, skip=1)
     eligible = list(matrices(np.isfinite(jumps), ratios.scopes, info))
     if not eligible:
         return {}
-    at = max(eligible, key=lambda each: float(jumps[each]))
-    return {"tensor": ratios.scopes[at], "tensor_ratio": float(ratios.last[at])}
+    index = max(eligible, key=lambda candidate: float(jumps[candidate]))
+    return {"tensor": ratios.scopes[index], "tensor_ratio": float(ratios.last[index])}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,8 @@ def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
     quiet: weight/nonfinite{layer.weight} 0x6
     """
     bad = np.flatnonzero(nonfinite.last > 0)
-    for at in bad:
-        yield finding(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad))
+    for index in bad:
+        yield finding(Severity.CRITICAL, nonfinite.last[index], 0.0, nonfinite.scopes[index], num_tensors=len(bad))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +99,15 @@ def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> 
     least = last / np.float32(settings.factor)
     likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, info))
     below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
-    for at in itertools.compress(likely, 2 * below >= len(earlier)):
-        column = earlier[np.isfinite(earlier[:, at]), at]
+    for index in itertools.compress(likely, 2 * below >= len(earlier)):
+        column = earlier[np.isfinite(earlier[:, index]), index]
         if len(column) < settings.minimum:
             continue
         level = float(np.median(column))
-        if 0 < level <= settings.growth * column[0] and last[at] > settings.factor * level:
-            ratio = float(last[at]) / level
+        if 0 < level <= settings.growth * column[0] and last[index] > settings.factor * level:
+            ratio = float(last[index]) / level
             bound = settings.factor * level
-            yield finding(Severity.WARNING, last[at], bound, norm.scopes[at], level=level, ratio=ratio)
+            yield finding(Severity.WARNING, last[index], bound, norm.scopes[index], level=level, ratio=ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +156,15 @@ def weight_norms_apart(norm: Panel, settings: WeightNormsApart, info: RunInfo) -
     size = norm.last / groups.root_counts
     growing = norm.last > settings.growth * norm.values[0].astype(np.float64)
     for members in groups.members:
-        known = members[np.isfinite(size[members]) & (size[members] > 0)]
-        settled = known[~growing[known]]
-        if len(known) < settings.tensors or not len(settled):
+        positive = members[np.isfinite(size[members]) & (size[members] > 0)]
+        settled = positive[~growing[positive]]
+        if len(positive) < settings.tensors or not len(settled):
             continue
-        smallest, largest = settled[np.argmin(size[settled])], known[np.argmax(size[known])]
+        smallest, largest = settled[np.argmin(size[settled])], positive[np.argmax(size[positive])]
         apart = float(size[largest] / size[smallest])
         if apart <= settings.factor:
             continue
-        usual = median(size[known])
+        usual = median(size[positive])
         outlier, peer = (largest, smallest) if size[largest] / usual > usual / size[smallest] else (smallest, largest)
         yield finding(
             Severity.WARNING, apart, settings.factor, norm.scopes[outlier],
@@ -211,11 +211,11 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, i
     if not shrunk.any():
         return
     lost = {scope for scope, count in zip(nonfinite.scopes, nonfinite.last, strict=True) if count > 0}
-    for at in matrices(shrunk, norm.scopes, info):
-        if norm.scopes[at] not in lost:
+    for index in matrices(shrunk, norm.scopes, info):
+        if norm.scopes[index] not in lost:
             yield finding(
-                Severity.WARNING, norm.last[at], bound[at], norm.scopes[at],
-                began_at=float(norm.values[0, at]), lasting_steps=norm.at - int(norm.steps[0]) + 1,
+                Severity.WARNING, norm.last[index], bound[index], norm.scopes[index],
+                began_at=float(norm.values[0, index]), lasting_steps=norm.at - int(norm.steps[0]) + 1,
             )  # fmt: skip
 
 

@@ -49,9 +49,9 @@ class Turn:
         """
         if period == 1:
             return [1.0] * self.cycle
-        other = (period - 2) / (self.cycle - 2)
+        usual = (period - 2) / (self.cycle - 2)
         timed = range(WARM_UP_STEPS, self.num_steps)
-        return [1.0 if self.is_rare(step) or self.is_rare(step - 1) else other for step in timed]
+        return [1.0 if self.is_rare(step) or self.is_rare(step - 1) else usual for step in timed]
 
 
 class Contender:

@@ -1,4 +1,4 @@
-"""The tiers of forewarn, from what it does on every step to every tensor and layer, and the bare loop beside them."""
+"""The tiers of forewarn, from cheap readings on every step to every tensor and layer, and the bare loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, Judgement
 from forewarn.lab.bench.contender import MAX_NORM, BareAgain, Contender, Turn
 from forewarn.lab.bench.workloads import Training
+from forewarn.measure.options import Measure
 from forewarn.measure.schedule import Schedule
 from forewarn.monitor import Monitor
 from forewarn.types import Block
@@ -73,7 +74,9 @@ class Forewarn(Contender):
             training.optimizer,
             turn.directory / "run",
             every=lambda step: self._due(turn, step % turn.num_steps),
-            config=Config(escalation_steps=0, activations=self._activations, attention=self._activations),
+            config=Config(
+                escalation_steps=0, measure=Measure(activations=self._activations, attention=self._activations)
+            ),
             views=[],
             resume=True,
         )

@@ -1,4 +1,4 @@
-"""CPU time by pairs: the bare loop makes a step beside each step of a contender, so that both see the same machine.
+"""CPU time by pairs: each step of a contender runs next to a bare step, so that both see the same machine state.
 
 Beside that, the least that measuring gradients can cost, and the cost of one pass by forewarn's engine.
 """
@@ -29,7 +29,7 @@ class Pair:
     """CPU seconds per step, from one turn."""
 
     added: float
-    """By all threads of the process, beyond the bare step beside it; rare steps count as often as they occur."""
+    """Added by all threads of the process to the bare step; rare steps are weighted by how often they occur."""
     alone: float
     """The bare step."""
 
@@ -39,8 +39,8 @@ def timed_turn(workload: Workload, contender: Contender, turn: Turn) -> Pair:
     gc.collect()
     if type(contender) is Contender:
         return Pair(0.0, _mean(_by_itself(workload, contender, turn, workload.build())))
-    alone, whole = (_one_after_the_other if contender.is_process_wide else _crossed)(workload, contender, turn)
-    added = [own - bare for own, bare in zip(whole, alone, strict=True)]
+    alone, watched = (_one_after_the_other if contender.is_process_wide else _crossed)(workload, contender, turn)
+    added = [total - bare for total, bare in zip(watched, alone, strict=True)]
     weights = turn.weights(contender.period)
     return Pair(weighted(added, weights * (len(added) // len(weights))), _mean(alone))
 
@@ -69,12 +69,12 @@ def _by_itself(workload: Workload, contender: Contender, turn: Turn, training: T
 def _crossed(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
     """Seconds of each timed step of the bare loop and of the contender, which swap models halfway.
 
-    Two equal models differ in speed by where their memory lies, and by more than most contenders add.
+    Two equal models differ in speed by their place in memory, by more than most contenders add.
     """
-    one, other = workload.build(), workload.build()
-    first = _side_by_side(workload, contender, turn, one, other)
-    second = _side_by_side(workload, contender, turn, other, one)
-    return first[0] + second[0], first[1] + second[1]
+    first_model, second_model = workload.build(), workload.build()
+    first_half = _side_by_side(workload, contender, turn, first_model, second_model)
+    second_half = _side_by_side(workload, contender, turn, second_model, first_model)
+    return first_half[0] + second_half[0], first_half[1] + second_half[1]
 
 
 def _side_by_side(
@@ -85,7 +85,7 @@ def _side_by_side(
     The bare loop has one thread, so the work of any other thread counts as the contender's, whenever it is done.
     """
     alone: list[float] = []
-    whole: list[float] = []
+    together: list[float] = []
     with Loop(workload, Contender(), turn, plain) as bare, Loop(workload, contender, turn, under_watch) as watched:
         for step in range(turn.num_steps):
             if step == WARM_UP_STEPS:
@@ -100,8 +100,8 @@ def _side_by_side(
             alone.append(time.thread_time() - begin_bare)
             if step % 2 == 0:
                 watched.step()
-            whole.append(time.process_time() - begin - alone[-1])
-    return alone[WARM_UP_STEPS:], whole[WARM_UP_STEPS:]
+            together.append(time.process_time() - begin - alone[-1])
+    return alone[WARM_UP_STEPS:], together[WARM_UP_STEPS:]
 
 
 def _mean(values: list[float]) -> float:
@@ -115,19 +115,19 @@ def visits(sizes: Sequence[int]) -> Visits:
     without full histograms. They take turns, and the caches are flushed before each, as by a backward pass.
     """
     generator = torch.Generator().manual_seed(0)
-    whole = 1e-3 * torch.randn(sum(sizes), generator=generator)
-    tensors, others = whole.split(list(sizes)), torch.ones(EVICTING_ELEMENTS)
+    block = 1e-3 * torch.randn(sum(sizes), generator=generator)
+    tensors, evicting = block.split(list(sizes)), torch.ones(EVICTING_ELEMENTS)
     passes: list[Callable[[], object]] = [
-        whole.sum,
-        lambda: torch.linalg.vector_norm(whole),
-        lambda: torch.dot(whole, whole),
+        block.sum,
+        lambda: torch.linalg.vector_norm(block),
+        lambda: torch.dot(block, block),
         lambda: measure(tensors),
         lambda: measure(tensors, histogram_blocks=ALL_BLOCKS),
     ]
     spent: list[list[float]] = [[] for _ in passes]
     for _ in range(VISIT_REPEATS):
         for one_pass, times in zip(passes, spent, strict=True):
-            others.sum()
+            evicting.sum()
             begin = time.process_time()
             one_pass()
             times.append(time.process_time() - begin)

@@ -108,9 +108,9 @@ def find_workload(name: str) -> Workload:
     module_name, colon, function_name = name.partition(":")
     if not colon:
         raise ValueError(f"there is no workload {name!r}: give {', '.join(WORKLOADS)} or your own as module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

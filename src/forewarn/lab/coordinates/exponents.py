@@ -1,4 +1,4 @@
-"""How a number grows with width, as the exponent of a power law, and what that means for a layer."""
+"""How quantities of a layer grow with width: power-law exponents and their verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_WIDTHS = 3
-"""Two points always lie on a line, and say nothing of its error."""
+"""Two points always lie on a line and say nothing about its error."""
 
 STAYS_WITHIN = 0.25
 """The largest exponent that counts as none: theory knows multiples of a half, and this is half-way to the first."""
@@ -21,7 +21,7 @@ CLEAR = 2.0
 
 
 class Term(StrEnum):
-    """A part of what a layer gives after t updates, as the root mean square of its coordinates.
+    """A term of a layer's output after t updates, as the root mean square of its coordinates.
 
     W_t x_t − W_0 x_0 = (W_t−W_0) x_t + W_0 (x_t−x_0), of which the first is the layer's own doing.
     """
@@ -33,11 +33,11 @@ class Term(StrEnum):
 
 
 JUDGED = (Term.UPDATE, Term.PASSED_ON)
-"""What a verdict is about; the other two terms only tell where a change comes from."""
+"""The terms that are judged; the other two only show where a change comes from."""
 
 
 class Trend(StrEnum):
-    """What a number does as the model gets wider."""
+    """How a number changes as the model gets wider."""
 
     GROWS = "grows"
     SHRINKS = "shrinks"
@@ -86,10 +86,10 @@ Growths = Mapping[str, Mapping[Term, Growth]]
 def unstable(growths: Growths) -> dict[str, tuple[Term, Growth]]:
     """The layers that change with width, with the term that changes most.
 
-    Nothing may grow, and no layer may learn less: what it only passes on may shrink, as the first weights of a muP head
-    do by design.
+    Nothing may grow, and no layer may learn less; the part that it only passes on may shrink, as for the first weights
+    of a muP head by design.
     """
-    found: dict[str, tuple[Term, Growth]] = {}
+    worst: dict[str, tuple[Term, Growth]] = {}
     for layer, terms in growths.items():
         wrong = [
             (term, terms[term])
@@ -98,12 +98,12 @@ def unstable(growths: Growths) -> dict[str, tuple[Term, Growth]]:
             and (terms[term].trend is Trend.GROWS or (term is Term.UPDATE and terms[term].trend is Trend.SHRINKS))
         ]
         if wrong:
-            found[layer] = max(wrong, key=lambda each: abs(each[1].exponent))
-    return found
+            worst[layer] = max(wrong, key=lambda pair: abs(pair[1].exponent))
+    return worst
 
 
 def unclear(growths: Growths) -> list[str]:
-    """The layers of which nothing can be said, for numbers that are not finite or scatter too much."""
+    """Layers without a verdict, because numbers are not finite or scatter too much."""
     return [
         layer
         for layer, terms in growths.items()

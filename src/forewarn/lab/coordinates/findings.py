@@ -1,4 +1,4 @@
-"""What was found about the widths of a model, in words and cells for a person."""
+"""The verdict on the widths of a model, as sentences and table cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forewarn.lab.mup import Parametrization
 NAMES = {Parametrization.STANDARD: "standard parametrisation", Parametrization.MUP: "muP"}
 
 ENOUGH_WIDTHS = 4
-"""With fewer the scatter about a fitted line is known from a point or two, and its error is a guess."""
+"""With fewer widths, the error of the fitted line rests on a point or two and is a guess."""
 
 MEANINGS = {
     Term.UPDATE: "what the layer's own updates add",
@@ -30,11 +30,11 @@ def verdict_word(growths: Growths) -> str:
 
 
 def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
-    """The same with its ground, and what follows from it."""
+    """The verdict with its reason and its consequence."""
     bad, vague = unstable(growths), unclear(growths)
     span = f"from width {min(widths)} to {max(widths)}"
     if bad:
-        layer, (term, growth) = max(bad.items(), key=lambda each: abs(each[1][1].exponent))
+        layer, (term, growth) = max(bad.items(), key=lambda item: abs(item[1][1].exponent))
         learns_less = term is Term.UPDATE and growth.trend is Trend.SHRINKS
         follows = (
             f"At one learning rate these layers learn less and less {span}."
@@ -51,7 +51,7 @@ def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
             "too much or are not finite. Try more --seeds, wider --widths or a lower --lr."
         )
     layer, furthest = max(
-        ((layer, terms[Term.UPDATE]) for layer, terms in growths.items()), key=lambda each: abs(each[1].exponent)
+        ((layer, terms[Term.UPDATE]) for layer, terms in growths.items()), key=lambda pair: abs(pair[1].exponent)
     )
     return (
         f"What the updates of each layer add stays the same {span}; the exponent furthest from 0 is that of {layer}, "
@@ -60,7 +60,7 @@ def verdict_sentence(growths: Growths, widths: Sequence[int]) -> str:
 
 
 def caveat(num_widths: int, num_seeds: int) -> str:
-    """Why the errors of the exponents themselves are not to be relied on; nothing if there are enough of both."""
+    """Why the errors of the exponents are unreliable; empty with enough widths and seeds."""
     few = [f"{num_widths} widths"] * (num_widths < ENOUGH_WIDTHS) + ["one seed"] * (num_seeds == 1)
     if not few:
         return ""
@@ -72,8 +72,8 @@ def caveat(num_widths: int, num_seeds: int) -> str:
 
 def cells(terms: Mapping[Term, Growth]) -> list[tuple[str, str]]:
     """Exponent and trend of the judged terms, each with its style; empty where a layer has no such term."""
-    found: list[tuple[str, str]] = []
+    texts: list[tuple[str, str]] = []
     for term in JUDGED:
         growth = terms.get(term)
-        found += [("", "")] * 2 if growth is None else [(str(growth), ""), (growth.trend, STYLES[growth.trend])]
-    return found
+        texts += [("", "")] * 2 if growth is None else [(str(growth), ""), (growth.trend, STYLES[growth.trend])]
+    return texts

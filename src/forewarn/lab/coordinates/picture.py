@@ -1,4 +1,4 @@
-"""The coordinates of every layer against width, as a picture."""
+"""Plot of every layer's coordinates against width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forewarn.lab.coordinates.findings import MEANINGS, NAMES, verdict_word
 from forewarn.lab.coordinates.sweep import Sweep
 
 LINE_STYLES = ("-", "--", ":", "-.")
-"""Of the first block, the second, and so on around."""
+"""Of the first block, the second and so on, in a cycle."""
 
 
 def draw(path: Path, sweeps: Sequence[Sweep]) -> None:

@@ -27,7 +27,7 @@ ADAM_EPS = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What was measured in one parametrisation."""
+    """The measurements of one parametrisation."""
 
     parametrization: Parametrization
     widths: tuple[int, ...]
@@ -56,28 +56,28 @@ def sweep(
     lr: float,
     tell: Callable[[str], None],
 ) -> Sweep:
-    """Train at every width from every seed; `tell` is called before each training with what comes next.
+    """Train at every width from every seed; `tell` is called before each run with its description.
 
     At the smallest width both parametrisations are the example GPT itself, and `lr` is the one found for it.
     """
     check_widths(widths)
     text = stdlib_text()
-    found: dict[str, dict[Term, NDArray[np.float64]]] = {}
+    coordinates: dict[str, dict[Term, NDArray[np.float64]]] = {}
     losses = np.full((len(widths), num_seeds), np.nan)
     for seed in range(num_seeds):
-        for at, width in enumerate(widths):
+        for index, width in enumerate(widths):
             tell(f"{parametrization}, width {width}, seed {seed}")
             batches = TokenBatches(text, BATCH_SIZE, CONTEXT, seed)
             trained = _train(parametrization, width, min(widths), num_steps, lr, seed, batches)
-            losses[at, seed] = trained.loss
+            losses[index, seed] = trained.loss
             for (layer, term), values in trained.values.items():
                 shape = (num_steps, len(widths), num_seeds)
-                found.setdefault(layer, {}).setdefault(term, np.full(shape, np.nan))[:, at, seed] = values
-    return Sweep(parametrization, tuple(widths), found, losses)
+                coordinates.setdefault(layer, {}).setdefault(term, np.full(shape, np.nan))[:, index, seed] = values
+    return Sweep(parametrization, tuple(widths), coordinates, losses)
 
 
 def check_widths(widths: Sequence[int]) -> None:
-    """Raise ValueError where no exponent could be told from these widths."""
+    """Raise ValueError if no exponent can be fitted to these widths."""
     if len(set(widths)) < LEAST_WIDTHS:
         raise ValueError(f"{len(set(widths))} widths are too few for an exponent with its error: give {LEAST_WIDTHS}")
     wrong = [width for width in widths if width < HEADS or width % HEADS]
@@ -106,9 +106,8 @@ def _train(
         model = gpt_at_width(config, base_width, parametrization)
     reference = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.Adam(adam_groups(model, lr, base_width, parametrization), eps=ADAM_EPS)
-    layers = {
-        name: one for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.LayerNorm | nn.Embedding)
-    }
+    kinds = nn.Linear | nn.LayerNorm | nn.Embedding
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     values: dict[tuple[str, Term], list[float]] = {}
     with ModuleMonitor(monitor_step_fn=lambda step: step > 0) as monitor:
         monitor.set_module(model)
@@ -134,16 +133,16 @@ def _train(
 def _coordinates(
     metrics: Mapping[str, float], layers: Mapping[str, nn.Linear | nn.LayerNorm | nn.Embedding]
 ) -> dict[tuple[str, Term], float]:
-    """The root mean square of a coordinate of each term: a norm grows with the number of coordinates by itself."""
-    found: dict[tuple[str, Term], float] = {}
+    """The root mean square of a coordinate of each term: a norm alone grows with the number of coordinates."""
+    coordinates: dict[tuple[str, Term], float] = {}
     for name, layer in layers.items():
         num_inputs = layer.weight.shape[-1]
         num_outputs = num_inputs if isinstance(layer, nn.Embedding) else layer.weight.shape[0]
         for term in Term:
             is_output = term in (Term.UPDATE, Term.PASSED_ON)
-            # Without the bias, which is not scaled with width: the matrix is what is asked about.
+            # Without the bias, which does not scale with width: the question is about the matrix.
             place = f"{name}.weight" if is_output and not isinstance(layer, nn.Embedding) else name
             norm = metrics.get(f"RCC {term}/{place}/l2norm")
             if norm is not None:
-                found[name, term] = norm / math.sqrt(num_outputs if is_output else num_inputs)
-    return found
+                coordinates[name, term] = norm / math.sqrt(num_outputs if is_output else num_inputs)
+    return coordinates

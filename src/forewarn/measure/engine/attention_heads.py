@@ -11,7 +11,7 @@ from torch import Tensor
 from forewarn.measure.engine.portable import wide
 
 MAX_LOGITS = 2**22
-"""Most logits held at a time where `block` is not given: 16 MB in float32."""
+"""Most logits held at a time if `block` is not given: 16 MB in float32."""
 
 SHUT_OUT = -1e4
 """An additive mask at or below it hides a key, whichever number stands for minus infinity: −1e4 in the first BERT, the
@@ -20,10 +20,10 @@ least float in transformers. Beside any other key its weight, e^−1e4, is zero 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSummary:
-    """Per head, over all batch entries and all queries that see a key: sums, so that micro-batches add up exactly.
+    """Sums per head over all queries that see a key, so that micro-batches add up exactly.
 
-    The mean entropy is `entropy_sum / rows`; as a share of the most that each query could reach, it is
-    `entropy_sum / log_context_sum`. Each field is a tensor [heads] on the device of the queries.
+    The mean entropy is `entropy_sum / rows`; as a share of its maximum, `entropy_sum / log_context_sum`.
+    Each field is a tensor [heads] on the device of the queries.
     """
 
     entropy_sum: Tensor
@@ -33,10 +33,10 @@ class AttentionSummary:
     """Of ln(number of keys that a query sees)."""
 
     max_logit: Tensor
-    """The largest number that softmax is given; −inf for a head that sees no key at all."""
+    """The largest input of the softmax; −inf for a head that sees no key."""
 
     rows: Tensor
-    """How many queries see at least one key; those that see none count nowhere."""
+    """Number of queries that see at least one key; the others are not counted."""
 
     def merge(self, other: AttentionSummary) -> AttentionSummary:
         """The summary of both micro-batches together."""
@@ -65,7 +65,7 @@ def attention_summary(
 
     Computed in float32 at least, whatever autocast says; no random number, no host sync, nothing kept for backward.
     """
-    query, key = (each.detach() if each.dim() > 2 else each.detach().unsqueeze(0) for each in (query, key))
+    query, key = (tensor.detach() if tensor.dim() > 2 else tensor.detach().unsqueeze(0) for tensor in (query, key))
     num_heads, num_queries, width = query.shape[-3:]
     if num_heads % key.shape[-3]:
         raise ValueError(f"{num_heads} query heads do not share {key.shape[-3]} key heads evenly")

@@ -1,7 +1,7 @@
-"""Statistics of many CUDA tensors by a Triton kernel: one launch for each dtype, however many tensors, no host sync.
+"""Statistics of many CUDA tensors by a Triton kernel: one launch per dtype for any number of tensors, no host sync.
 
-A second, tiny launch for all dtypes together adds up what the programs of the first ones found. Triton comes with the
-CUDA builds of torch; where it is missing `supports` says no, and plain torch operations are the way to measure.
+A second, tiny launch adds up the partial results of all dtypes. Triton comes with the CUDA builds of torch; where it is
+missing `supports` returns False, and plain torch operations do the measuring.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How tensors of given sizes and types are cut into chunks; those of one type lie side by side."""
+    """How tensors of given sizes and dtypes are split into chunks, grouped by dtype."""
 
     table: NDArray[np.int64]
     """The table of the kernels without its addresses: lengths, first chunks, the owner of every chunk."""
     launches: tuple[tuple[torch.dtype, int, int], ...]
-    """For each type present, its first chunk and their number."""
+    """Each dtype with its first chunk and its number of chunks."""
     num_chunks: int
 
 
@@ -66,9 +66,9 @@ def why_not() -> str:
 
 
 def available() -> bool:
-    """Whether Triton and a CUDA device are here, or Triton's interpreter was asked for by TRITON_INTERPRET=1.
+    """Whether Triton and a CUDA device are available, or TRITON_INTERPRET=1 selects Triton's interpreter.
 
-    Asking may start the CUDA driver, after which a process should not fork: `supports` asks only about given tensors.
+    This may start the CUDA driver, after which a process should not fork; `supports` only looks at its tensor.
     """
     return not why_not()
 
@@ -96,7 +96,7 @@ def measure(tensors: Sequence[Tensor], histogram_blocks: int = 0, powers: bool =
     one block in 16 of larger ones; with 0 there are none. Nothing waits for the device: addresses travel with the table
     from pinned memory.
     """
-    refused = [at for at, tensor in enumerate(tensors) if not supports(tensor)]
+    refused = [index for index, tensor in enumerate(tensors) if not supports(tensor)]
     devices = {tensor.device for tensor in tensors}
     if refused or len(devices) != 1:
         raise ValueError(
@@ -160,9 +160,9 @@ def _plan(lengths: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> _Plan:
     first[order] = np.cumsum(num_chunks[order]) - num_chunks[order]
     launches = []
     for dtype in kinds:
-        which = [at for at, other in enumerate(dtypes) if other is dtype and lengths[at]]
-        if which:
-            launches.append((dtype, int(first[which[0]]), int(num_chunks[which].sum())))
+        indices = [index for index, candidate in enumerate(dtypes) if candidate is dtype and lengths[index]]
+        if indices:
+            launches.append((dtype, int(first[indices[0]]), int(num_chunks[indices].sum())))
     owners = np.repeat(order, num_chunks[order])
     return _Plan(np.concatenate([sizes, first, owners]), tuple(launches), len(owners))
 
@@ -189,7 +189,7 @@ def _interpreted() -> bool:
 
 @cache
 def _without_triton() -> str:
-    """Why Triton is not here; empty if it is."""
+    """Why Triton is unavailable; empty if it is available."""
     try:
         import triton  # noqa: F401
     except ImportError as error:

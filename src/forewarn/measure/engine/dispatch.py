@@ -1,4 +1,4 @@
-"""One way in to the statistics of many tensors; the best backend for each of them reads it."""
+"""Statistics of many tensors, each read by the best backend for it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ Backend = Callable[[Sequence[Tensor], int], Rows]
 _FIRST = range(1)
 
 _broken: set[Backend] = set()
-"""Backends that failed once, such as a kernel that can not be compiled here; they are not asked again."""
+"""Backends that failed once, such as a kernel that cannot be compiled here; they are not tried again."""
 
 
 def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
-    """Statistics of many tensors in one visit, still on their devices; a None is a row of NaN.
+    """Statistics of many tensors in one pass, still on their devices; None gives a row of NaN.
 
-    `histogram_blocks`: 0 for no histograms, else of up to how many blocks of 4096 per tensor, evenly spaced, where a
-    backend can leave blocks out; of larger tensors one block in 16 is counted.
+    `histogram_blocks` is the number of evenly spaced blocks of 4096 values that a histogram counts per tensor, 0 for no
+    histograms; in larger tensors one block in 16 is counted, and some backends count every value.
     """
     if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))
     order: Sequence[int] = range(len(tensors))
     described = isinstance(tensors, native.Described)
-    missing = [] if described else [at for at, tensor in enumerate(tensors) if tensor is None]
+    missing = [] if described else [index for index, tensor in enumerate(tensors) if tensor is None]
     if missing:
-        order = [at for at, tensor in enumerate(tensors) if tensor is not None]
+        order = [index for index, tensor in enumerate(tensors) if tensor is not None]
         tensors = [tensor for tensor in tensors if tensor is not None]
     present: Sequence[Tensor] = tensors  # type: ignore[assignment]
     rows: list[Numbers] = []
     histograms: list[Numbers] = []
-    which: list[int] = []
-    for backend, places, part in _parts(present):
-        found, counts = _measured(backend, part, histogram_blocks)
-        which += places
-        rows.append(found)
+    positions: list[int] = []
+    for backend, indices, part in _parts(present):
+        measured, counts = _measured(backend, part, histogram_blocks)
+        positions += indices
+        rows.append(measured)
         if counts is not None:
             histograms.append(counts)
     if len(rows) > 1:
-        order = [order[at] for at in which]
+        order = [order[position] for position in positions]
     if missing:
         order = [*order, *missing]
         rows.append(np.full((len(missing), len(COLUMNS)), np.nan))
@@ -58,7 +58,7 @@ def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Meas
 
 
 def _row(tensor: Tensor | None) -> Numbers | None:
-    """The row of a single tensor by a short way, for what is read one at a time as it comes, such as activations."""
+    """The row of a single tensor by a shortcut, for tensors read one at a time, such as activations."""
     if tensor is None or _backend(tensor) is not _native:
         return None
     try:
@@ -69,22 +69,22 @@ def _row(tensor: Tensor | None) -> Numbers | None:
 
 
 def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], Sequence[Tensor]]]:
-    """The tensors by the backend that reads them and by device, with the places of each part; most often one part."""
-    whole = _described(tensors)
-    if whole is not None:
+    """The tensors by backend and device, with their indices; usually a single part."""
+    described = _described(tensors)
+    if described is not None:
         if tensors:
-            yield _native, range(len(tensors)), whole
+            yield _native, range(len(tensors)), described
         return
     groups: dict[tuple[Backend, torch.device], list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        groups.setdefault((_backend(tensor), tensor.device), []).append(at)
-    for (backend, _), places in groups.items():
-        yield backend, places, [tensors[at] for at in places]
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((_backend(tensor), tensor.device), []).append(index)
+    for (backend, _), indices in groups.items():
+        yield backend, indices, [tensors[index] for index in indices]
 
 
 def looked_at(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors for several reads in a row, between which nothing else runs: where they lie is asked once."""
-    return tensors if (whole := _described(tensors)) is None else whole
+    """The same tensors for several reads in a row with nothing run in between: their addresses are looked up once."""
+    return tensors if (described := _described(tensors)) is None else described
 
 
 def backend_of(tensor: Tensor) -> str:
@@ -116,7 +116,7 @@ def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_blocks: int
 
 
 def _give_up(backend: Backend) -> None:
-    """Within the handler of what it raised."""
+    """Call from the handler of the exception that the backend raised."""
     _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
     _broken.add(backend)
 

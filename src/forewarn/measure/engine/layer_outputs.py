@@ -1,4 +1,4 @@
-"""The output of a layer: its statistics and what its units do, added up over the calls of a step.
+"""Statistics of a layer's output and its units, added up over the calls of a step.
 
 Everything kept is a sum, a count, an extreme or a flag, so micro-batches and shared layers merge exactly.
 """
@@ -24,13 +24,13 @@ _ROWS_PER_CHUNK = 256
 
 
 class Look(IntEnum):
-    """What to look at in the units of a layer; the numbers are those of interface.h."""
+    """What to measure in the units of a layer; the numbers match interface.h."""
 
     NOTHING = 0
     FIRED = 1
-    """Which units were not zero on some position."""
+    """Which units were nonzero at some position."""
     INSIDE = 2
-    """On how many positions each unit was strictly between two bounds."""
+    """At how many positions each unit was strictly between two bounds."""
     PEAKED = 3
     """How many positions have a largest unit that reaches a bound."""
     CHANNELS = 4
@@ -41,7 +41,7 @@ _PER_UNIT = (Look.FIRED, Look.INSIDE, Look.CHANNELS)
 
 
 class Layout(NamedTuple):
-    """A tensor as [outer × units × inner], of which every so many of the outer rows are read, the first always."""
+    """A tensor as [outer × units × inner], of which every `every`-th outer row is read, starting with the first."""
 
     outer: int
     units: int
@@ -50,12 +50,12 @@ class Layout(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """At how many places each unit is read."""
+        """Number of positions at which each unit is read."""
         return -(-self.outer // self.every) * self.inner
 
 
 class Board:
-    """The rows of many layers in few arrays whose addresses stay."""
+    """The rows of many layers in a few arrays whose addresses stay fixed."""
 
     def __init__(self) -> None:
         self._chunks: list[NDArray[np.float64]] = []
@@ -64,31 +64,31 @@ class Board:
 
     def new_row(self) -> tuple[int, NDArray[np.float64]]:
         """The number of a new row, and the row."""
-        at = self._num
-        if at == len(self._chunks) * _ROWS_PER_CHUNK:
+        number = self._num
+        if number == len(self._chunks) * _ROWS_PER_CHUNK:
             self._chunks.append(np.tile(_NOTHING, (_ROWS_PER_CHUNK, 1)))
         self._num += 1
-        return at, self._chunks[at // _ROWS_PER_CHUNK][at % _ROWS_PER_CHUNK]
+        return number, self._chunks[number // _ROWS_PER_CHUNK][number % _ROWS_PER_CHUNK]
 
-    def add(self, at: int, row: Tensor) -> None:
-        """A further part of row `at` that is still on a device."""
-        self._on_devices.append((at, row))
+    def add(self, number: int, row: Tensor) -> None:
+        """Add to row `number` a part that is still on a device."""
+        self._on_devices.append((number, row))
 
     def take(self) -> tuple[NDArray[np.float64], list[int], list[Tensor]]:
-        """The rows up to now; then what to add to them from devices: the places, and one tensor per device."""
+        """The rows so far, and what to add to them from devices: row numbers, and one tensor per device."""
         rows = np.concatenate(self._chunks)[: self._num] if self._chunks else np.empty((0, len(MOMENTS)))
         for chunk in self._chunks:
             chunk[:] = _NOTHING
         by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-        for at, row in self._on_devices:
-            by_device.setdefault(row.device, []).append((at, row))
+        for number, row in self._on_devices:
+            by_device.setdefault(row.device, []).append((number, row))
         self._on_devices = []
-        places = [at for several in by_device.values() for at, _ in several]
-        return rows, places, [torch.stack([row for _, row in several]) for several in by_device.values()]
+        places = [number for pairs in by_device.values() for number, _ in pairs]
+        return rows, places, [torch.stack([row for _, row in pairs]) for pairs in by_device.values()]
 
 
 class Tally:
-    """What one output of a layer gave since it was last asked."""
+    """Sums over one output of a layer since the last `take`."""
 
     __slots__ = (
         "_board", "_fired", "_fired_there", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
@@ -99,7 +99,7 @@ class Tally:
         self.look, self._low, self._high = look, low, high
         self._board = board
         self.at, self._row = board.new_row()
-        """Which row of the board is its own."""
+        """The number of its row on the board."""
         self._clear(0)
 
     def _clear(self, units: int) -> None:
@@ -114,7 +114,7 @@ class Tally:
         self._native = NativeTally(self.look, self._low, self._high, self._row, self._fired, self._sums)
 
     def take(self) -> tuple[Any, Any, int]:
-        """What the units did, as arrays or as tensors on their device; the row is the board's to give.
+        """The sums over the units, as arrays or as tensors on their device; the row comes from the board.
 
         The first says which have fired. The second holds for INSIDE how often each unit was, for PEAKED the positions
         that are and all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was
@@ -124,16 +124,16 @@ class Tally:
         sums = self._sums if self._sums_there is None else self._sums_there
         positions = self._positions
         if positions and self.look is not Look.NOTHING:
-            self._clear(self._units)  # what was given away is no longer ours to write to
+            self._clear(self._units)  # the caller owns the returned arrays
         self._positions = 0
         return fired, sums, positions
 
     def add(self, tensor: Tensor, layout: Layout) -> None:
-        """Take in what the layer gave at one call; nothing is kept of the tensor itself."""
+        """Add the output of one call; the tensor itself is not kept."""
         if not tensor.numel():
             return
         if layout.units != self._units and self.look in _PER_UNIT:
-            self._clear(layout.units)  # other units: those from before can not be added to
+            self._clear(layout.units)  # a different number of units: the old sums do not fit
         self._positions += layout.positions
         if native.available() and native.supports(tensor) and tensor.is_contiguous():
             self._native.add(tensor, layout)
@@ -190,38 +190,38 @@ def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor 
 
 def merge(rows: NDArray[np.float64], places: list[int], parts: NDArray[np.float64]) -> None:
     """Add further rows to those at the given places."""
-    for at, part in zip(places, parts, strict=True):
-        least, most = min(rows[at, 3], part[3]), max(rows[at, 4], part[4])
-        rows[at] += part
-        rows[at, 3], rows[at, 4] = least, most
+    for place, part in zip(places, parts, strict=True):
+        least, most = min(rows[place, 3], part[3]), max(rows[place, 4], part[4])
+        rows[place] += part
+        rows[place, 3], rows[place, 4] = least, most
 
 
 def describe(rows: NDArray[np.float64]) -> dict[str, Values]:
-    """The quantities of each row [n × moments]; NaN where nothing was seen.
+    """The quantities of each row [n × moments]; NaN where nothing was measured.
 
     `kurtosis` is the fourth central moment over the squared variance: 3 for a normal distribution, large for outliers.
     """
-    known = np.where(rows[:, :1] > 0, rows, np.nan)
-    found = summarize(known[:, : len(COLUMNS)])
-    del found["norm"]
-    found["abs_max"] = np.maximum(np.abs(found["min"]), np.abs(found["max"]))
-    found["kurtosis"] = _kurtosis(known).astype(np.float32)
-    return found
+    measured = np.where(rows[:, :1] > 0, rows, np.nan)
+    quantities = summarize(measured[:, : len(COLUMNS)])
+    del quantities["norm"]
+    quantities["abs_max"] = np.maximum(np.abs(quantities["min"]), np.abs(quantities["max"]))
+    quantities["kurtosis"] = _kurtosis(measured).astype(np.float32)
+    return quantities
 
 
 def _kurtosis(rows: NDArray[np.float64]) -> Any:
     """From the sums of powers; NaN for a constant, and where the mean is so large that rounding would be the result."""
     with np.errstate(all="ignore"):
         finite = rows[:, 0] - rows[:, 6]
-        mean, second, third, fourth = (rows[:, at] / finite for at in (1, 2, 7, 8))
+        mean, second, third, fourth = (rows[:, column] / finite for column in (1, 2, 7, 8))
         variance = second - mean * mean
         central = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
-        trusted = variance**2 > 1e-12 * fourth  # of 16 digits, four are left at the worst
+        trusted = variance**2 > 1e-12 * fourth  # four of 16 digits are left in the worst case
         return np.where(trusted, central / variance**2, np.nan)
 
 
 def channel_spread(sums: Any, positions: int) -> tuple[Any, Any]:
-    """How far the means of the channels lie apart, and their standard deviations: both as standard deviations."""
+    """The standard deviations, across channels, of the channel means and of the channel standard deviations."""
     means, squares = sums[: len(sums) // 2] / positions, sums[len(sums) // 2 :] / positions
     deviations = (squares - means * means).clip(0.0) ** 0.5
     return _spread(means), _spread(deviations)

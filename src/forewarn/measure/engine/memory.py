@@ -1,4 +1,4 @@
-"""How a tensor lies in memory."""
+"""How a tensor is laid out in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The norm of each of many tensors, and of all of them together."""
+"""Norms of many tensors, one by one and together."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from forewarn.measure.engine.portable import dense_values
 from forewarn.measure.engine.statistics import COLUMNS
 
 Norm = Tensor | float
-"""A number on a device, or one that is here already."""
+"""A number on a device, or already on the host."""
 
 _SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinite")
 
 
 def norms(tensors: Sequence[Tensor]) -> list[Norm]:
     """The 2-norm of each tensor, none of which is empty; not finite where a value is not."""
-    if native.available() and (whole := native.described(tensors)) is not None:
-        rows, _, _ = native.measure(whole)
+    if native.available() and (described := native.described(tensors)) is not None:
+        rows, _, _ = native.measure(described)
         if not rows[:, _NONFINITE].any():
-            found: list[Norm] = np.sqrt(rows[:, _SQUARES]).tolist()
-            return found
-    values = [dense_values(each) for each in tensors]
+            result: list[Norm] = np.sqrt(rows[:, _SQUARES]).tolist()
+            return result
+    values = [dense_values(tensor) for tensor in tensors]
     if not values:
         return []
-    double = any(each.dtype is torch.float64 for each in values)
+    double = any(tensor.dtype is torch.float64 for tensor in values)
     return list(torch._foreach_norm(values, 2, dtype=torch.float64 if double else torch.float32))
 
 
 def norm_of_all(parts: Sequence[Norm]) -> Norm:
     """The norm of several parts from their norms, on the device of the first that is on one."""
-    here = math.hypot(*(part for part in parts if not isinstance(part, Tensor)))
-    there = [part for part in parts if isinstance(part, Tensor)]
-    if not there:
-        return here
-    if here:
-        there.append(torch.tensor(here, dtype=there[0].dtype))
-    if len(there) == 1:
-        return there[0]
-    total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(there[0].device) for part in there]))
+    on_host = math.hypot(*(part for part in parts if not isinstance(part, Tensor)))
+    on_devices = [part for part in parts if isinstance(part, Tensor)]
+    if not on_devices:
+        return on_host
+    if on_host:
+        on_devices.append(torch.tensor(on_host, dtype=on_devices[0].dtype))
+    if len(on_devices) == 1:
+        return on_devices[0]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(on_devices[0].device) for part in on_devices]))
     return total

@@ -31,15 +31,15 @@ def dense_values(tensor: Tensor) -> Tensor:
 def measure(tensors: Sequence[Tensor], histogram: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows [n × columns] and histograms [n × 2 × bins] of tensors on one device, in their order."""
     values = [dense_values(tensor).reshape(-1) for tensor in tensors]
-    absent = [num_elements(tensor) - each.numel() for tensor, each in zip(tensors, values, strict=True)]
-    small = [at for at, each in enumerate(values) if each.numel() <= _SMALL]
-    large = [at for at, each in enumerate(values) if each.numel() > _SMALL]
+    absent = [num_elements(tensor) - stored.numel() for tensor, stored in zip(tensors, values, strict=True)]
+    small = [index for index, flat in enumerate(values) if flat.numel() <= _SMALL]
+    large = [index for index, flat in enumerate(values) if flat.numel() > _SMALL]
     precise = wide(values[0].device)
-    parts = [_measure_together([values[at].to(precise) for at in small])] if small else []
-    parts += [_measure_one(values[at].to(precise)) for at in large]
+    parts = [_measure_together([values[index].to(precise) for index in small])] if small else []
+    parts += [_measure_one(values[index].to(precise)) for index in large]
     back = torch.tensor([*small, *large], device=values[0].device).argsort()
     rows = _with_absent(torch.cat(parts)[back], absent)
-    return rows, _histograms([each.to(precise) for each in values]) if histogram else None
+    return rows, _histograms([flat.to(precise) for flat in values]) if histogram else None
 
 
 def _measure_one(x: Tensor) -> Tensor:
@@ -58,13 +58,13 @@ def _measure_one(x: Tensor) -> Tensor:
 def _measure_together(values: Sequence[Tensor]) -> Tensor:
     """The rows of many flat tensors, read as segments of one."""
     x = torch.cat(list(values))
-    lengths = torch.tensor([each.numel() for each in values], device=x.device)
+    lengths = torch.tensor([flat.numel() for flat in values], device=x.device)
     finite = x.isfinite()
     clean = x.where(finite, 0.0)
 
     def reduced(numbers: Tensor, how: str, initial: float = 0.0) -> Tensor:
-        found: Tensor = torch.segment_reduce(numbers, how, lengths=lengths, unsafe=True, initial=initial)
-        return found
+        segments: Tensor = torch.segment_reduce(numbers, how, lengths=lengths, unsafe=True, initial=initial)
+        return segments
 
     columns = [
         lengths.to(x.dtype), reduced(clean, "sum"), reduced(clean * clean, "sum"),
@@ -76,17 +76,17 @@ def _measure_together(values: Sequence[Tensor]) -> Tensor:
 
 
 def _histograms(values: Sequence[Tensor]) -> Tensor:
-    """Counts by sign and power of two; zeros and what is not finite fall into a bin of their own that is cut off."""
+    """Counts by sign and power of two; zeros and non-finite values fall into an extra bin that is cut off."""
     x = torch.cat(list(values))
-    lengths = torch.tensor([each.numel() for each in values], device=x.device)
+    lengths = torch.tensor([flat.numel() for flat in values], device=x.device)
     counted = x.isfinite() & (x != 0)
     exponent = torch.frexp(x.where(counted, 1.0)).exponent.long() - 1
     place = (exponent - LOWEST_EXPONENT).clamp(0, NUM_BINS - 1) + NUM_BINS * (x > 0)
     segment = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths, output_size=len(x))
     size = 2 * NUM_BINS + 1
-    at = segment * size + place.where(counted, 2 * NUM_BINS)
+    cell = segment * size + place.where(counted, 2 * NUM_BINS)
     counts = torch.zeros(len(lengths) * size, dtype=torch.int64, device=x.device)
-    counts.scatter_add_(0, at, torch.ones_like(at))
+    counts.scatter_add_(0, cell, torch.ones_like(cell))
     return counts.view(len(lengths), size)[:, : 2 * NUM_BINS].reshape(len(lengths), 2, NUM_BINS)
 
 
@@ -102,5 +102,5 @@ def _with_absent(rows: Tensor, absent: Sequence[int]) -> Tensor:
 
 def num_elements(tensor: Tensor) -> int:
     """How many real numbers a tensor stands for, stored or not."""
-    whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return whole.numel() * (2 if whole.is_complex() else 1)
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.numel() * (2 if local.is_complex() else 1)

@@ -1,4 +1,4 @@
-"""Exact percentiles of tensors, by sorting each of them: many times the cost of a histogram, and only on request."""
+"""Exact percentiles of tensors by sorting: many times the cost of a histogram, so only on request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from forewarn.measure.engine.portable import dense_values, num_elements
 def exact_percentiles(tensors: Sequence[Tensor | None], percents: Sequence[int]) -> tuple[list[int], list[Tensor]]:
     """Which tensor each row belongs to, and rows [n × percents] in double precision, one part per device.
 
-    A percentile is the ⌈p · n⌉-th smallest of the n finite values; NaN where there is none. A None has no row.
+    A percentile is the ⌈p · n⌉-th smallest of the n finite values; NaN where there is none. None has no row.
     """
     parts: dict[torch.device, list[int]] = {}
     rows: dict[int, Tensor] = {}
-    for at, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         if tensor is not None:
-            rows[at] = _percentiles(_all_values(tensor), percents)
-            parts.setdefault(rows[at].device, []).append(at)
-    order = [at for which in parts.values() for at in which]
-    return order, [torch.stack([rows[at] for at in which]) for which in parts.values()]
+            rows[index] = _percentiles(_all_values(tensor), percents)
+            parts.setdefault(rows[index].device, []).append(index)
+    order = [index for indices in parts.values() for index in indices]
+    return order, [torch.stack([rows[index] for index in indices]) for indices in parts.values()]
 
 
 def _all_values(tensor: Tensor) -> Tensor:

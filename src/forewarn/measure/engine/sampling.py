@@ -33,7 +33,7 @@ def fnv1a(name: str) -> int:
 
 
 def sample_indices(name: str, num_elements: int, size: int) -> NDArray[np.int32]:
-    """Up to `size` places in a tensor of so many elements, sorted, fixed by the tensor's name alone.
+    """Up to `size` sorted indices into a tensor of `num_elements`, fixed by the tensor's name alone.
 
     A tensor that is no larger than the sample is taken whole. Draws are by counter, so no random state is touched.
     """
@@ -52,8 +52,8 @@ def sample_indices(name: str, num_elements: int, size: int) -> NDArray[np.int32]
 class _NativeGroup:
     """Tensors that the native backend reads: all in two calls, no torch operation."""
 
-    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
-        self.which = which
+    def __init__(self, members: list[int], drawn: Sequence[NDArray[np.int32]]) -> None:
+        self.members = members
         self._places = np.concatenate(drawn)
         self._offsets = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
         self._before: NDArray[np.uint8] | None = None
@@ -76,10 +76,10 @@ class _NativeGroup:
 class _TorchGroup:
     """Tensors of one device and dtype, by torch operations: their samples lie side by side in one buffer."""
 
-    def __init__(self, which: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
-        self.which = which
-        self._places = [torch.from_numpy(each).to(like.device) for each in drawn]
-        self._lengths = torch.tensor([len(each) for each in drawn], device=like.device)
+    def __init__(self, members: list[int], drawn: Sequence[NDArray[np.int32]], like: Tensor) -> None:
+        self.members = members
+        self._places = [torch.from_numpy(indices).to(like.device) for indices in drawn]
+        self._lengths = torch.tensor([len(indices) for indices in drawn], device=like.device)
         self._before: Tensor | None = None
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
@@ -98,19 +98,19 @@ class _TorchGroup:
         return sums
 
     def _sample(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [_flat(each).index_select(0, places) for each, places in zip(tensors, self._places, strict=True)]
+        return [_flat(tensor).index_select(0, places) for tensor, places in zip(tensors, self._places, strict=True)]
 
     @property
     def num_bytes(self) -> int:
-        held = self._places if self._before is None else [*self._places, self._before]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        tensors = self._places if self._before is None else [*self._places, self._before]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class UpdateSampler:
     """Remembers a sample of many tensors and measures how far it has moved since.
 
     Holds an int32 index per sample, and from `remember` to `forget` one value: 4 and then 8 bytes × `size` per float32
-    tensor. The places are drawn once per tensor, and again only if a tensor becomes another in size, type or device.
+    tensor. The places are drawn once per tensor, and again only if a tensor changes size, dtype or device.
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
@@ -119,34 +119,34 @@ class UpdateSampler:
         self._kinds: tuple[object, ...] = ()
         self._groups: list[_NativeGroup | _TorchGroup] = []
         self.shares: NDArray[np.float64] = np.ones(len(self._names))
-        """Which share of each tensor is sampled."""
+        """The sampled share of each tensor."""
         self.remembers = False
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
         """Keep the present values; `tensors` are in the order of the names."""
-        given, kinds = _looked_at(tensors)
+        readable, kinds = _looked_at(tensors)
         if kinds != self._kinds:
             self._kinds = kinds
             self._prepare(tensors)
         for group in self._groups:
-            group.remember(_members(given, group.which))
+            group.remember(_members(readable, group.members))
         self.remembers = True
 
     def moved(self, tensors: Sequence[Tensor]) -> tuple[Sequence[int], list[Numbers]]:
-        """What has moved since `remember`: the order of the rows, and per group of tensors [n × (‖Δw‖², ‖w‖²)].
+        """How far tensors moved since `remember`: the order of the rows, and [n × (‖Δw‖², ‖w‖²)] per group.
 
-        Nothing if a tensor has become another in the meantime.
+        Empty if a tensor has changed size, dtype or device in the meantime.
         """
-        given, kinds = _looked_at(tensors)
+        readable, kinds = _looked_at(tensors)
         if not self.remembers or kinds != self._kinds:
             return [], []
         if len(self._groups) == 1:
-            return range(len(tensors)), [self._groups[0].moved(given)]
-        order = [at for group in self._groups for at in group.which]
-        return order, [group.moved(_members(given, group.which)) for group in self._groups]
+            return range(len(tensors)), [self._groups[0].moved(readable)]
+        order = [index for group in self._groups for index in group.members]
+        return order, [group.moved(_members(readable, group.members)) for group in self._groups]
 
     def forget(self) -> None:
-        """Compare with nothing, and keep no value, until `remember` is called again."""
+        """Drop the values; nothing is compared until `remember` is called again."""
         self.remembers = False
         for group in self._groups:
             group.forget()
@@ -162,21 +162,23 @@ class UpdateSampler:
         drawn = [
             sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
         ]
-        self.shares = np.array([len(each) / max(1, kind.num_values) for each, kind in zip(drawn, kinds, strict=True)])
+        self.shares = np.array(
+            [len(indices) / max(1, kind.num_values) for indices, kind in zip(drawn, kinds, strict=True)]
+        )
         groups: dict[tuple[bool, torch.device | None, torch.dtype | None], list[int]] = {}
-        for at, kind in enumerate(kinds):
+        for index, kind in enumerate(kinds):
             key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)
-            groups.setdefault(key, []).append(at)
+            groups.setdefault(key, []).append(index)
         self._groups = [
-            _NativeGroup(which, [drawn[at] for at in which])
+            _NativeGroup(members, [drawn[index] for index in members])
             if is_native
-            else _TorchGroup(which, [drawn[at] for at in which], tensors[which[0]])
-            for (is_native, _, _), which in groups.items()
+            else _TorchGroup(members, [drawn[index] for index in members], tensors[members[0]])
+            for (is_native, _, _), members in groups.items()
         ]
 
 
 class _Kind(NamedTuple):
-    """What must stay the same for the drawn places to fit."""
+    """The properties of a tensor on which its sampled indices depend."""
 
     native: bool
     device: torch.device
@@ -189,14 +191,14 @@ def _kind(tensor: Tensor) -> _Kind:
 
 
 def _looked_at(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[object, ...]]:
-    """The tensors, as the library sees them if it reads them all, and what must stay the same of them."""
-    if native.available() and (whole := native.described(tensors)) is not None:
-        return whole, (whole.lengths.tobytes(), whole.kinds.tobytes())
+    """The tensors, described for the library if it can read them all, and the properties that must not change."""
+    if native.available() and (described := native.described(tensors)) is not None:
+        return described, (described.lengths.tobytes(), described.kinds.tobytes())
     return tensors, tuple(map(_kind, tensors))
 
 
-def _members(tensors: Sequence[Tensor], which: list[int]) -> Sequence[Tensor]:
-    return tensors if len(which) == len(tensors) else [tensors[at] for at in which]
+def _members(tensors: Sequence[Tensor], indices: list[int]) -> Sequence[Tensor]:
+    return tensors if len(indices) == len(tensors) else [tensors[index] for index in indices]
 
 
 def _flat(tensor: Tensor) -> Tensor:

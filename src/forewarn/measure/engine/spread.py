@@ -1,4 +1,4 @@
-"""One way in to how values are spread: by the native library if it is there, else by numpy."""
+"""How values are spread, computed by the native library if it is available, else by numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend of the statistics engine gives: rows of sums, and histograms."""
+"""The output of every statistics backend: rows of sums, and histograms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_ROWS: NDArray[Any] = np.empty((0, len(COLUMNS)))
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a backend says about many tensors; still on their devices, one part per backend and device."""
+    """Statistics of many tensors, still on their devices, one part per backend and device."""
 
     order: Sequence[int]
     """Which input each row belongs to, over all parts."""

@@ -1,4 +1,4 @@
-"""From the rows of sums that an engine gives to the quantities that people read."""
+"""Mean, norm and other readable quantities from the engine's rows of sums."""
 
 from __future__ import annotations
 

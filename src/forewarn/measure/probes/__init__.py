@@ -1,1 +1,1 @@
-"""What is measured, one small probe per file; each sees the events of the training loop and gives readings per step."""
+"""The probes, one per file: each sees the events of the training loop and returns readings per step."""

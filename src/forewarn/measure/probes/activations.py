@@ -81,7 +81,7 @@ class ActivationProbe(Probe):
                 for each in unsure:
                     each.is_answer = each.is_answer or each.is_in(tensor)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         self._updated = True
 
     def collect(self, step: Step) -> Pending | None:

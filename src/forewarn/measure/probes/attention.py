@@ -1,4 +1,4 @@
-"""Attention: how each head spreads its attention and how large its logits are, without touching the model."""
+"""Attention: how widely each head attends and how large its logits are, without touching the model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 MAX_LOGITS = 2**20
-"""Logits computed anew for one attention: 4 MB in float32. Beyond, queries are sampled."""
+"""Maximum number of logits recomputed per attention call: 4 MB in float32. Above that, queries are sampled."""
 
 MAX_QUERIES = 256
-"""Queries of a head that are looked at: their mean is off by a sixteenth of how far one differs from another."""
+"""Maximum number of queries read per head: the error of their mean is 1/16 of their standard deviation."""
 
 _MAX_CALLS = 4
-"""Attentions within one call of one module that are told apart; a loop over windows may make thousands."""
+"""Maximum number of attention calls measured within one call of a module; a loop over windows may make thousands."""
 
 _FEWEST_KEYS = 8
-"""Keys that a query must see on average for an entropy to mean something: looking at one of three is not sharp."""
+"""Keys that a query must see on average for a meaningful entropy: attending to one of three is not sharp."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A module that is running, and how many attentions it has made itself."""
+    """A running module, and the number of attention calls it has made itself."""
 
     name: str
     calls: int = 0
@@ -44,9 +44,9 @@ class _Frame:
 class AttentionProbe(Probe):
     """`attention/entropy` and `attention/max_logit` per head, and per layer; on measured steps only.
 
-    Entropy is a share of the most that the mask allows: 1 looks at all keys alike, 0 at one. It is computed anew from
-    queries and keys, before dropout: of some `MAX_QUERIES` evenly spaced queries per head, and no more than
-    `MAX_LOGITS` logits per attention. The largest logit is that of these queries.
+    Entropy is a fraction of the maximum that the mask allows: 1 attends to all keys alike, 0 to a single one. It is
+    recomputed from queries and keys, before dropout, for up to `MAX_QUERIES` evenly spaced queries per head and
+    `MAX_LOGITS` logits per call. The largest logit is that of these queries.
     """
 
     name = "attention"
@@ -55,14 +55,14 @@ class AttentionProbe(Probe):
         self._model = model
         self._stopwatch = stopwatch
         self._compiled = False
-        """Whether a part of the model is: what finds another function under its name would be compiled anew."""
+        """Whether any part of the model is compiled: replacing a function would trigger recompilation."""
         self._modules: dict[str, nn.Module] = {}
         self._places: list[ModuleTap] = []
-        """Where these modules are entered and left."""
+        """The taps on these modules."""
         self._running: list[_Frame] = []
-        """The modules that run now, innermost last; the root is always the first."""
+        """The modules running now, innermost last; the root is always first."""
         self._seen: dict[str, AttentionSummary] = {}
-        """By the scope of the layer; micro-batches are added up."""
+        """By the layer's scope; micro-batches are added up."""
         self._left_out = Reason.AVAILABLE
         self._failure: Exception | None = None
 
@@ -80,7 +80,9 @@ class AttentionProbe(Probe):
         modules = hookable_modules(self._model)
         if modules is not self._modules:
             self._modules = modules
-            self._places = [self._place(name, each) for name, each in modules.items() if name and _may_attend(each)]
+            self._places = [
+                self._place(name, module) for name, module in modules.items() if name and _may_attend(module)
+            ]
         return self._places
 
     def forward_ended(self, output: Any) -> None:
@@ -98,7 +100,7 @@ class AttentionProbe(Probe):
             frame = self._running.pop()
             while frame.name != name:  # a module that raised never left
                 frame = self._running.pop()
-            # Without weights to return it calls the function that is stood in for, and has been seen there.
+            # Without weights to return it calls the replaced function, and was measured there.
             if is_multihead(module) and not frame.calls:
                 with torch.no_grad():
                     self._measure(frame, multihead_attended(module, *args, **kwargs))
@@ -106,7 +108,7 @@ class AttentionProbe(Probe):
         return ModuleTap(module, entered, left)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model has just called torch's function; nothing that goes wrong here may reach it."""
+        """The model has just called torch's function; no error here may reach the model."""
         if self._failure is None and self._running:
             with self._stopwatch, hidden_from_checkpointing():
                 try:
@@ -114,58 +116,63 @@ class AttentionProbe(Probe):
                 except Exception as error:
                     self._failure = error
 
-    def _measure(self, frame: _Frame, given: Attended) -> None:
+    def _measure(self, frame: _Frame, attention: Attended) -> None:
         frame.calls += 1
         if frame.calls > _MAX_CALLS:
             return
-        if not all(map(_is_plain, (given.query, given.key, given.mask))):
+        if not all(map(_is_plain, (attention.query, attention.key, attention.mask))):
             self._left_out = Reason.UNSUPPORTED_TENSOR
             return
-        num_heads, num_keys = given.query.shape[-3], given.key.shape[-2]
-        few = sampled(given, min(MAX_LOGITS, MAX_QUERIES * num_heads * num_keys))
-        found = attention_summary(few.query, few.key, mask=few.mask, causal=few.causal, scale=few.scale)
+        num_heads, num_keys = attention.query.shape[-3], attention.key.shape[-2]
+        sample = sampled(attention, min(MAX_LOGITS, MAX_QUERIES * num_heads * num_keys))
+        summary = attention_summary(
+            sample.query, sample.key, mask=sample.mask, causal=sample.causal, scale=sample.scale
+        )
         scope = _joined(frame.name, f"call_{frame.calls}" if frame.calls > 1 else "")
-        known = self._seen.get(scope)
-        if known is None or known.rows.shape != found.rows.shape:
-            self._seen[scope] = found
+        earlier = self._seen.get(scope)
+        if earlier is None or earlier.rows.shape != summary.rows.shape:
+            self._seen[scope] = summary
         else:
-            self._seen[scope] = known.merge(found)
+            self._seen[scope] = earlier.merge(summary)
 
     def collect(self, step: Step) -> Pending | None:
-        STAND_IN.remove(self._attended)  # an interrupted pass has no end
-        seen, self._seen = self._seen, {}
+        STAND_IN.remove(self._attended)  # an interrupted pass never ends
+        summaries, self._seen = self._seen, {}
         reason, self._left_out = self._left_out, Reason.AVAILABLE
         if not step.measured:
             return None
-        if seen or reason is not Reason.AVAILABLE:
+        if summaries or reason is not Reason.AVAILABLE:
             step.unavailable("attention/entropy", reason)
         tensors = [
-            torch.stack([each.entropy_sum, each.log_context_sum, each.max_logit, each.rows]) for each in seen.values()
+            torch.stack([summary.entropy_sum, summary.log_context_sum, summary.max_logit, summary.rows])
+            for summary in summaries.values()
         ]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            if seen:
-                yield from _readings(tuple(seen), arrays)
+            if summaries:
+                yield from _readings(tuple(summaries), arrays)
 
         return Pending(tensors, decode)
 
 
 def _readings(layers: tuple[str, ...], sums: Sequence[Array]) -> Iterator[Reading]:
-    """Per head and per layer, from [4 × heads] sums of each layer."""
+    """Readings per head and per layer, from the [4 × heads] sums of each layer."""
     heads = tuple(
-        _joined(layer, f"head_{at}") for layer, each in zip(layers, sums, strict=True) for at in range(each.shape[1])
+        _joined(layer, f"head_{head}")
+        for layer, layer_sums in zip(layers, sums, strict=True)
+        for head in range(layer_sums.shape[1])
     )
     entropy, context, largest, rows = np.concatenate(sums, axis=1)
     yield Reading("attention/entropy", heads, _entropy(entropy, context, rows))
     yield Reading("attention/max_logit", heads, np.where(rows > 0, largest, np.nan))
-    totals = np.array([each.sum(axis=1) for each in sums]).T
+    totals = np.array([layer_sums.sum(axis=1) for layer_sums in sums]).T
     yield Reading("attention/layer_entropy", layers, _entropy(totals[0], totals[1], totals[3]))
-    highest = [np.fmax.reduce(np.where(each[3] > 0, each[2], np.nan)) for each in sums]
+    highest = [np.fmax.reduce(np.where(layer_sums[3] > 0, layer_sums[2], np.nan)) for layer_sums in sums]
     yield Reading("attention/layer_max_logit", layers, highest)
 
 
 def _entropy(entropy: Array, context: Array, rows: Array) -> Array:
-    """As a share of what the mask allows; NaN where queries see too few keys to say."""
+    """Entropy as a fraction of what the mask allows; NaN where queries see too few keys."""
     enough = (rows > 0) & (context >= rows * math.log(_FEWEST_KEYS))
     return np.where(enough, entropy / np.where(enough, context, 1.0), np.nan)
 
@@ -175,20 +182,20 @@ def _joined(*names: str) -> str:
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """Whether attention may be computed in the module's own forward: not in leaves that torch brings, nor in lists."""
+    """Whether the module's own forward may compute attention: torch's own leaves and lists do not."""
     is_leaf = next(module.children(), None) is None
     listed = isinstance(module, nn.ModuleList | nn.ModuleDict)
     return not listed and not (is_leaf and type(module).__module__.startswith("torch.nn."))
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is attention by its class, as far as names tell: all that can be known of compiled ones."""
+    """Whether the class name of a module says attention: nothing else is known of compiled modules."""
     name = type(module).__name__.lower()
     return "attention" in name or "attn" in name
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
-    """Whether torch operations on a tensor simply compute: no shards, no ragged lengths, nothing symbolic."""
+    """Whether this is an ordinary tensor: not sharded, nested, symbolic or on the meta device."""
     if tensor is None:
         return True
     wrapped = type(tensor) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

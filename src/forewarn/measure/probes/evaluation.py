@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from forewarn.judge.epochs import gap, improvement, is_plateau
 from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import EpochLoss, as_scalar
 from forewarn.measure.step import Step
+from forewarn.types import gap, improvement
 
 
 class EvaluationProbe(Probe):
@@ -24,12 +24,10 @@ class EvaluationProbe(Probe):
     name = "evaluation"
     needs: Mapping[type, Sequence[str]] = {EpochLoss: ("evaluation/end_loss",)}
 
-    def __init__(self, *, change: float, window: int) -> None:
-        self._change = change
-        self._window = window
+    def __init__(self) -> None:
         self._epoch = 0
-        self._validation: list[float] = []
-        """The newest validation losses, as many as a plateau needs."""
+        self._validation = math.nan
+        """The newest validation loss that was finite."""
         self._given: dict[str, Numbers] | None = None
 
     def give(self, train_loss: Any, val_loss: Any) -> None:
@@ -55,9 +53,9 @@ class EvaluationProbe(Probe):
     def _readings(self, train: float, validation: float, seen: EpochLoss | None) -> dict[str, float]:
         """Everything that is known of the epoch that ended."""
         train = seen.mean if math.isnan(train) and seen is not None else train
-        before = self._validation[-1] if self._validation else math.nan
+        before = self._validation
         if math.isfinite(validation):
-            self._validation = [*self._validation, validation][-max(self._window, 1) :]
+            self._validation = validation
         self._epoch += 1
         readings = {
             "evaluation/epoch": float(self._epoch),
@@ -72,13 +70,11 @@ class EvaluationProbe(Probe):
                 "evaluation/end_loss": seen.end,
                 "evaluation/peak_loss": seen.peak,
             }
-        if math.isfinite(validation):
-            readings["evaluation/plateau_detected"] = is_plateau(self._validation, self._change, self._window)
         return readings
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "validation": list(self._validation)}
+        return {"epoch": self._epoch, "validation": [self._validation]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._epoch = int(state["epoch"])
-        self._validation = [float(each) for each in state["validation"]]
+        self._validation = float([math.nan, *state["validation"]][-1])

@@ -25,7 +25,7 @@ _SUM_SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinit
 
 @dataclass(slots=True)
 class _Boundary:
-    """Where a tensor stands between the blocks: the output of one, the input of another, or both; -1 is none."""
+    """Which block a tensor is the input of, and which the output of; -1 for none."""
 
     input_of: int = -1
     output_of: int = -1
@@ -49,14 +49,16 @@ class GainProbe(Probe):
         self._parameter_index = parameter_index
         self._means: deque[float] = deque(maxlen=window)
         self._output: Tensor | None = None
-        """What the last block gave; the next one usually takes it as it is."""
+        """Output of the latest block; usually the next block's input."""
         self._boundary = _Boundary()
         self._reached: list[tuple[int, _Boundary, Numbers]] = []
-        """Per gradient that came by: the backward pass it belongs to, where, and its statistics."""
+        """For each gradient seen: its backward pass, its boundary and its statistics."""
         self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        return [ModuleTap(module, self._entered(at), self._left(at)) for at, module in enumerate(self._modules)]
+        return [
+            ModuleTap(module, self._entered(block), self._left(block)) for block, module in enumerate(self._modules)
+        ]
 
     def forward_ended(self, output: Any) -> None:
         self._output = None
@@ -67,7 +69,7 @@ class GainProbe(Probe):
         reached, self._reached = self._reached, []
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            yield from self._gains([(task, where) for task, where, _ in reached], arrays)
+            yield from self._gains([(task, boundary) for task, boundary, _ in reached], arrays)
             gradients = step.get(GradientNorms)
             if gradients is not None:
                 yield from self._block_norms(gradients.norms)
@@ -80,55 +82,55 @@ class GainProbe(Probe):
         return {"means": list(self._means)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._means.extend(float(each) for each in state["means"])
+        self._means.extend(float(mean) for mean in state["means"])
 
-    def _entered(self, at: int) -> Callable[..., Iterable[GradientTap]]:
+    def _entered(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
-            taken = next(differentiable([*args, *kwargs.values()]), None)
-            if taken is not None and taken is self._output:
-                self._boundary.input_of = at
+            tensor = next(differentiable([*args, *kwargs.values()]), None)
+            if tensor is not None and tensor is self._output:
+                self._boundary.input_of = block
                 return ()
-            return self._followed(taken, _Boundary(input_of=at))
+            return self._followed(tensor, _Boundary(input_of=block))
 
         return entered
 
-    def _left(self, at: int) -> Callable[..., Iterable[GradientTap]]:
+    def _left(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[GradientTap]:
-            self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=at)
+            self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=block)
             return self._followed(self._output, self._boundary)
 
         return left
 
-    def _followed(self, tensor: Tensor | None, where: _Boundary) -> Iterable[GradientTap]:
+    def _followed(self, tensor: Tensor | None, boundary: _Boundary) -> Iterable[GradientTap]:
         def reached(gradient: Tensor) -> None:
-            self._reached.append((torch._C._current_graph_task_id(), where, measure([gradient]).rows[0]))
+            self._reached.append((torch._C._current_graph_task_id(), boundary, measure([gradient]).rows[0]))
 
         return () if tensor is None else [GradientTap(tensor, reached)]
 
-    def _gains(self, where: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
+    def _gains(self, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
         shape = (2, len(self._names))
         passes: dict[int, tuple[Array, Array]] = {}
-        for (task, boundary), row in zip(where, arrays, strict=True):
+        for (task, boundary), row in zip(boundaries, arrays, strict=True):
             squares, seen = passes.setdefault(task, (np.zeros(shape), np.zeros(shape)))
-            for side, at in enumerate((boundary.input_of, boundary.output_of)):
-                if at >= 0:
-                    squares[side, at] += np.nan if row[0, _NONFINITE] else row[0, _SUM_SQUARES]
-                    seen[side, at] = 1
+            for side, block in enumerate((boundary.input_of, boundary.output_of)):
+                if block >= 0:
+                    squares[side, block] += np.nan if row[0, _NONFINITE] else row[0, _SUM_SQUARES]
+                    seen[side, block] = 1
         if not passes:
             return
-        both = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes.values())
-        into, out = np.sum(list(both), axis=0)
+        complete = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes.values())
+        into, out = np.sum(list(complete), axis=0)
         gains = np.sqrt(np.divide(into, out, out=np.full(len(out), np.nan), where=out > 0))
-        known = gains[np.isfinite(gains)]
-        if not len(known):
+        finite = gains[np.isfinite(gains)]
+        if not len(finite):
             return
         yield Reading("gain/block", self._names, gains)
-        mean = float(known.mean())
+        mean = float(finite.mean())
         self._means.append(mean)
         yield Reading("gain/mean", ONE, mean)
         yield Reading("gain/mean_ma", ONE, float(np.mean(self._means)))
         with np.errstate(over="ignore", divide="ignore"):
-            yield Reading("gain/amplification", ONE, float(np.exp(np.log(known).sum())))
+            yield Reading("gain/amplification", ONE, float(np.exp(np.log(finite).sum())))
         if len(self._means) > 1 and self._means[0] > 0:
             yield Reading("gain/drift", ONE, mean / self._means[0] - 1)
 
@@ -136,7 +138,7 @@ class GainProbe(Probe):
         if self._owners[0] != self._parameter_index.version:
             self._owners = (self._parameter_index.version, _owners(self._parameter_index.names, self._names))
         owners = self._owners[1]
-        if len(owners) != len(norms):  # the model has got other parameters since
+        if len(owners) != len(norms):  # the model's parameters have changed since
             return
         inside = np.flatnonzero((owners >= 0) & ~np.isnan(norms))
         if len(inside):
@@ -146,8 +148,8 @@ class GainProbe(Probe):
 
 
 def _owners(parameters: Sequence[str], blocks: Sequence[str]) -> NDArray[np.int64]:
-    """The block that each parameter lies in; -1 for those outside."""
+    """The block that each parameter belongs to; -1 for parameters outside all blocks."""
     owners = np.full(len(parameters), -1, np.int64)
-    for at, block in enumerate(blocks):
-        owners[[place for place, name in enumerate(parameters) if name.startswith(f"{block}.")]] = at
+    for index, block in enumerate(blocks):
+        owners[[place for place, name in enumerate(parameters) if name.startswith(f"{block}.")]] = index
     return owners

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.accumulation import Accumulation
-from forewarn.measure.aggregates import gradient_aggregates
+from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.gradient_writes import GradientWriteDetector
@@ -74,19 +74,10 @@ class GradientProbe(Probe):
     provides = (GradientNorms,)
     needs: Mapping[type, Sequence[str]] = {Stepping: ("gradient/global_norm", "gradient/norm"), FoundScaler: ()}
 
-    def __init__(
-        self,
-        parameter_index: ParameterIndex,
-        scaler: Any,
-        reader: TensorReader,
-        *,
-        vanishing: float,
-        exploding: float,
-    ) -> None:
+    def __init__(self, parameter_index: ParameterIndex, scaler: Any, reader: TensorReader) -> None:
         self._parameter_index = parameter_index
         self._scaler = scaler
         self._reader = reader
-        self._bounds = (vanishing, exploding)
         self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
         self._latest_scale: Tensor | None = None
@@ -177,7 +168,7 @@ class GradientProbe(Probe):
         held = {id(each) for at in range(self._parameter_index.num_optimizers) for each in self._held(at)}
         return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         found = step.get(FoundScaler)
         if found is not None and self._scaler is None:
             self._scaler = found.scaler
@@ -185,15 +176,15 @@ class GradientProbe(Probe):
             self._latest_scale = found.scaler._scale.detach().clone()
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
-            self._commit(at, scale if self._scaler is None else None)
+            self._commit(index, scale if self._scaler is None else None)
             if step.measured:
-                self._measure(at, scale)
+                self._measure(index, scale)
 
-    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if closure:
-            self._commit(at, None)
+            self._commit(index, None)
             if step.measured:
-                self._measure(at, None)
+                self._measure(index, None)
 
     def _commit(self, at: int, scale: Any) -> None:
         """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
@@ -291,7 +282,7 @@ class GradientProbe(Probe):
         for one in found:
             missing[one.which] = one.missing
         yield Reading("gradient/missing", names, missing)
-        for name, value in gradient_aggregates(norms, *self._bounds).items():
+        for name, value in spread(norms, "grad_").items():
             yield Reading(f"monitor/{name}", ONE, value)
         return norms
 

@@ -1,4 +1,4 @@
-"""The scale of the model's output, where that is logits: their log-normaliser, which the loss itself cannot see."""
+"""The scale of the model's logits: their log-normaliser, which the loss itself does not depend on."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Readin
 from forewarn.measure.step import Step
 
 _MAX_VALUES = 2**20
-"""Logits read per forward pass; beyond, evenly spaced rows."""
+"""Maximum number of logits read per forward pass; above that, evenly spaced rows."""
 
 _FEWEST_ROWS = 64
-"""Rows that are read whatever the size of the vocabulary."""
+"""Minimum number of rows read, whatever the size of the vocabulary."""
 
 _TOLERANCE = 1e-3
-"""Σ (row sum)² over Σ (values)² of a gradient up to which it is that of a softmax. It is 0 but for rounding: 1e-5 in
-bfloat16, as much for a z-loss of the usual weight 1e-4. Losses of other kinds have about 1, however many classes."""
+"""Maximum Σ (row sum)² / Σ (values)² of a softmax gradient. It is 0 except for rounding: 1e-5 in bfloat16, and as much
+for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the number of classes."""
 
 
 class LogitsProbe(Probe):
-    """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is what softmax is given.
+    """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
-    Whether it is shows in the backward pass: a loss by softmax does not change when a whole row is shifted, so its
-    gradient sums to zero over each row. That freedom is also why log Z can drift unseen. The output is that of the
-    model, or, where the model gives only its loss, that of the last linear layer that ran.
+    The backward pass shows whether it is: a softmax loss does not change when a whole row is shifted, so its gradient
+    sums to zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss,
+    the output of the last linear layer that ran is used.
     """
 
     name = "logits"
@@ -38,7 +38,7 @@ class LogitsProbe(Probe):
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._given = True
-        """Whether the model's own output has logits in it, as far as was seen."""
+        """Whether the model's own output contained logits so far."""
         self._last: Any = None
         self._total: Tensor | None = None
         self._rows = 0
@@ -54,7 +54,9 @@ class LogitsProbe(Probe):
             return ()
         modules = hookable_modules(self._model)
         return [
-            ModuleTap(each, left=self._passed) for name, each in modules.items() if name and isinstance(each, nn.Linear)
+            ModuleTap(module, left=self._passed)
+            for name, module in modules.items()
+            if name and isinstance(module, nn.Linear)
         ]
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -98,18 +100,18 @@ class LogitsProbe(Probe):
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            (of_rows, of_values), whole = arrays
+            (of_rows, of_values), summed = arrays
             if of_values > 0 and of_rows <= _TOLERANCE * of_values:
-                yield Reading("activation/log_z", ONE, whole / rows)
+                yield Reading("activation/log_z", ONE, summed / rows)
 
         return Pending([shift, total], decode)
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """The tensor in a model's output that may be logits: what is named so, else the first with rows of numbers."""
+    """The tensor in a model's output that may be logits: the one of that name, else the first with rows of numbers."""
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    several = output if isinstance(output, list | tuple) else (output,)
-    return next((each for each in (named, *several) if isinstance(each, Tensor) and _may_be_logits(each)), None)
+    parts = output if isinstance(output, list | tuple) else (output,)
+    return next((part for part in (named, *parts) if isinstance(part, Tensor) and _may_be_logits(part)), None)
 
 
 def _may_be_logits(tensor: Tensor) -> bool:

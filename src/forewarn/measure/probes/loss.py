@@ -25,13 +25,13 @@ class EpochLoss:
 
     mean: float
     start: float
-    """Where the run started."""
+    """The loss at the start of the run."""
     end: float
     peak: float
 
 
 class LossProbe(Probe):
-    """`train/loss`, its moving average, its level every 32 steps, and whatever else `monitor.step` is given."""
+    """`train/loss`, its moving average, its level every 32 steps, and all other values passed to `monitor.step`."""
 
     name = "loss"
     provides = (EpochLoss,)
@@ -41,7 +41,7 @@ class LossProbe(Probe):
         self._extra: dict[str, Numbers] = {}
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
-        """Take the loss and further values of the step that ends now."""
+        """Keep the loss and further values of the step that ends now."""
         for name in extra:
             check_name(f"train/{name}")
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
@@ -50,19 +50,19 @@ class LossProbe(Probe):
     def collect(self, step: Step) -> Pending | None:
         if step.ends_epoch:
             return Pending(decode=lambda _: self._end_epoch(step))
-        given, self._extra = self._extra, {}
-        if not given:
+        values, self._extra = self._extra, {}
+        if not values:
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            for name, value in zip(given, arrays, strict=True):
+            for name, value in zip(values, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
                 if name == "loss":
                     as_stored = float(np.float32(value))
                     for metric, reading in self.course.add(as_stored).items():
                         yield Reading(metric, ONE, reading)
 
-        return Pending(list(given.values()), decode)
+        return Pending(list(values.values()), decode)
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course
@@ -78,7 +78,7 @@ class LossProbe(Probe):
 
 
 def check_name(name: Any, catalogue: Catalogue = BUILT_IN) -> None:
-    """Refuse a name that is none, and one under which a probe records."""
+    """Raise for an invalid metric name, and for one that a probe records."""
     if not isinstance(name, str) or not is_metric_name(name):
         raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
     if catalogue.is_reserved(name):
@@ -93,7 +93,7 @@ TAKE_A_PART = "record its abs(), its real or its imag part"
 
 
 def as_scalar(name: str, value: Any) -> Numbers:
-    """One number, on the device where it already is; it is never waited for."""
+    """One number, left on its device without waiting for it."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
@@ -105,7 +105,7 @@ def as_scalar(name: str, value: Any) -> Numbers:
             raise TypeError(f"{name} must be a real number, but it is a tensor of {value.dtype}; take its float()")
         alone = value.detach()
         return alone if alone.dim() == 0 else alone.reshape(())
-    if np.iscomplexobj(value):  # float() would drop the imaginary part of one of numpy's
+    if np.iscomplexobj(value):  # float() would drop the imaginary part of a numpy number
         raise TypeError(f"{name} must be a real number, but it is {value!r}; {TAKE_A_PART}")
     try:
         if isinstance(value, str):

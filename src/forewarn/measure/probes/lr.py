@@ -15,9 +15,9 @@ from forewarn.types import peak_lr
 
 
 class LearningRateProbe(Probe):
-    """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have moved it on.
+    """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have changed it.
 
-    With a plan also `train/lr_plan`, what the rate should be; steps are those in which an optimizer stepped.
+    With a plan also `train/lr_plan`, the planned rate; only steps with an optimizer step count.
     """
 
     name = "lr"
@@ -28,35 +28,35 @@ class LearningRateProbe(Probe):
         self._used: dict[int, list[Tensor | float]] = {}
         self._steps = 0
         self._scopes: tuple[str, ...] = ()
-        self._peaks = [peak_lr(group) for each in self._optimizers for group in each.param_groups]
+        self._peaks = [peak_lr(group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        self._used[at] = _rates(optimizer)
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        self._used[index] = _rates(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, "peaks": self._peaks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = int(state["steps"])
-        if len(state["peaks"]) == len(self._peaks):  # else the groups are others now
-            self._peaks = [float(each) for each in state["peaks"]]
+        if len(state["peaks"]) == len(self._peaks):  # otherwise the groups have changed
+            self._peaks = [float(peak) for peak in state["peaks"]]
 
     def collect(self, step: Step) -> Pending:
         used, self._used = self._used, {}
         planned = [self._planned_share(self._steps, group) for group in range(len(self._peaks))]
         self._steps += bool(used)
         rates: list[Tensor | float] = []
-        for at, each in enumerate(self._optimizers):
-            rates += used[at] if at in used else _rates(each)
+        for index, optimizer in enumerate(self._optimizers):
+            rates += used[index] if index in used else _rates(optimizer)
         if len(rates) != len(self._scopes):
             self._scopes = tuple(map(str, range(len(rates))))
         scopes = self._scopes
-        on_device = {at: rate for at, rate in enumerate(rates) if isinstance(rate, Tensor)}
+        on_device = {group: rate for group, rate in enumerate(rates) if isinstance(rate, Tensor)}
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             values = list(rates)
-            for at, array in zip(on_device, arrays, strict=True):
-                values[at] = float(array)
+            for group, array in zip(on_device, arrays, strict=True):
+                values[group] = float(array)
             yield Reading("train/lr", scopes, values)
             if len(planned) == len(scopes) and not any(map(math.isnan, planned)):
                 meant = [share * peak for share, peak in zip(planned, self._peaks, strict=True)]
@@ -66,7 +66,7 @@ class LearningRateProbe(Probe):
 
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:
-    """The lr of each group; one that is a tensor is copied where it is, for schedulers change it in place."""
+    """The lr of each group; a tensor is copied on its device, since schedulers change it in place."""
     return [
         rate.detach().clone() if isinstance(rate, Tensor) else math.nan if rate is None else float(rate)
         for rate in [group.get("lr") for group in optimizer.param_groups]

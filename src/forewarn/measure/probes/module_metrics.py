@@ -1,4 +1,4 @@
-"""Metrics of the user's own in a watched run: the same questions that a `ModuleMonitor` asks."""
+"""The user's own metrics in a watched run: the same metrics that a `ModuleMonitor` computes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from forewarn.measure.step import Step
 from forewarn.types import is_metric_name
 
 _SEPARATOR = "\n"
-"""Between the parts of a key; no name of a module or metric has it."""
+"""Separates the parts of a key; never part of a module's or metric's name."""
 
 
 class MetricsProbe(Probe):
     """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
 
-    Activations are those of the measured forward passes in training mode, gradients those that the optimizer uses,
-    parameters those after the step; differences are those from the metric's own reference.
+    Activations come from measured forward passes in training mode, gradients are those that the optimizer uses,
+    parameters are read after the step; differences are from the metric's own reference.
     """
 
     name = "metrics"
@@ -53,40 +53,41 @@ class MetricsProbe(Probe):
         self._parameter_index = parameter_index
         self._given = tuple(metrics)
         self._metrics = Metrics(_SEPARATOR)
-        for each in metrics:
-            _check(each)
-            self._metrics.add(each)
+        for metric in metrics:
+            _check(metric)
+            self._metrics.add(metric)
         self._check_whole()
         self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
-        declared = {id(each.compared_with): each.compared_with for each in metrics if each.compared_with is not None}
-        self._references = [Reference(NamedModules(each), self._evaluation, each) for each in declared.values()]
+        models = [metric.compared_with for metric in metrics if metric.compared_with is not None]
+        declared = {id(model): model for model in models}
+        self._references = [Reference(NamedModules(model), self._evaluation, model) for model in declared.values()]
         for reference in self._references:
             self._check_reference(reference)
         self._at_first = {name: parameter.detach().clone() for name, parameter in self._compared(None)}
-        """The weights at attaching, where a metric compares with them."""
+        """The initial weights, where a metric compares with them."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        running = [each for each in self._references if each.is_compared]
+        running = [reference for reference in self._references if reference.is_compared]
         if not running and not self._metrics.any("activation"):
             return ()
         reachable = hookable_modules(self._parameter_index.called)
         outputs = [passing_on(name, module, self._returned) for name, module in reachable.items() if name]
-        return [*(ModuleTap(self._parameter_index.called, entered=each.run) for each in running), *outputs]
+        return [*(ModuleTap(self._parameter_index.called, entered=reference.run) for reference in running), *outputs]
 
     def forward_ended(self, output: Any) -> None:
         self._returned(ROOT, output)
         self._evaluation.forget()
-        for each in self._references:
-            each.forget()
+        for reference in self._references:
+            reference.forget()
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if step.measured and not closure:
-            self._ask_gradients(at, getattr(optimizer, "grad_scale", None))
+            self._ask_gradients(index, getattr(optimizer, "grad_scale", None))
 
-    def after_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if step.measured and closure:
-            self._ask_gradients(at, None)
+            self._ask_gradients(index, None)
 
     def collect(self, step: Step) -> Pending | None:
         if step.measured:
@@ -97,12 +98,12 @@ class MetricsProbe(Probe):
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping = step.get(Stepping)
-            found: dict[str, dict[str, float]] = {}
+            by_series: dict[str, dict[str, float]] = {}
             for key, value in self._evaluation.averages(unpack(arrays)).items():
                 kind, scope, metric = key.split(_SEPARATOR, 2)
                 if kind != "gradient" or (stepping is not None and not stepping.skipped):
-                    found.setdefault(self._series(kind, metric), {})[scope] = value
-            for name, values in found.items():
+                    by_series.setdefault(self._series(kind, metric), {})[scope] = value
+            for name, values in by_series.items():
                 yield Reading(name, tuple(values), list(values.values()))
 
         return Pending(tensors, decode)
@@ -112,15 +113,15 @@ class MetricsProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, weights in state["at_first"].items():
-            known = self._at_first.get(name)
-            if known is not None and tuple(known.shape) == tuple(weights.shape):
-                known.copy_(_tensor(weights))
+            initial = self._at_first.get(name)
+            if initial is not None and tuple(initial.shape) == tuple(weights.shape):
+                initial.copy_(_tensor(weights))
 
     def _series(self, kind: str, answer: str) -> str:
-        """The series of a metric, and behind it what its aggregation added: `spread[max]` is `spread_max`."""
+        """The series of a metric, with the suffix that its aggregation added: `spread[max]` becomes `spread_max`."""
         metric = max(
-            (each for each in self._given if each.kind == kind and answer.startswith(each.name)),
-            key=lambda each: len(each.name),
+            (candidate for candidate in self._given if candidate.kind == kind and answer.startswith(candidate.name)),
+            key=lambda candidate: len(candidate.name),
         )
         suffix = re.sub(r"[^A-Za-z0-9.]+", "_", answer[len(metric.name) :]).strip("_.")
         return f"{series_name(metric)}_{suffix}" if suffix else series_name(metric)
@@ -128,33 +129,35 @@ class MetricsProbe(Probe):
     def _returned(self, name: str, output: Any) -> None:
         for place, tensor in tensors_in(name, output):
             self._evaluation.activation("activation", place, tensor)
-            for each in self._references:
-                each.compare(place, tensor)
+            for reference in self._references:
+                reference.compare(place, tensor)
 
-    def _ask_gradients(self, at: int, scale: Any) -> None:
+    def _ask_gradients(self, index: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
-            held = [
-                (self._parameter_index.names[one], self._parameter_index.parameters[one].grad)
-                for one in self._parameter_index.of(at)
+            gradients = [
+                (self._parameter_index.names[position], self._parameter_index.parameters[position].grad)
+                for position in self._parameter_index.of(index)
             ]
-            present = ((name, (_unscaled(gradient, scale),)) for name, gradient in held if gradient is not None)
-            self._evaluation.parameters("gradient", present)
+            filled = ((name, (_unscaled(gradient, scale),)) for name, gradient in gradients if gradient is not None)
+            self._evaluation.parameters("gradient", filled)
 
     def _ask_parameters(self) -> None:
         if not self._given:
             return
         named = self._parameters()
-        self._evaluation.parameters("parameter", ((name, (one,)) for name, one in named))
+        self._evaluation.parameters("parameter", ((name, (parameter,)) for name, parameter in named))
         self._ask_differences(named, self._at_first, None)
-        for each in self._references:
-            self._ask_differences(named, dict(each.modules.parameters()), each.declared)
+        for reference in self._references:
+            self._ask_differences(named, dict(reference.modules.parameters()), reference.declared)
 
     def _ask_differences(
         self, named: Iterable[tuple[str, nn.Parameter]], others: Mapping[str, Tensor], reference: nn.Module | None
     ) -> None:
-        """All differences of parameters from others of the same names; not where a layer has got another shape."""
+        """All differences of parameters from others of the same name, except where the shape has changed."""
         pairs = (
-            (name, (one, others[name])) for name, one in named if name in others and others[name].shape == one.shape
+            (name, (parameter, others[name]))
+            for name, parameter in named
+            if name in others and others[name].shape == parameter.shape
         )
         self._evaluation.parameters("parameter_difference", pairs, reference=reference)
 
@@ -162,27 +165,29 @@ class MetricsProbe(Probe):
         return list(zip(self._parameter_index.names, self._parameter_index.parameters, strict=True))
 
     def _compared(self, reference: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that a difference metric with this reference asks about."""
+        """The parameters that a difference metric compares with this reference."""
         ask = partial(self._metrics.asked, "parameter_difference", reference=reference)
-        return [(name, one) for name, one in self._parameters() if ask(name) is not NOTHING]
+        return [(name, parameter) for name, parameter in self._parameters() if ask(name) is not NOTHING]
 
     def _check_reference(self, reference: Reference) -> None:
-        """A reference that can not be compared with is an error at attaching."""
+        """Raise at attaching if the reference cannot be compared with the model."""
         others = dict(reference.modules.parameters())
-        own = {each.data_ptr() for each in self._parameter_index.parameters}
-        own -= {0}  # neither empty ones nor shards have an address
-        for name, each in others.items():
-            if each.data_ptr() in own:
+        addresses = {parameter.data_ptr() for parameter in self._parameter_index.parameters}
+        addresses -= {0}  # empty tensors and shards have no address
+        for name, parameter in others.items():
+            if parameter.data_ptr() in addresses:
                 raise ValueError(
                     f"metrics: the reference shares {name} with the watched model; use copy.deepcopy(model)"
                 )
-            if is_sharded(each):
+            if is_sharded(parameter):
                 raise ValueError(
                     f"metrics: {name} of the reference is sharded, and watch runs in the first process only"
                 )
-        for name, each in self._compared(reference.declared):
-            if name not in others or others[name].shape != each.shape:
-                raise ValueError(f"metrics: the reference has no {name} of shape {tuple(each.shape)} to compare with")
+        for name, parameter in self._compared(reference.declared):
+            if name not in others or others[name].shape != parameter.shape:
+                raise ValueError(
+                    f"metrics: the reference has no {name} of shape {tuple(parameter.shape)} to compare with"
+                )
         if reference.is_compared:
             names = (default_format_module_name_fn(name) for name, _ in self._parameter_index.model.named_modules())
             reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
@@ -195,7 +200,8 @@ class MetricsProbe(Probe):
     def _check_whole(self) -> None:
         kinds = ("parameter", "parameter_difference", "gradient")
         for name, parameter in self._parameters():
-            if is_sharded(parameter) and any(each.kind in kinds and re.match(each.regex, name) for each in self._given):
+            matching = (metric for metric in self._given if metric.kind in kinds and re.match(metric.regex, name))
+            if is_sharded(parameter) and any(matching):
                 raise ValueError(
                     f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
                     "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
@@ -215,12 +221,12 @@ def _check(metric: Any) -> None:
 
 
 def series_name(metric: ModuleMetric) -> str:
-    """The name under which a metric is recorded; a suffix of its aggregation comes after it."""
+    """The name that a metric is recorded under, without any suffix from its aggregation."""
     return f"{metric.kind}_metric/{metric.name}"
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:
-    """A gradient as the optimizer will use it: fused ones divide by the loss scale as they step."""
+    """A gradient as the optimizer uses it: fused optimizers divide by the loss scale when they step."""
     return gradient / scale if isinstance(scale, Tensor) else gradient
 
 

@@ -18,13 +18,13 @@ from forewarn.measure.step import Step
 from forewarn.types import BatchNormState
 
 _SUMS = slice(1, 5)
-"""Sum, sum of squares, min and max: whatever moves, one of them does."""
+"""Sum, sum of squares, min and max: any change shows in at least one of them."""
 
 
 class BatchNormProbe(Probe):
-    """`activation/batchnorm_state` per layer of batch normalisation, looked at as the optimizer is about to step.
+    """`activation/batchnorm_state` per batch normalisation layer, read just before the optimizer steps.
 
-    No hook is needed, so it also tells of a model that was left in evaluation mode, and of compiled ones.
+    It needs no hook, so it also works for models left in evaluation mode and for compiled ones.
     """
 
     name = "batchnorm"
@@ -32,13 +32,13 @@ class BatchNormProbe(Probe):
     def __init__(self, parameter_index: ParameterIndex) -> None:
         self._parameter_index = parameter_index
         self._known: tuple[int, dict[str, _NormBase]] | None = None
-        """Every batch norm, and of which version of the model: to look for them takes a walk over all modules."""
+        """Every batch norm, with the version of the parameter index: finding them takes a walk over all modules."""
         self._modes: dict[str, BatchNormState] = {}
         self._norms: dict[str, _NormBase] = {}
         self._before: dict[str, Array] = {}
         """Statistics of the running statistics at the last measured step."""
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._known is None or self._known[0] != self._parameter_index.version:
@@ -53,10 +53,10 @@ class BatchNormProbe(Probe):
         if not norms:
             return None
         running = [tensor for norm in norms.values() for tensor in (norm.running_mean, norm.running_var)]
-        found = measure(running)
+        measurement = measure(running)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            rows = in_order(found.order, arrays)[:, _SUMS].reshape(len(norms), -1)
+            rows = in_order(measurement.order, arrays)[:, _SUMS].reshape(len(norms), -1)
             states = []
             for row, (name, mode) in zip(rows, modes.items(), strict=True):
                 still = name in self._before and np.array_equal(row, self._before[name], equal_nan=True)
@@ -65,7 +65,7 @@ class BatchNormProbe(Probe):
                 self._before[name] = row
             yield Reading("activation/batchnorm_state", tuple(modes), [float(state) for state in states])
 
-        return Pending(found.rows, decode)
+        return Pending(measurement.rows, decode)
 
     def state_dict(self) -> dict[str, Any]:
         return {"scopes": list(self._before), "before": [row.copy() for row in self._before.values()]}
@@ -82,7 +82,7 @@ def _batch_norms(model: nn.Module) -> Iterator[tuple[str, _NormBase]]:
 
 
 def _mode(norm: _NormBase) -> BatchNormState:
-    """Who freezes the weights of a layer and puts it into evaluation mode means to; who does only the latter forgot."""
+    """Evaluation mode counts as deliberate if the layer's weights are frozen too, otherwise as an oversight."""
     if norm.training:
         return BatchNormState.FOLLOWS
     weights = list(norm.parameters(recurse=False))

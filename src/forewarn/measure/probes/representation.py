@@ -1,4 +1,4 @@
-"""The last hidden state: whether different inputs still look different to the layer that answers."""
+"""The last hidden state: whether different inputs still look different to the output layer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 
 MAX_ROWS = 64
-"""Rows that are compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
+"""Maximum number of rows compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
 
 
 class RepresentationProbe(Probe):
-    """`activation/row_cosine` and `activation/effective_rank` of what the last linear layer is given.
+    """`activation/row_cosine` and `activation/effective_rank` of the last linear layer's input.
 
-    Which layer is the last one is learned from the order of a whole pass, so the first measured pass has no reading.
+    The order of a whole pass tells which layer is last, so the first measured pass has no reading.
     """
 
     name = "representation"
@@ -47,7 +47,7 @@ class RepresentationProbe(Probe):
 
     def forward_ended(self, output: Any) -> None:
         if output is not None:
-            self._head = self._last  # a head that was not called is looked for anew
+            self._head = self._last  # if the head was not called, the next pass looks for it again
 
     def _left(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any], Any], None]:
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -56,18 +56,18 @@ class RepresentationProbe(Probe):
         return left
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((tensor for _, tensor in nested_tensors([*args, *kwargs.values()])), None)
-        if given is not None and given.is_floating_point() and given.dim() > 1 and given.numel():
-            self._take(given)
+        tensor = next((tensor for _, tensor in nested_tensors([*args, *kwargs.values()])), None)
+        if tensor is not None and tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel():
+            self._take(tensor)
 
-    def _take(self, given: Tensor) -> None:
-        """Keep a copy of a few rows, evenly over the first calls of the step: the tensor itself may change or go."""
-        left = MAX_ROWS - self._num_rows
-        if left > 0:
+    def _take(self, tensor: Tensor) -> None:
+        """Copy a few evenly spaced rows, from the first calls of the step: the tensor may change or be freed."""
+        num_wanted = MAX_ROWS - self._num_rows
+        if num_wanted > 0:
             with hidden_from_checkpointing():
-                rows = given.detach().reshape(-1, given.shape[-1])
-                rows = rows[:: max(1, len(rows) // left)][:left]
-                self._sample.append(rows.to(wide(given.device), copy=True))
+                rows = tensor.detach().reshape(-1, tensor.shape[-1])
+                rows = rows[:: max(1, len(rows) // num_wanted)][:num_wanted]
+                self._sample.append(rows.to(wide(tensor.device), copy=True))
             self._num_rows += len(self._sample[-1])
 
     def collect(self, step: Step) -> Pending | None:
@@ -91,7 +91,7 @@ class RepresentationProbe(Probe):
 
 
 def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cosine over all pairs of rows, and in how many directions they differ.
+    """The mean cosine over all pairs of rows, and the effective rank of their differences.
 
     The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance: k if they
     differ in k directions by the same amount, 1 if they lie on a line or are all the same. No eigenvalue is computed.
@@ -104,20 +104,20 @@ def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
     gram = centred @ centred.T
     trace = gram.diagonal().sum()
     rank = trace.square() / gram.square().sum()
-    # What rounding leaves of rows that are all the same has directions too, but no meaning.
+    # For identical rows, only rounding errors are left, whose rank means nothing.
     same = trace <= torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows).square()
     return cosine, torch.where(same, 1.0, rank)
 
 
 def _is_linear(name: str, module: nn.Module) -> bool:
-    """A leaf that multiplies by a matrix, and does not look rows up in it."""
+    """Whether a module is a leaf that multiplies by a matrix rather than looking up its rows."""
     lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     weight = None if lookup else _stored_weight(module)
     return weight is not None and weight.dim() == 2 and is_leaf(name, module)
 
 
 def _stored_weight(module: nn.Module) -> Tensor | None:
-    """The weight as it is stored. One that is computed is not asked for: that may draw random numbers or keep score."""
+    """The weight as stored. A parametrization is not evaluated: it may draw random numbers or change its state."""
     parametrized = module._modules.get("parametrizations")
     computed = parametrized._modules.get("weight") if parametrized is not None else None
     weight = module._parameters.get("weight") if computed is None else getattr(computed, "original", None)

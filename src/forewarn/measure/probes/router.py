@@ -1,4 +1,4 @@
-"""Mixtures of experts: how routers share out the tokens, and how sure they are."""
+"""Mixtures of experts: how routers distribute the tokens, and how certain they are."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 _MAX_VALUES = 2**20
-"""Router logits read per call; beyond, evenly spaced tokens."""
+"""Maximum number of router logits read per call; above that, evenly spaced tokens."""
 
 _SUM_TOLERANCE = 1e-2
-"""How far from 1 a row may sum, in bfloat16 too, to be taken as probabilities."""
+"""How far the sum of a row of probabilities may be from 1, also in bfloat16."""
 
 
 @dataclass(slots=True)
 class _Routed:
-    """What one router did on a measured step, summed over its calls."""
+    """The routing of one router on a measured step, summed over its calls."""
 
     loads: Tensor
-    """Tokens by expert; a token that goes to two counts for both."""
+    """Tokens per expert; a token that goes to two experts counts for both."""
     entropy: Tensor
     tokens: int
 
@@ -40,8 +40,8 @@ class _Routed:
 class RouterProbe(Probe):
     """`router/load_share` per expert, `router/entropy` and `router/tokens` per router, for modules that `router` names.
 
-    A router is a module whose output is, or contains, one number per expert for each token; the highest `top_k` of them
-    are where the token goes. Entropy is a share of ln(experts): 1 is undecided, 0 is certain.
+    A router is a module whose output is, or contains, one number per expert for each token; the token goes to the
+    `top_k` highest. Entropy is a fraction of ln(experts): 1 is undecided, 0 is certain.
     """
 
     name = "router"
@@ -59,10 +59,12 @@ class RouterProbe(Probe):
 
     def module_taps(self) -> Sequence[ModuleTap]:
         modules = hookable_modules(self._model).items()
-        return [ModuleTap(each, left=self._left(name)) for name, each in modules if name and self._pattern.search(name)]
+        return [
+            ModuleTap(module, left=self._left(name)) for name, module in modules if name and self._pattern.search(name)
+        ]
 
     def _named(self) -> list[str]:
-        """Every router there is, also those inside compiled code."""
+        """The names of all routers, including those inside compiled code."""
         names = (clean_name(name) for name, _ in unwrapped(self._model).named_modules())
         return [name for name in names if name and self._pattern.search(name)]
 
@@ -80,14 +82,14 @@ class RouterProbe(Probe):
         rows = rows[:: -(-len(rows) // max(1, _MAX_VALUES // num_experts))]
         with torch.no_grad():
             rows = rows.to(wide(rows.device))
-            chosen = rows.topk(min(self._top_k, num_experts)).indices.flatten()
+            experts = rows.topk(min(self._top_k, num_experts)).indices.flatten()
             loads = torch.zeros(num_experts, dtype=rows.dtype, device=rows.device)
-            loads.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=rows.dtype))
+            loads.scatter_add_(0, experts, torch.ones_like(experts, dtype=rows.dtype))
             entropy = torch.special.entr(_probabilities(rows)).sum()
-        known = self._routed.get(name)
-        if known is not None and known.loads.shape == loads.shape:
-            loads, entropy = known.loads + loads, known.entropy + entropy
-            self._routed[name] = _Routed(loads, entropy, known.tokens + len(rows))
+        earlier = self._routed.get(name)
+        if earlier is not None and earlier.loads.shape == loads.shape:
+            loads, entropy = earlier.loads + loads, earlier.entropy + entropy
+            self._routed[name] = _Routed(loads, entropy, earlier.tokens + len(rows))
         else:
             self._routed[name] = _Routed(loads, entropy, len(rows))
 
@@ -97,37 +99,37 @@ class RouterProbe(Probe):
             return None
         if routed or not self.module_taps():
             step.unavailable("router/load_share", Reason.AVAILABLE if routed else Reason.COMPILED)
-        tensors = [torch.cat([each.entropy.reshape(1), each.loads]) for each in routed.values()]
+        tensors = [torch.cat([router.entropy.reshape(1), router.loads]) for router in routed.values()]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             if not routed:
                 return
-            tokens = [each.tokens for each in routed.values()]
+            tokens = [router.tokens for router in routed.values()]
             yield Reading(
                 "router/load_share",
                 tuple(
-                    f"{name}.expert_{at}"
-                    for name, each in zip(routed, arrays, strict=True)
-                    for at in range(len(each) - 1)
+                    f"{name}.expert_{expert}"
+                    for name, sums in zip(routed, arrays, strict=True)
+                    for expert in range(len(sums) - 1)
                 ),
-                np.concatenate([each[1:] / each[1:].sum() for each in arrays]),
+                np.concatenate([sums[1:] / sums[1:].sum() for sums in arrays]),
             )
-            sure = [each[0] / count / math.log(len(each) - 1) for each, count in zip(arrays, tokens, strict=True)]
-            yield Reading("router/entropy", tuple(routed), sure)
+            entropies = [sums[0] / count / math.log(len(sums) - 1) for sums, count in zip(arrays, tokens, strict=True)]
+            yield Reading("router/entropy", tuple(routed), entropies)
             yield Reading("router/tokens", tuple(routed), tokens)
 
         return Pending(tensors, decode)
 
 
 def router_logits(output: Any) -> Tensor | None:
-    """The tensor in a router's output with a number per expert: the widest, for it may also give the few it chose."""
-    several = (tensor for _, tensor in nested_tensors(output, max_depth=1))
-    rows = [tensor for tensor in several if tensor.is_floating_point() and tensor.dim() >= 2]
-    widest = max(rows, key=lambda each: each.shape[-1], default=None)
+    """The tensor in a router's output with one number per expert: the widest, since chosen experts may come too."""
+    tensors = (tensor for _, tensor in nested_tensors(output, max_depth=1))
+    rows = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() >= 2]
+    widest = max(rows, key=lambda tensor: tensor.shape[-1], default=None)
     return widest if widest is not None and widest.shape[-1] >= 2 and widest.numel() else None
 
 
 def _probabilities(rows: Tensor) -> Tensor:
-    """Of logits their softmax; what is probabilities already stays as it is."""
+    """The softmax of logits; probabilities are returned as they are."""
     already = (rows >= 0).all() & ((rows.sum(-1) - 1).abs() < _SUM_TOLERANCE).all()
     return torch.where(already, rows, rows.softmax(-1))

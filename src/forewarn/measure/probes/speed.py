@@ -1,4 +1,4 @@
-"""How long a step takes, and which share of it the monitor takes itself."""
+"""How long a step takes, and the monitor's own share of it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Stopwatch:
 
     def take(self) -> float:
         """The seconds added up since the last call."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
 
 class SpeedProbe(Probe):
@@ -47,11 +47,11 @@ class SpeedProbe(Probe):
     def collect(self, step: Step) -> Pending | None:
         now = time.perf_counter()
         last, self._last = self._last, now
-        own = self._stopwatch.take()
+        overhead_seconds = self._stopwatch.take()
         if last is None:
             return None
         readings = (
             Reading("speed/step_seconds", ONE, now - last),
-            Reading("monitor/overhead_share", ONE, own / (now - last)),
+            Reading("monitor/overhead_share", ONE, overhead_seconds / (now - last)),
         )
         return Pending(decode=lambda _: readings)

@@ -15,13 +15,13 @@ from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
 
 _FRAMES_SEARCHED = 24
-"""Calls between a scaler's `step` and our hook, wrappers of the optimizer's `step` included."""
+"""Maximum stack frames between a scaler's `step` and our hook, including wrappers of the optimizer's `step`."""
 
 _UPDATES_SEARCHED = 3
-"""Optimizer steps at the start of a run at which an undeclared gradient scaler is looked for."""
+"""Number of first optimizer steps that are searched for an undeclared gradient scaler."""
 
 _RESTING_STEPS = 100
-"""For so many steps an optimizer that has stepped before may rest, as one of several does that steps less often."""
+"""Steps that an optimizer may skip before it counts as idle: one of several may step less often."""
 
 
 _SCALER_CODE = {
@@ -31,19 +31,19 @@ _SCALER_CODE = {
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """What the optimizers did in a step; known once its readings are decoded."""
+    """Which optimizers stepped; known once the step's readings are decoded."""
 
     stepped: bool
     """Whether any of them moved the weights."""
     skipped: bool
     """Whether a scaler skipped the step."""
     resting: Sequence[int]
-    """The optimizers that step now and then, and left this step to others."""
+    """Indices of the optimizers that step less often and skipped this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundScaler:
-    """A gradient scaler that nobody declared but that is stepping the optimizer; known before the update."""
+    """An undeclared gradient scaler that steps the optimizer; known before the update."""
 
     scaler: Any
 
@@ -52,7 +52,7 @@ class SteppingProbe(Probe):
     """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
 
     A GradScaler skips a step in two ways: a plain optimizer is not called at all and the scale falls, a fused one is
-    called with `found_inf` set. Both are told from an optimizer that nobody steps.
+    called with `found_inf` set. Both are distinguished from an optimizer that is never called.
     """
 
     name = "stepping"
@@ -64,41 +64,41 @@ class SteppingProbe(Probe):
         self._steps = 0
         self._found: list[Tensor] = []
         self._idle = [-1] * len(self._optimizers)
-        """Per optimizer: calls of `monitor.step` since it stepped; -1 if it never did."""
+        """Per optimizer: calls of `monitor.step` since its last step; -1 if it never stepped."""
         self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
         self._updates = 0
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if self._scaler is None and self._updates < _UPDATES_SEARCHED and (scaler := calling_scaler()) is not None:
             self._scaler, self._last_scale = scaler, float("nan")
             step.provide(FoundScaler(scaler))
         self._updates += 1
         self._steps += 1
-        self._idle[at] = 0
-        if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
-            self._found.append(found.detach().clone().reshape(()))
+        self._idle[index] = 0
+        if isinstance(overflow := getattr(optimizer, "found_inf", None), Tensor):
+            self._found.append(overflow.detach().clone().reshape(()))
 
     def collect(self, step: Step) -> Pending:
         steps, self._steps = self._steps, 0
-        resting = [at for at, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
+        resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
         self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
-        found, self._found = self._found, []
+        overflows, self._found = self._found, []
         if steps == 0:
-            found += self._found_before_update()
+            overflows += self._found_before_update()
         scale = self._scale()
-        tensors = [*found, *([] if scale is None else [scale])]
+        tensors = [*overflows, *([] if scale is None else [scale])]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             fell = False
             if scale is not None:
-                now = float(arrays[-1])
-                fell, self._last_scale = now < self._last_scale, now
-                yield Reading("train/loss_scale", ONE, now)
-            overflow = any(float(each) > 0 for each in arrays[: len(found)])
+                current_scale = float(arrays[-1])
+                fell, self._last_scale = current_scale < self._last_scale, current_scale
+                yield Reading("train/loss_scale", ONE, current_scale)
+            overflow = any(float(array) > 0 for array in arrays[: len(overflows)])
             skipped = overflow or (steps == 0 and fell)
             step.provide(Stepping(steps > 0 and not skipped, skipped, resting))
             yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
-            if scale is not None or found:
+            if scale is not None or overflows:
                 yield Reading("update/skipped", ONE, skipped)
 
         return Pending(tensors, decode)
@@ -108,13 +108,13 @@ class SteppingProbe(Probe):
         return scale.detach().clone().reshape(()) if isinstance(scale, Tensor) else None
 
     def _found_before_update(self) -> list[Tensor]:
-        """What the scaler found, where `scaler.update()` has not cleared it yet."""
+        """The scaler's overflow flags that `scaler.update()` has not cleared yet."""
         states = getattr(self._scaler, "_per_optimizer_states", {})
-        found: list[Tensor] = []
+        overflows: list[Tensor] = []
         for optimizer in self._optimizers:
             if id(optimizer) in states:
-                found += states[id(optimizer)]["found_inf_per_device"].values()
-        return [each.detach().clone().reshape(()) for each in found]
+                overflows += states[id(optimizer)]["found_inf_per_device"].values()
+        return [overflow.detach().clone().reshape(()) for overflow in overflows]
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_scale": self._last_scale}
@@ -124,13 +124,13 @@ class SteppingProbe(Probe):
 
 
 def calling_scaler() -> Any:
-    """The torch GradScaler in whose `step` the optimizer is stepping now; None if there is none."""
+    """The torch GradScaler whose `step` is calling the optimizer; None if there is none."""
     frame = inspect.currentframe()
     for _ in range(_FRAMES_SEARCHED):
         frame = frame.f_back if frame is not None else None
         if frame is None:
             return None
-        if frame.f_code not in _SCALER_CODE:  # to look at the locals of other frames would keep what they hold alive
+        if frame.f_code not in _SCALER_CODE:  # reading the locals of other frames would keep their objects alive
             continue
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, torch.amp.GradScaler) and isinstance(getattr(candidate, "_scale", None), Tensor):
@@ -139,7 +139,7 @@ def calling_scaler() -> Any:
 
 
 def present_scale(scaler: Any, optimizer: Optimizer | None) -> Tensor | None:
-    """By what the gradients of this optimizer are multiplied now; None once `scaler.unscale_` has been called."""
+    """The scale of this optimizer's gradients now; None once `scaler.unscale_` has been called."""
     scale = getattr(scaler, "_scale", None)
     if not isinstance(scale, Tensor):
         return None

@@ -1,4 +1,4 @@
-"""What the machine gives to the run."""
+"""System resources that the run uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forewarn.measure.probe import ONE, Pending, Probe, Reading
 from forewarn.measure.step import Step
 
 _LEAST_SECONDS = 1.0
-"""Between two looks: asking the system costs tens of microseconds."""
+"""Minimum time between two readings: each costs tens of microseconds."""
 
 
 class SystemProbe(Probe):

@@ -1,4 +1,4 @@
-"""Several losses in one step: how hard each task pulls on what they share, and whether they pull together."""
+"""Several losses in one step: how large each task's gradient on the shared parameters is, and whether they agree."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 Shared = str | nn.Module | Iterable[nn.Parameter] | None
-"""What `shared=` accepts: a regular expression over names, a module, parameters, or None for the last shared layer."""
+"""Values of `shared=`: a regular expression over names, a module, parameters, or None for the last shared layer."""
 
 _Numbers = TypeVar("_Numbers", Tensor, Array)
 
 
 class TaskProbe(Probe):
-    """`task/{loss,weight}` on every step with several losses; norms, ratios, cosines, shares and rates when asked for.
+    """`task/{loss,weight}` on every step with several losses; norms, ratios, cosines, shares and rates on request.
 
-    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as it enters the sum: the
+    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as in the total loss: the
     graph is kept, `.grad` is never touched, and the only cost is a backward pass from each loss to those parameters.
     """
 
@@ -41,44 +41,44 @@ class TaskProbe(Probe):
         self._given: list[nn.Parameter] | None = None
         self._found: list[nn.Parameter] = []
         self.layer = ""
-        """The name of the last shared layer once it is found; "" where parameters were given."""
+        """The name of the last shared layer once it is found; "" if parameters were given."""
         self.reason = Reason.AVAILABLE
-        """Why gradients can not be measured, if they can not."""
+        """Why gradients cannot be measured, if they cannot."""
         self.first: dict[str, Tensor] = {}
-        """The first loss of each task that is finite and not 0: a batch without labels is no beginning."""
+        """The first loss of each task that is finite and not 0: batches without labels do not count."""
         self._begun: set[str] = set()
-        """The tasks whose first loss is known to be one."""
+        """The tasks whose first loss is known to be finite and not 0."""
         self._losses: dict[str, list[Tensor]] = {}
         self._weights: dict[str, Numbers] = {}
         self._products: tuple[tuple[str, ...], Tensor] | None = None
         self._looked = False
 
     def look(self, losses: Mapping[str, Tensor]) -> None:
-        """See from the graph of the losses whether measuring is safe."""
+        """Check from the graph of the losses whether measuring is safe."""
         self.reason = obstacle(
             [loss for loss in losses.values() if loss.grad_fn is not None], self._parameter_index.model
         )
 
     def share(self, shared: Shared, losses: Mapping[str, Tensor]) -> None:
-        """Decide on which parameters the tasks are compared; those that a task does not reach are refused."""
+        """Choose the parameters that tasks are compared on; raise if a task reaches none of them."""
         self._given = None if shared is None else _parameters(shared, self._parameter_index)
-        wanted = {id(parameter) for parameter in self._given or ()}
+        shared_ids = {id(parameter) for parameter in self._given or ()}
         for name, loss in losses.items():
             unsafe = self.reason is not Reason.AVAILABLE or loss.grad_fn is None
-            if wanted and not unsafe and not wanted & reached_parameters(loss):
+            if shared_ids and not unsafe and not shared_ids & reached_parameters(loss):
                 raise ValueError(f"the loss of task {name!r} depends on none of the shared parameters")
 
     def see(self, losses: Mapping[str, Tensor], weights: Mapping[str, Tensor | float]) -> None:
-        """Take the losses of one batch; several batches before one optimizer step are averaged."""
+        """Add the losses of one batch; several batches before one optimizer step are averaged."""
         for name, loss in losses.items():
-            now = loss.detach().reshape(())
-            self._losses.setdefault(name, []).append(now)
+            value = loss.detach().reshape(())
+            self._losses.setdefault(name, []).append(value)
             self._weights[name] = weight if isinstance(weight := weights[name], Tensor) else np.array(float(weight))
             if name not in self._begun:
-                self.first[name] = _first(self.first.get(name), now)
+                self.first[name] = _first(self.first.get(name), value)
 
     def compare(self, losses: Mapping[str, Tensor], weights: Mapping[str, Tensor | float]) -> Tensor | None:
-        """Measure the gradients of this batch; the norms of the weighted ones in the order of the losses, if known."""
+        """Measure the gradients of this batch; returns the weighted norms by loss; None if unknown."""
         self._looked = True
         live = {name: loss for name, loss in losses.items() if loss.grad_fn is not None}
         if self.reason not in (Reason.AVAILABLE, Reason.NO_SHARED_LAYER) or not live:
@@ -100,22 +100,22 @@ class TaskProbe(Probe):
         if not losses:
             return None
         names = tuple(losses)
-        means = [each[0] if len(each) == 1 else torch.stack(each).mean() for each in losses.values()]
+        means = [batches[0] if len(batches) == 1 else torch.stack(batches).mean() for batches in losses.values()]
         tensors: list[Numbers] = [*means, *(weights[name] for name in names), *(self.first[name] for name in names)]
         tensors += [] if products is None else [products[1]]
         reason = self.reason
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            now, weight, first = np.array(arrays[: 3 * len(names)], np.float64).reshape(3, len(names))
+            current, weight, first = np.array(arrays[: 3 * len(names)], np.float64).reshape(3, len(names))
             self._begun |= {name for name, loss in zip(names, first, strict=True) if np.isfinite(loss) and loss != 0}
-            yield Reading("task/loss", names, now)
+            yield Reading("task/loss", names, current)
             yield Reading("task/weight", names, weight)
             if looked:
                 with np.errstate(all="ignore"):
-                    left = np.where(first > 0, now / first, np.nan)
-                    left[(first == 0) & (now == 0)] = 0.0  # nothing was ever to be learned
-                    yield Reading("task/remaining", names, left)
-                    yield Reading("task/rate", names, relative_rates(now, np.where(first > 0, first, np.nan)))
+                    remaining = np.where(first > 0, current / first, np.nan)
+                    remaining[(first == 0) & (current == 0)] = 0.0  # there was never anything to learn
+                    yield Reading("task/remaining", names, remaining)
+                    yield Reading("task/rate", names, relative_rates(current, np.where(first > 0, first, np.nan)))
                 step.unavailable("task/gradient_norm", reason)
             if products is not None:
                 yield from comparisons(products[0], arrays[-1], dict(zip(names, weight, strict=True)))
@@ -130,16 +130,18 @@ class TaskProbe(Probe):
         self._begun = set()
 
     def _shared(self, losses: Sequence[Tensor]) -> list[nn.Parameter]:
-        """The parameters to compare on; the last shared layer is looked for once, and again if it is frozen or gone."""
+        """The parameters to compare on; the last shared layer is searched once, and again if it is frozen or gone."""
         if self._given is not None:
-            return [each for each in self._given if each.requires_grad]
-        present = self._parameter_index.live()
-        if not self._found or any(id(each) not in present or not each.requires_grad for each in self._found):
+            return [parameter for parameter in self._given if parameter.requires_grad]
+        live = self._parameter_index.live()
+        if not self._found or any(
+            id(parameter) not in live or not parameter.requires_grad for parameter in self._found
+        ):
             self.layer, self._found = last_shared_layer(losses, self._parameter_index.model)
         return self._found
 
     def _inner_products(self, losses: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The inner product of every two tasks' gradients, by one pass from each loss."""
+        """The inner products of all pairs of task gradients, with one backward pass per loss."""
         scale = getattr(self._scaler, "_scale", None)  # in half precision, gradients of an unscaled loss round to zero
         gradients = []
         with own_pass():
@@ -149,29 +151,29 @@ class TaskProbe(Probe):
         home = losses[0].device
         total = torch.zeros(len(losses), len(losses), dtype=wide(home), device=home)
         for parameter, of_tasks in zip(parameters, zip(*gradients, strict=True), strict=True):
-            if any(each is not None for each in of_tasks):
-                rows = torch.stack([_flat(each, parameter) for each in of_tasks])
+            if any(gradient is not None for gradient in of_tasks):
+                rows = torch.stack([_flat(gradient, parameter) for gradient in of_tasks])
                 total += (rows @ rows.T).to(home)
         return total if scale is None else total / scale.detach().to(total) ** 2
 
 
 def relative_rates(losses: _Numbers, first: _Numbers) -> _Numbers:
-    """What is left of each loss over the mean of what is left of all: above 1, a task learns slower than the others."""
-    left: _Numbers = losses / first
-    rates: _Numbers = left / left.mean()
+    """Remaining fraction of each loss relative to the mean over tasks: above 1, a task learns slower than others."""
+    remaining: _Numbers = losses / first
+    rates: _Numbers = remaining / remaining.mean()
     return rates
 
 
 def comparisons(names: tuple[str, ...], products: Array, weights: Mapping[str, float]) -> Iterator[Reading]:
     """Norms and shares of the tasks, ratios and cosines of their pairs, from inner products of weighted gradients.
 
-    A task of weight 0 is off, and compared with none. One that has a weight and no gradient is: its ratio is 0 or inf.
+    A task of weight 0 is off and not compared. One with a weight but no gradient is: its ratio is 0 or inf.
     """
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.diagonal(products))
         yield Reading("task/gradient_norm", names, norms)
         yield Reading("task/share", names, norms / norms.sum())
-        on = [at for at, name in enumerate(names) if weights[name] != 0]
+        on = [index for index, name in enumerate(names) if weights[name] != 0]
         pairs = list(itertools.combinations(on, 2))
         if pairs:
             scopes = tuple(f"{names[a]}/{names[b]}" for a, b in pairs)
@@ -181,19 +183,19 @@ def comparisons(names: tuple[str, ...], products: Array, weights: Mapping[str, f
             yield Reading("task/cosine", scopes, np.clip(cosines, -1.0, 1.0))
 
 
-def _first(known: Tensor | None, now: Tensor) -> Tensor:
-    """The loss that a task began with, decided on the device: the one that is known, if it is a beginning."""
-    if known is None:
-        return now
-    known = known.to(now)
-    return known.where(known.isfinite() & (known != 0), now)
+def _first(earlier: Tensor | None, current: Tensor) -> Tensor:
+    """A task's first loss, chosen on the device: the earlier one if it is finite and not 0."""
+    if earlier is None:
+        return current
+    earlier = earlier.to(current)
+    return earlier.where(earlier.isfinite() & (earlier != 0), current)
 
 
-def _beside(other: Tensor, number: Tensor | float) -> Tensor:
-    """One number where another tensor is; filled in there, for a copy from the host would be waited for."""
+def _beside(tensor: Tensor, number: Tensor | float) -> Tensor:
+    """One number on the device of a tensor; filled in there, since a copy from the host would wait."""
     if isinstance(number, Tensor):
-        return number.detach().to(other).reshape(())
-    return torch.full((), number, dtype=other.dtype, device=other.device)
+        return number.detach().to(tensor).reshape(())
+    return torch.full((), number, dtype=tensor.dtype, device=tensor.device)
 
 
 def _flat(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
@@ -213,18 +215,18 @@ def _parameters(
         except re.error as error:
             raise ValueError(f"shared={shared!r} is no regular expression: {error}") from None
         named = zip(parameter_index.names, parameter_index.parameters, strict=True)
-        chosen = [one for name, one in named if pattern.search(name)]
+        chosen = [parameter for name, parameter in named if pattern.search(name)]
         if not chosen:
-            known = ", ".join(parameter_index.names[:4])
-            raise ValueError(f"shared={shared!r} matches no parameter of the model; their names are {known}, …")
+            examples = ", ".join(parameter_index.names[:4])
+            raise ValueError(f"shared={shared!r} matches no parameter of the model; their names are {examples}, …")
     else:
         chosen = list(shared.parameters() if isinstance(shared, nn.Module) else shared)
-        if wrong := [each for each in chosen if not isinstance(each, Tensor)]:
+        if wrong := [item for item in chosen if not isinstance(item, Tensor)]:
             raise TypeError(f"shared must be a regular expression, a module or parameters, but it holds {wrong[0]!r}")
-        known_ones = {id(each) for each in parameter_index.parameters}
-        if any(id(each) not in known_ones for each in chosen):
+        own_ids = {id(parameter) for parameter in parameter_index.parameters}
+        if any(id(parameter) not in own_ids for parameter in chosen):
             raise ValueError("shared holds a tensor that is no parameter of the watched model")
-    chosen = [each for each in chosen if each.requires_grad]
+    chosen = [parameter for parameter in chosen if parameter.requires_grad]
     if not chosen:
         raise ValueError("shared holds no trainable parameter: nothing there could be pulled on")
     return chosen

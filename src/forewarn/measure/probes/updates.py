@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.measure.aggregates import update_aggregates
+from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import UpdateSampler, in_order, looked_at
 from forewarn.measure.engine.sampling import EPSILON
 from forewarn.measure.parameters import ParameterIndex
@@ -36,83 +36,33 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
         return np.sqrt(step) / (np.sqrt(weight) + EPSILON), np.sqrt(step / shares)
 
 
-class FrozenTracker:
-    """Which tensors have not moved for `patience` checks in a row, and why."""
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """What is known of each tensor before the values of a step are read: what stops it, and its learning rate."""
 
-    def __init__(self, parameter_index: ParameterIndex, threshold: float, patience: int) -> None:
-        self._parameter_index = parameter_index
-        self._threshold = threshold
-        self._patience = patience
-        self._names: tuple[str, ...] = ()
-        self._checks = np.zeros(0, np.int64)
+    by_tensor: NDArray[np.int64]
+    """The `FrozenCause` of each, MOVING where there is none."""
+    rates: Array
+    """The learning rate of each."""
 
-    @property
-    def checks(self) -> dict[str, int]:
-        """By name: checks in a row at or below the threshold, where there are any."""
-        return {self._names[at]: int(self._checks[at]) for at in np.flatnonzero(self._checks)}
-
-    @checks.setter
-    def checks(self, known: Mapping[str, int]) -> None:
-        self._names = self._parameter_index.names
-        self._checks = np.array([known.get(name, 0) for name in self._names], np.int64)
-
-    def update(
-        self,
-        ratios: Array,
-        gradient_norms: Array,
-        *,
-        missing: NDArray[np.bool_],
-        rates: Array,
-        stepped: bool | None,
-        skipped: bool = False,
-        resting: Sequence[int] = (),
-    ) -> NDArray[np.int64]:
-        """The `FrozenCause` of each tensor. `stepped=None`: nobody knows whether the optimizer stepped.
-
-        Tensors of the optimizers that are `resting`, which left this step to others, are not judged by it.
-        """
-        still = np.isfinite(ratios) & (ratios <= self._threshold)
-        if stepped is False:
-            still[:] = True
-        judged = np.ones(len(still), bool)
-        for optimizer in resting:
-            judged[self._parameter_index.of(optimizer)] = False
-        cause = self._causes(still, gradient_norms, missing, rates, stepped, skipped)
-        if self._names is not self._parameter_index.names:
-            self.checks = self.checks
-        checks = self._checks = np.where(judged, np.where(still, self._checks + 1, 0), self._checks)
-        at_once = (cause == FrozenCause.NOT_IN_OPTIMIZER) | (cause == FrozenCause.ON_PURPOSE)
-        return np.where(at_once | (judged & still & (checks >= self._patience)), cause, FrozenCause.MOVING)
-
-    def _causes(
-        self,
-        still: NDArray[np.bool_],
-        gradient_norms: Array,
-        missing: NDArray[np.bool_],
-        rates: Array,
-        stepped: bool | None,
-        skipped: bool,
-    ) -> NDArray[np.int64]:
-        parameters, trainable = self._parameter_index.parameters, self._parameter_index.trainable
+    @classmethod
+    def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
+        parameters, trainable = parameter_index.parameters, parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
-        if not still.any() and requires_grad.all():
-            return np.full(len(still), int(FrozenCause.MOVING))
-        orphan = self._parameter_index.groups() < 0
-        able = still & ~missing & ~orphan & requires_grad & (rates != 0) & (gradient_norms != 0)
-        if stepped is None:
-            stepped = not able.any() or bool((~still & ~orphan).any())
-        ranked: list[tuple[NDArray[np.bool_], FrozenCause]] = [
-            (~trainable & ~requires_grad, FrozenCause.ON_PURPOSE),
-            (trainable & ~requires_grad, FrozenCause.REQUIRES_GRAD_OFF),
-            (requires_grad & orphan & still, FrozenCause.NOT_IN_OPTIMIZER),
-            (still & np.bool_(skipped), FrozenCause.STEP_SKIPPED),
-            (still & np.bool_(not stepped), FrozenCause.OPTIMIZER_NOT_STEPPED),
-            (still & missing, FrozenCause.NO_GRADIENT),
-            (still & (rates == 0), FrozenCause.ZERO_LR),
-            (still & (gradient_norms == 0), FrozenCause.ZERO_GRADIENT),
-            (still, FrozenCause.ROUNDED_AWAY),
-        ]
-        return np.select([where for where, _ in ranked], [int(cause) for _, cause in ranked], int(FrozenCause.MOVING))
+        by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.MOVING)
+        by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF
+        by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE
+        return cls(by_tensor, rates)
+
+    def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
+        """The `FrozenCause` that applies to each tensor, whether or not it moved; MOVING where none does."""
+        stopped = np.zeros(len(self.by_tensor), np.int64)
+        stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT  # what follows outranks it
+        stopped[self.rates == 0] = FrozenCause.ZERO_LR
+        stopped[gradients.missing] = FrozenCause.NO_GRADIENT
+        if skipped or not stepped:
+            stopped[:] = FrozenCause.STEP_SKIPPED if skipped else FrozenCause.OPTIMIZER_NOT_STEPPED
+        return np.where(self.by_tensor == FrozenCause.MOVING, stopped, self.by_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +73,7 @@ class WeightsLookedAt:
 
 
 class UpdateProbe(Probe):
-    """`update/ratio`, `update/norm` and `update/frozen_cause` per tensor, on measured steps.
+    """`update/ratio`, `update/norm` and `update/stopped_by` per tensor, on measured steps.
 
     Weights are sampled when the first optimizer is about to step and compared when the step ends, so that several
     optimizers, closures and whatever the loop does to the weights afterwards are all part of what is measured.
@@ -136,22 +86,14 @@ class UpdateProbe(Probe):
         GradientNorms: ("update/ratio", "update/frozen_cause"),
     }
 
-    def __init__(
-        self,
-        parameter_index: ParameterIndex,
-        *,
-        sample_size: int,
-        threshold: float,
-        patience: int,
-    ) -> None:
+    def __init__(self, parameter_index: ParameterIndex, *, sample_size: int) -> None:
         self._parameter_index = parameter_index
         self._sample_size = sample_size
         self._version = parameter_index.version
         self._sampler = UpdateSampler(parameter_index.names, sample_size)
-        self._tracker = FrozenTracker(parameter_index, threshold, patience)
         self._rates = np.full(len(parameter_index.names), np.nan)
 
-    def before_update(self, at: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+    def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._version != self._parameter_index.version:
@@ -169,36 +111,34 @@ class UpdateProbe(Probe):
         step.provide(WeightsLookedAt(weights))
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
-        names, rates, shares = self._parameter_index.names, self._rates, self._sampler.shares
+        names, shares = self._parameter_index.names, self._sampler.shares
+        obstacles = Obstacles.of(self._parameter_index, self._rates)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
             if stepping is None or gradients is None:
                 return
             ratios, norms = update_ratios(order, arrays, shares)
-            cause = self._tracker.update(
-                ratios, gradients.norms, missing=gradients.missing, rates=rates,
-                stepped=stepping.stepped, skipped=stepping.skipped, resting=stepping.resting,
-            )  # fmt: skip
-            if stepping.skipped:
-                ratios[:], norms[:] = np.nan, np.nan
-            on_purpose = cause == FrozenCause.ON_PURPOSE
-            yield Reading("update/ratio", names, np.where(on_purpose, np.nan, ratios))
-            yield Reading("update/norm", names, np.where(on_purpose, np.nan, norms))
-            yield Reading("update/frozen_cause", names, cause)
-            frozen = (cause != FrozenCause.MOVING) & ~on_purpose
-            moving = np.where(frozen | on_purpose | (ratios == 0), np.nan, ratios)
-            for name, value in update_aggregates(moving, frozen).items():
+            stopped_by = obstacles.stopped_by(gradients, stepped=stepping.stepped, skipped=stepping.skipped)
+            on_purpose = stopped_by == FrozenCause.ON_PURPOSE
+            nothing_told = on_purpose | stepping.skipped
+            ratios[nothing_told], norms[nothing_told] = np.nan, np.nan
+            resting = np.zeros(len(names), bool)
+            for optimizer in stepping.resting:
+                resting[self._parameter_index.of(optimizer)] = True
+            yield Reading("update/ratio", names, ratios)
+            yield Reading("update/norm", names, norms)
+            yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
+            for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
 
         return Pending(sums, decode)
 
     def state_dict(self) -> dict[str, Any]:
         trainable = dict(zip(self._parameter_index.names, map(bool, self._parameter_index.trainable), strict=True))
-        return {"checks": dict(self._tracker.checks), "trainable": trainable}
+        return {"trainable": trainable}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tracker.checks = {name: int(checks) for name, checks in state["checks"].items()}
         known = zip(self._parameter_index.names, self._parameter_index.trainable, strict=True)
         self._parameter_index.trainable = np.array(
             [state["trainable"].get(name, now) for name, now in known], dtype=bool

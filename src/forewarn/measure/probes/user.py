@@ -1,4 +1,4 @@
-"""Series of the user's own, given by `monitor.log`."""
+"""The user's own series, logged with `monitor.log`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forewarn.metrics import BUILT_IN
 
 
 class UserProbe(Probe):
-    """What `monitor.log` was given since the last step; tensors travel with everything else."""
+    """Values passed to `monitor.log` since the last step; tensors are transferred with everything else."""
 
     name = "user"
 
@@ -25,23 +25,23 @@ class UserProbe(Probe):
         self._given: dict[tuple[str, str], Numbers] = {}
 
     def log(self, name: str, value: Any, scope: str = "") -> None:
-        """Keep a value for the step under way; a second one under the same name and scope replaces the first."""
+        """Keep a value for the current step; a second one under the same name and scope replaces the first."""
         check_name(name, self._catalogue)
         number = as_scalar(name, value)
         self._given[name, str(scope)] = number.clone() if isinstance(number, Tensor) else number
 
     def collect(self, step: Step) -> Pending | None:
-        given, self._given = self._given, {}
-        if not given:
+        logged, self._given = self._given, {}
+        if not logged:
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            values = dict(zip(given, map(float, arrays), strict=True))
-            for name in dict.fromkeys(name for name, _ in given):
-                scopes = tuple(scope for other, scope in given if other == name)
+            values = dict(zip(logged, map(float, arrays), strict=True))
+            for name in dict.fromkeys(name for name, _ in logged):
+                scopes = tuple(scope for logged_name, scope in logged if logged_name == name)
                 yield Reading(name, scopes, [values[name, scope] for scope in scopes])
 
-        return Pending(list(given.values()), decode)
+        return Pending(list(logged.values()), decode)
 
     def state_dict(self) -> dict[str, Any]:
         return {"given": [[name, scope, value] for (name, scope), value in self._given.items()]}

@@ -14,7 +14,7 @@ from forewarn.measure.tensor_reader import TensorReader
 
 
 class WeightProbe(Probe):
-    """`weight/…` per tensor, with histograms if `reader` takes them, and `weight/global_norm`, on measured steps."""
+    """`weight/…` per tensor, with histograms if `reader` reads them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
     needs: Mapping[type, Sequence[str]] = {WeightsLookedAt: ()}
@@ -26,9 +26,9 @@ class WeightProbe(Probe):
     def collect(self, step: Step) -> Pending | None:
         if not step.measured:
             return None
-        looked = step.get(WeightsLookedAt)
+        provided = step.get(WeightsLookedAt)
         names, parameters = self._parameter_index.names, self._parameter_index.parameters
-        visit = self._reader.read(parameters if looked is None else looked.weights)
+        visit = self._reader.read(parameters if provided is None else provided.weights)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             statistics = visit.decode(list(arrays))

@@ -1,4 +1,4 @@
-"""What a log2-magnitude histogram says about a tensor: its percentiles and its shape."""
+"""Percentiles and shape of a tensor from its log2-magnitude histogram."""
 
 from forewarn.measure.engine.distributions.percentiles import percentiles
 from forewarn.measure.engine.distributions.shape import LEAST_VALUES, shapes

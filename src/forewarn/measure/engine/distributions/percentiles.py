@@ -18,9 +18,9 @@ _TINY = 1e-300
 """Stands for no magnitude at all where a logarithm is taken."""
 _LAST_EXPONENT = LOWEST_EXPONENT + NUM_BINS - 1
 _LEAST_WIDTH = 1e-6
-"""Of what is left of a bin between minimum and maximum, as a power of two."""
+"""Least log2 width of the part of a bin between minimum and maximum."""
 _EVEN = 1e-4
-"""A rise that is as good as none; the formula below divides by it."""
+"""A rise below this counts as none, because the formula divides by it."""
 _HALF_LN2 = 0.34657359027997264
 
 Floats = NDArray[np.float64]
@@ -41,14 +41,14 @@ def percentiles(counts: Counts, zeros: Counts, least: Floats, most: Floats) -> d
     total = last - before
     ranks = (total[:, None] * _WANTED + 99) // 100 + before[:, None]
     place = np.minimum(np.searchsorted(ends, ranks), line.size - 1)
-    here = np.maximum(line.reshape(-1)[place], 1)
-    inside = (ranks - ends[place] + here - 0.5) / here
+    count = np.maximum(line.reshape(-1)[place], 1)
+    inside = (ranks - ends[place] + count - 0.5) / count
     outward = place - np.arange(num_cells // 2, line.size, num_cells)[:, None]  # from the zeros in the middle
     with np.errstate(invalid="ignore", over="ignore"):  # minimum and maximum of nothing are infinite
-        magnitude = _magnitudes(line, place, outward, inside, here, bins.start, least, most)
-        found = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None]).astype(np.float32)
-    found[total == 0] = np.nan
-    return dict(zip(PERCENTS, found.T, strict=True))
+        magnitude = _magnitudes(line, place, outward, inside, count, bins.start, least, most)
+        estimates = np.clip(np.sign(outward) * magnitude, least[:, None], most[:, None]).astype(np.float32)
+    estimates[total == 0] = np.nan
+    return dict(zip(PERCENTS, estimates.T, strict=True))
 
 
 def _magnitudes(
@@ -56,12 +56,12 @@ def _magnitudes(
     place: Places,
     outward: Places,
     inside: Floats,
-    here: Counts,
+    count: Counts,
     first_bin: int,
     least: Floats,
     most: Floats,
 ) -> Floats:
-    """Magnitudes in the bins at `place`, where the share `inside` of a bin has been passed in the order of the values.
+    """Magnitudes inside the bins at `place`, a share `inside` of the way through the values of each bin.
 
     `outward` is how far a bin lies from the zeros, negative on the negative side.
     """
@@ -71,11 +71,11 @@ def _magnitudes(
     largest = np.where(positive, *_logarithms(most, -least))
     high = np.where(exponent < _LAST_EXPONENT, np.minimum(exponent + 1, largest), largest)
     width = np.maximum(high - low, _LEAST_WIDTH)
-    rise = _rise(line, place, positive, away, here / width, width) * width
+    rise = _rise(line, place, positive, away, count / width, width) * width
     falls = rise < 0  # seen from its other end it rises, and no two numbers that are nearly the same are subtracted
     distance = _distance(np.where(positive ^ falls, inside, 1 - inside), np.abs(rise))
-    found: Floats = np.exp2(low + width * np.where(falls, 1 - distance, distance))
-    return found
+    magnitudes: Floats = np.exp2(low + width * np.where(falls, 1 - distance, distance))
+    return magnitudes
 
 
 def _distance(share: Floats, rise: Floats) -> Floats:
@@ -84,26 +84,26 @@ def _distance(share: Floats, rise: Floats) -> Floats:
     steep = np.where(even, 1.0, rise)
     return np.where(
         even,
-        share + share * (1 - share) * rise * _HALF_LN2,  # what the other comes to
+        share + share * (1 - share) * rise * _HALF_LN2,  # first-order expansion of the other branch
         np.log2(1 + share * (np.exp2(steep) - 1)) / steep,
     )
 
 
 def _logarithms(*values: Floats) -> list[Floats]:
-    """log2 as columns, a very small one where a value is not positive."""
-    return [np.log2(np.maximum(one, _TINY))[:, None] for one in values]
+    """log2 as columns; very small where a value is not positive."""
+    return [np.log2(np.maximum(column, _TINY))[:, None] for column in values]
 
 
 def _rise(
     line: Counts, place: Places, positive: NDArray[np.bool_], away: Places, density: Floats, width: Floats
 ) -> Floats:
-    """How steeply log2 of the density rises over a bin: from its two neighbours, or from the one there is."""
+    """How steeply log2 of the density rises over a bin, from its two neighbours or from the only one."""
     flat = line.reshape(-1)
     side = np.where(positive, 1, -1)
     above = flat[np.minimum(place + side, len(flat) - 1)] * (away < line.shape[1] // 2)
     below = flat[np.minimum(place - side, len(flat) - 1)] * (away > 1)
     ratio = np.where(above > 0, above, density) / np.where(below > 0, below, density)
     ratio[(above == 0) & (below == 0)] = 1.0
-    both = (above > 0) & (below > 0)
-    rise: Floats = np.log2(ratio) * np.where(both, 0.5, 2 / (1 + width))
+    two_sided = (above > 0) & (below > 0)
+    rise: Floats = np.log2(ratio) * np.where(two_sided, 0.5, 2 / (1 + width))
     return rise

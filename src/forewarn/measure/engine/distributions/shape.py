@@ -1,4 +1,4 @@
-"""The shape of a distribution as one of a few kinds, from its histogram and its moments.
+"""The shape of a distribution, one of a few kinds, from its histogram and moments.
 
 Values that are exactly zero are left out, for they have a reading of their own (`zero_fraction`): the gradient of an
 embedding is zero for every word that was not seen, and its shape is that of the others.
@@ -76,32 +76,32 @@ def _kurtosis(counts: Counts, counted: Counts) -> Floats:
     return kurtosis
 
 
-def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, which: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether the density of a tensor falls between two peaks and rises again, by far more than chance makes it.
+def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether the density of a tensor has two peaks with a valley between them that chance does not explain.
 
     A peak lies below 4.5 times the root mean square, or its values would make that larger; what lies far below it is
     one cell around zero.
     """
-    known = np.isfinite(mean_square) & (mean_square > 0)
-    size = np.sqrt(np.where(known, mean_square, 1.0)[which])
+    usable = np.isfinite(mean_square) & (mean_square > 0)
+    size = np.sqrt(np.where(usable, mean_square, 1.0)[indices])
     bins = np.frexp(size)[1] - 1 - LOWEST_EXPONENT + _WINDOW[:, None]
-    at = which * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
+    offsets = indices * (2 * NUM_BINS) + np.clip(bins, 0, NUM_BINS - 1)
     inside = (bins >= 0) & (bins < NUM_BINS)
-    flat, total = counts.reshape(-1), counted[which]
-    negative, positive = flat[at] * inside, flat[at + NUM_BINS] * inside
+    flat, total = counts.reshape(-1), counted[indices]
+    negative, positive = flat[offsets] * inside, flat[offsets + NUM_BINS] * inside
     around_zero = total - negative.sum(axis=0) - positive.sum(axis=0)
     cells = np.concatenate([negative[::-1], around_zero[None], positive]).astype(np.float64)
     density = cells / _WIDTHS
     peaks = density * (cells >= np.maximum(SIGNIFICANT, LEAST_PEAK * total))
     lower = np.minimum(_highest_so_far(peaks), _highest_so_far(peaks[::-1])[::-1])
     valleys: NDArray[np.bool_] = (lower * _WIDTHS >= SIGNIFICANT) & (density < VALLEY * lower)
-    found: NDArray[np.bool_] = np.any(valleys, axis=0)
-    return found
+    multi_modal: NDArray[np.bool_] = np.any(valleys, axis=0)
+    return multi_modal
 
 
 def _highest_so_far(peaks: Floats) -> Floats:
     """`np.maximum.accumulate` down the rows, several times as fast."""
     highest = peaks.copy()
-    for at in range(1, len(highest)):
-        np.maximum(highest[at], highest[at - 1], out=highest[at])
+    for row in range(1, len(highest)):
+        np.maximum(highest[row], highest[row - 1], out=highest[row])
     return highest

@@ -1,4 +1,4 @@
-"""All that histograms and rows say about how the values of many tensors are spread."""
+"""How the values of many tensors are spread, from their histograms and rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Spread:
     shapes: Values
     """The `Shape` of each as a number; NaN where there are too few values to judge."""
     counts: Counts
-    """[n × 2 × bins] that stand for all values; those that were given, if they do."""
+    """[n × 2 × bins], scaled up to all values if they were sampled."""
     zeros: Counts
     """How many values are exactly zero."""
 
@@ -34,15 +34,14 @@ def spread_of(counts: Counts, rows: Floats) -> Spread:
 
     The library of `forewarn.measure.engine.native` does the same in C; whatever changes here changes there.
     """
-    whole, zeros = whole_tensors(counts, rows)
-    return Spread(percentiles(whole, zeros, rows[:, 3], rows[:, 4]), shapes(counts, rows), whole, zeros)
+    scaled, zeros = whole_tensors(counts, rows)
+    return Spread(percentiles(scaled, zeros, rows[:, 3], rows[:, 4]), shapes(counts, rows), scaled, zeros)
 
 
 def whole_tensors(counts: Counts, rows: Floats) -> tuple[Counts, Counts]:
     """Histograms that stand for all values, scaled up from the sample, and how many values are exactly zero.
 
-    Tensors of different sizes then add up. Where nothing was counted of what is there, nothing is known: no zeros
-    either.
+    Tensors of different sizes then add up. Where a tensor has values but none was counted, its zeros are 0 too.
     """
     zeros = np.nan_to_num(rows[:, 5])
     nonzero = np.nan_to_num(rows[:, 0] - rows[:, 6]) - zeros

@@ -1,4 +1,4 @@
-"""Statistics of the output of a layer, added to a tally by one call of a few microseconds."""
+"""Adds statistics of a layer's output to a tally in one call of a few microseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Tally(ctypes.Structure):
 
 
 class NativeTally:
-    """Where the library adds up one output of a layer: arrays that must stay alive, and their addresses."""
+    """The arrays into which the library adds up one output of a layer, kept alive, and their addresses."""
 
     __slots__ = ("_address", "_arrays", "_made")
 

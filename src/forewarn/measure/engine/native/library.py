@@ -1,4 +1,4 @@
-"""The library in C: where it is, whether it fits, and what its functions take."""
+"""Loading the C library: its path, its version and the arguments of its functions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def paths() -> tuple[str, ...]:
 
 
 def path_number(path: str | None) -> int:
-    """The number by which the library knows a code path: that of the best one unless one is named."""
+    """The library's number for a code path; by default the best one."""
     if path is not None and path not in paths():
         raise ValueError(f"this processor has no code path {path!r}; it has {', '.join(paths())}")
     return 0 if path is None else paths().index(path)
@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raise what a function of the library has reported."""
+    """Raise the error that a function of the library reported."""
     if status:
         kind, sentence = _ERRORS[status]
         raise kind(sentence)
@@ -68,16 +68,16 @@ def check(status: int) -> None:
 
 @functools.cache
 def _loaded() -> ctypes.CDLL | str:
-    found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).parent / f"_library{suffix}").exists()]
-    if not found:
+    files = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).parent / f"_library{suffix}").exists()]
+    if not files:
         return f"the native statistics were not built (is there a C compiler?): {_REBUILD}"
     try:
-        loaded = ctypes.CDLL(str(found[0]))
+        loaded = ctypes.CDLL(str(files[0]))
         version = loaded.forewarn_interface_version()
     except (OSError, AttributeError) as error:
-        return f"the native statistics in {found[0]} cannot be loaded ({error}): {_REBUILD}"
+        return f"the native statistics in {files[0]} cannot be loaded ({error}): {_REBUILD}"
     if version != INTERFACE_VERSION:
-        return f"the native statistics in {found[0]} are of another version of forewarn: {_REBUILD}"
+        return f"the native statistics in {files[0]} are of another version of forewarn: {_REBUILD}"
     loaded.forewarn_path_name.argtypes = [_Int]
     loaded.forewarn_path_name.restype = ctypes.c_char_p
     loaded.forewarn_measure.argtypes = [*_TENSORS, _Long, _Int, _Int, _Address, _Address, _Address]

@@ -1,4 +1,4 @@
-"""The sampled update: values at fixed places, and how far they have moved since."""
+"""Sampled updates: values at fixed indices, and how far they have moved since."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
         raise ValueError(f"histograms {counts.shape} and rows {rows.shape} are not those of as many tensors")
     counts, rows = np.ascontiguousarray(counts, np.int64), np.ascontiguousarray(rows, np.float64)
     percentiles, shapes = np.empty((len(PERCENTS), num), np.float32), np.empty(num, np.float32)
-    zeros, whole, num_scaled = np.empty(num, np.int64), np.empty_like(counts), ctypes.c_int64()
+    zeros, scaled, num_scaled = np.empty(num, np.int64), np.empty_like(counts), ctypes.c_int64()
     check(
         library().forewarn_spread(
             num,
@@ -52,8 +52,8 @@ def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
             percentiles.ctypes.data,
             shapes.ctypes.data,
             zeros.ctypes.data,
-            whole.ctypes.data,
+            scaled.ctypes.data,
             ctypes.addressof(num_scaled),
         )
     )
-    return Spread(dict(zip(PERCENTS, percentiles, strict=True)), shapes, whole if num_scaled.value else counts, zeros)
+    return Spread(dict(zip(PERCENTS, percentiles, strict=True)), shapes, scaled if num_scaled.value else counts, zeros)

@@ -39,7 +39,7 @@ def supports(tensor: Tensor) -> bool:
 
 
 def described(tensors: Sequence[Tensor]) -> Described | None:
-    """The tensors as arrays for the library; None if `supports` says no of any.
+    """The tensors as arrays for the library; None if it does not support all of them.
 
     Each question is put to all of them before the next one, which is several times as fast as tensor by tensor.
     """
@@ -50,17 +50,17 @@ def described(tensors: Sequence[Tensor]) -> Described | None:
     if not all(_owns_its_memory[kind] for kind in set(map(type, tensors))) or not all(map(_is_on_the_host, tensors)):
         return None
     try:
-        found = Described.of(tensors)
-        nowhere = (found.pointers == 0) & (found.lengths > 0)
+        table = Described.of(tensors)
+        nowhere = (table.pointers == 0) & (table.lengths > 0)
         if nowhere.any() or any(map(Tensor.is_neg, tensors)):
             return None
-        return found if all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors)) else None
+        return table if all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors)) else None
     except (KeyError, RuntimeError):  # a dtype that is not among the kinds; no address
         return None
 
 
 class _Owners(dict[type[Tensor], bool]):
-    """Whether tensors of a class are what they seem, looked up once: a DTensor, for one, has its numbers elsewhere."""
+    """Whether tensors of a class hold their own memory, looked up once; a DTensor, for example, does not."""
 
     def __missing__(self, kind: type[Tensor]) -> bool:
         functions = (Tensor.__torch_function__, Parameter.__torch_function__)
@@ -73,17 +73,17 @@ _owns_its_memory = _Owners()
 
 @dataclass(frozen=True, slots=True)
 class Described(Sequence[Tensor]):
-    """Tensors, and beside them what the library is to know of each."""
+    """Tensors with the address, length and kind of each, as the library takes them."""
 
     pointers: NDArray[np.uint64]
     lengths: NDArray[np.int64]
     kinds: NDArray[np.uint8]
     tensors: Sequence[Tensor]
-    """Held, so that what the pointers point to stays."""
+    """Kept alive for the pointers."""
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Described:
-        """Gradients have new addresses on every step."""
+        """The description of these tensors as they are now; gradients have new addresses on every step."""
         if isinstance(tensors, Described):
             return tensors
         num = len(tensors)
@@ -98,15 +98,15 @@ class Described(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def __getitem__(self, at: Any) -> Any:
-        return self.tensors[at]
+    def __getitem__(self, index: Any) -> Any:
+        return self.tensors[index]
 
-    def __iter__(self) -> Iterator[Tensor]:  # by `__getitem__` it would take as long as all that is measured
+    def __iter__(self) -> Iterator[Tensor]:  # through `__getitem__` it would take as long as the measurement
         return iter(self.tensors)
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
-        """What every function of the library takes first."""
+        """The first arguments of every function of the library."""
         return len(self.lengths), self.pointers.ctypes.data, self.lengths.ctypes.data, self.kinds.ctypes.data
 
     @property
@@ -116,9 +116,9 @@ class Described(Sequence[Tensor]):
         return sizes
 
     def holds(self) -> bool:
-        """Whether every tensor is where it was, with as many bytes: then all else that was found of it is still true.
+        """Whether every tensor still has its address and size; then the rest of the description is still true.
 
-        Another dtype or layout comes with another address, for the old memory is given back after the new is taken.
+        A new dtype or layout comes with a new address, because the old memory is freed after the new is allocated.
         """
         now = np.fromiter(map(Tensor.data_ptr, self.tensors), np.uint64, len(self.tensors))
         if not np.array_equal(now, self.pointers):
@@ -128,7 +128,7 @@ class Described(Sequence[Tensor]):
 
 
 class Standing(tuple[T, ...]):
-    """Tensors that are read again and again, such as weights: looked at closely only when one of them has moved."""
+    """Tensors that are read repeatedly, such as weights; described again only when one of them has moved."""
 
     _latest: Described | None = None
 

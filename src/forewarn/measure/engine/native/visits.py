@@ -59,9 +59,9 @@ class _One(ctypes.Structure):
 
 def measure_one(tensor: Tensor) -> NDArray[np.float64]:
     """The row [1 × columns] of one tensor that `supports` accepts: the same number, at a third of the overhead."""
-    one = _One(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
-    at = ctypes.addressof(one)
-    table = (1, at, at + _One.length.offset, at + _One.kind.offset)
+    table = _One(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+    address = ctypes.addressof(table)
+    columns = (1, address, address + _One.length.offset, address + _One.kind.offset)
     rows = np.empty((1, len(COLUMNS)))
-    check(library().forewarn_measure(*table, 0, torch.get_num_threads(), 0, rows.ctypes.data, None, None))
+    check(library().forewarn_measure(*columns, 0, torch.get_num_threads(), 0, rows.ctypes.data, None, None))
     return rows
