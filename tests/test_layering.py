@@ -85,11 +85,6 @@ def test_what_judges_and_shows_a_stored_run_does_not_import_torch():
     assert not wrong
 
 
-def test_no_file_has_grown_into_two():
-    long = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in FILES}
-    assert {name: lines for name, lines in long.items() if lines > 400} == {}
-
-
 def test_no_part_is_named_for_nothing():
     vague = {"utils", "common", "manager", "helpers", "contrib", "misc"}
     assert not [path for path in FILES if vague & set(path.relative_to(SOURCE).with_suffix("").parts)]
