@@ -137,11 +137,11 @@ class Config(Settings):
 
     @classmethod
     def with_rules(
-        cls, config: Config | Mapping[str, Any] | str | Path | None, rules: Iterable[Any] = ()
+        cls, config: Config | Mapping[str, Any] | str | Path | None, given: Iterable[Any] = ()
     ) -> tuple[Config, tuple[Rule, ...]]:
         """A config with a table of thresholds for each rule of the user's own, and these rules.
 
-        These are the given `rules`, those in the modules that the config names, and those of installed packages.
+        These are the rules that are `given`, those in the modules that the config names, and those of installed packages.
         """
         if isinstance(config, str | Path):
             config = read_toml(config)
@@ -151,12 +151,12 @@ class Config(Settings):
             )
         if config is None or isinstance(config, Config):
             config = config or cls()
-            own = own_rules(rules, config.rules)
+            own = own_rules(given, config.rules)
             before = config.thresholds
             thresholds = thresholds_with(own, type(before))(**vars(before))
             return (config if thresholds == before else replace(config, thresholds=thresholds)), own
         modules = cls.from_dict({"rules": config["rules"]}).rules if "rules" in config else ()
-        own = own_rules(rules, modules)
+        own = own_rules(given, modules)
         return cls.from_dict(_with_tables(config, own)), own
 
     @classmethod
@@ -177,13 +177,13 @@ class Config(Settings):
 
     @classmethod
     def for_stored(
-        cls, plain: Mapping[str, Any], stored: Mapping[str, Any], rules: Iterable[Any] = ()
+        cls, plain: Mapping[str, Any], stored: Mapping[str, Any], given: Iterable[Any] = ()
     ) -> tuple[Config, tuple[Rule, ...]]:
         """These settings for the run whose config is stored, and the rules of the user's own.
 
         What was fixed when the run was measured cannot be changed: another value for it raises ValueError.
         """
-        config, own = cls.with_rules(plain, rules)
+        config, own = cls.with_rules(plain, given)
         of_the_run = cls.from_stored(stored)
         for table in ("measure", "hyperparameters"):
             before, after = (dict(_leaves(settings.to_dict()[table])) for settings in (of_the_run, config))

@@ -59,9 +59,9 @@ class Rule:
     explains: tuple[str, ...] = ()
     """Codes of rules whose alerts are symptoms of this one."""
 
-    def __call__(self, *readings: Any, **named: Any) -> Any:
+    def __call__(self, *readings: Any, **given: Any) -> Any:
         """What the check returns."""
-        return self.check(*readings, **named)
+        return self.check(*readings, **given)
 
     @property
     def is_about_a_pattern(self) -> bool:
@@ -100,11 +100,9 @@ class Rule:
         def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
             result = check(*map(look, reads), **named)
-            return (
-                []
-                if result is None
-                else [replace(raw_finding, code=self.code, step=step) for raw_finding in _several(result)]
-            )
+            if result is None:
+                return []
+            return [replace(raw_finding, code=self.code, step=step) for raw_finding in _several(result)]
 
         def judge_pattern(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
