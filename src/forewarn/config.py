@@ -141,7 +141,7 @@ class Config(Settings):
     ) -> tuple[Config, tuple[Rule, ...]]:
         """A config with a table of thresholds for each rule of the user's own, and these rules.
 
-        These are the rules that are `given`, those in the modules that the config names, and those of installed packages.
+        These are those `given`, those in the modules that the config names, and those of installed packages.
         """
         if isinstance(config, str | Path):
             config = read_toml(config)
