@@ -45,13 +45,13 @@ def part_of(path: Path) -> str:
 
 def imports(tree: ast.AST, *, top_level_only: bool) -> set[str]:
     nodes = tree.body if top_level_only else ast.walk(tree)
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -83,6 +83,39 @@ def test_what_judges_and_shows_a_stored_run_does_not_import_torch():
         )
     ]
     assert not wrong
+
+
+VAGUE_LOCALS = {"at", "each", "found", "known"}
+"""Names that do not say what they hold; `index`, `tensor` or `alert` does."""
+
+PUBLIC_KEYWORDS = {("judge/forecast.py", "forecast", "at"), ("monitor.py", "forecast", "at")}
+"""Arguments that users name in their calls, by file and function."""
+
+
+def vague_locals(path: Path) -> list[str]:
+    """Vague names of variables and arguments in a file; fields of classes are attributes and do not count."""
+    name = path.relative_to(SOURCE).as_posix()
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    exempt: set[ast.AST] = set()
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            exempt |= {statement.target for statement in node.body if isinstance(statement, ast.AnnAssign)}
+        elif isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            exempt |= {argument for argument in arguments if (name, node.name, argument.arg) in PUBLIC_KEYWORDS}
+    variables = [(node.lineno, node.id, node) for node in nodes if is_stored(node)]
+    variables += [(node.lineno, node.arg, node) for node in nodes if isinstance(node, ast.arg)]
+    return [
+        f"{name}:{line}: {local}" for line, local, node in variables if local in VAGUE_LOCALS and node not in exempt
+    ]
+
+
+def is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def test_locals_say_what_they_hold():
+    assert not [local for path in FILES for local in vague_locals(path)]
 
 
 def test_no_part_is_named_for_nothing():

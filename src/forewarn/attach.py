@@ -91,7 +91,7 @@ def watch(
     - `rules`: what to judge beside the built-in rules: functions under `@forewarn.rule(...)`, or modules of them.
     - `probes`: what to measure beside the built-in probes: instances of subclasses of `forewarn.Probe`.
     """
-    optimizers = _checked(model, optimizer, scaler)
+    optimizers = _checked_optimizers(model, optimizer, scaler)
     _check_arguments(run, views, resume, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
@@ -145,17 +145,19 @@ def watch(
     return monitor
 
 
-def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
-    """The optimizers as a tuple; anything that is not what `watch` takes is an error here, before training starts."""
+def _checked_optimizers(
+    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any
+) -> tuple[Optimizer, ...]:
+    """The optimizers as a tuple; raises TypeError for a wrong model, optimizer or scaler before training starts."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
-    optimizers = [_unwrapped_optimizer(each) for each in optimizers]
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
-            raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it holds {each!r}")
+    optimizers = [_unwrapped_optimizer(candidate) for candidate in optimizers]
+    for candidate in optimizers:
+        if not isinstance(candidate, Optimizer):
+            raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it holds {candidate!r}")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
     return tuple(optimizers)
@@ -169,18 +171,18 @@ def _check_arguments(run: Any, views: Any, resume: Any, metrics: Any, rules: Any
     if isinstance(metrics, ModuleMetric | str) or not isinstance(metrics, Sequence):
         raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; put it in brackets: metrics=[...]")
     if isinstance(rules, str) or not isinstance(rules, Sequence):
-        raise TypeError(f"rules must be a list of rules, not {_said(rules)}; put it in brackets: rules=[...]")
+        raise TypeError(f"rules must be a list of rules, not {_described(rules)}; put it in brackets: rules=[...]")
     if views is None:
         return
     if isinstance(views, str) or not isinstance(views, Sequence):
-        raise TypeError(f"views must be a list of views, not {_said(views)}; put it in brackets: views=[...]")
+        raise TypeError(f"views must be a list of views, not {_described(views)}; put it in brackets: views=[...]")
     for view in views:
         if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
-            raise TypeError(f"views must hold views, such as forewarn.LiveView(), not {_said(view)}")
+            raise TypeError(f"views must hold views, such as forewarn.LiveView(), not {_described(view)}")
 
 
-def _said(value: Any) -> str:
-    """A wrong argument in an error: views print as addresses in memory, which tell nobody anything."""
+def _described(value: Any) -> str:
+    """How an error shows a wrong argument: the type of an object, whose repr is often just an address in memory."""
     return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
 
 
@@ -194,8 +196,8 @@ def _unwrapped_optimizer(optimizer: Any) -> Any:
 def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None:
     if not parameter_index.names:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to watch")
-    for at, optimizer in enumerate(parameter_index.optimizers):
-        if not len(parameter_index.of(at)):
+    for index, optimizer in enumerate(parameter_index.optimizers):
+        if not len(parameter_index.of(index)):
             raise ValueError(
                 f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
                 "for another model, or before its parameters were replaced; make it from model.parameters()"
@@ -203,7 +205,7 @@ def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None
 
 
 def _check_plan(parameter_index: ParameterIndex, plan: Plan) -> None:
-    present, planned = sum(len(each.param_groups) for each in parameter_index.optimizers), plan.num_groups
+    present, planned = sum(len(optimizer.param_groups) for optimizer in parameter_index.optimizers), plan.num_groups
     if planned not in (None, present):
         raise ValueError(
             f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
@@ -274,13 +276,13 @@ def _run_info(
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
         blocks=block_names(model, config.measure.blocks),
-        optimizers=tuple(type(each).__name__ for each in parameter_index.optimizers),
-        groups=tuple(_numbers(group) for each in parameter_index.optimizers for group in each.param_groups),
+        optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
+        groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
         every=predicate.every if isinstance(predicate, Schedule) else 1,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
-        metrics={series_name(each): each.range for each in metrics if isinstance(each, ModuleMetric)},
+        metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},
         device=str(parameter_index.parameters[0].device),
         versions={
             "forewarn": __version__,
@@ -294,14 +296,14 @@ def _run_info(
 
 def _numbers(group: dict[str, Any]) -> dict[str, float]:
     """The numeric settings of an optimizer group; a pair such as betas becomes beta1 and beta2."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in group.items():
         several = enumerate(value, start=1) if name == "betas" and isinstance(value, list | tuple) else ()
-        for key, one in [(name, value), *((f"beta{at}", each) for at, each in several)]:
-            number = isinstance(one, int | float) and not isinstance(one, bool)
-            if number or (isinstance(one, torch.Tensor) and one.numel() == 1):
-                found[key] = float(one)
-    return found
+        for key, setting in [(name, value), *((f"beta{index}", beta) for index, beta in several)]:
+            is_number = isinstance(setting, int | float) and not isinstance(setting, bool)
+            if is_number or (isinstance(setting, torch.Tensor) and setting.numel() == 1):
+                numbers[key] = float(setting)
+    return numbers
 
 
 def _with_earlier(info: RunInfo, earlier: RunInfo) -> RunInfo:
@@ -335,23 +337,25 @@ def _recall(monitor: Monitor, earlier: Run) -> None:
 
 
 def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
-    """What the epochs before that step brought: few readings, which reach back to the first."""
-    known: dict[int, list[Block]] = {}
+    """The evaluations before step `until`, back to the first epoch; these are few."""
+    by_step: dict[int, list[Block]] = {}
     for name in earlier.names():
         of_epochs = name == "eval/loss" or name.startswith("evaluation/")
         if not of_epochs or "" not in earlier.scopes(name):
             continue
-        found = earlier.series(name)
-        for step, value in zip(found.steps.tolist(), found.values, strict=True):
+        series = earlier.series(name)
+        for step, value in zip(series.steps.tolist(), series.values, strict=True):
             if step < until:
-                known.setdefault(step, []).append(Block(step, 0.0, name, ("",), value.reshape(1)))
-    yield from sorted(known.items())
+                by_step.setdefault(step, []).append(Block(step, 0.0, name, ("",), value.reshape(1)))
+    yield from sorted(by_step.items())
 
 
 def _new_directory() -> Path:
-    """A directory under `runs/` that nobody else has, named by the time."""
-    wanted = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    names = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2)))
+    """An unused directory under `runs/`, named after the current time."""
+    first_choice = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    names = itertools.chain(
+        [first_choice], (first_choice.with_name(f"{first_choice.name}-{number}") for number in itertools.count(2))
+    )
     return next(path for path in names if not path.exists())
 
 

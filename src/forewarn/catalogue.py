@@ -127,8 +127,8 @@ class Catalogue:
             raise ValueError(f"the metric {max(names, key=names.count)!r} is declared twice")
 
     def extended(self, metrics: Iterable[Metric]) -> Catalogue:
-        """This one and these; those in families that it has are left out."""
-        return Catalogue([*self.metrics, *(one for one in metrics if one.family not in self.families)])
+        """This catalogue and these metrics, without those in families that it has."""
+        return Catalogue([*self.metrics, *(metric for metric in metrics if metric.family not in self.families)])
 
     def find(self, name: str) -> Metric | None:
         """The metric of this name, or the one that stands for its family; None if there is neither."""

@@ -48,10 +48,10 @@ class Thresholds(
 
 
 def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
-    """A ValueError unless the settings of each of these rules are a table of `thresholds`, under the rule's name."""
+    """Raise ValueError unless each rule's settings are a table of `thresholds`, under the rule's name."""
     tables = get_type_hints(thresholds)
-    wanted = {rule.table: rule for rule in rules if rule.settings is not None}
-    for table, rule in wanted.items():
+    by_table = {rule.table: rule for rule in rules if rule.settings is not None}
+    for table, rule in by_table.items():
         assert rule.settings is not None
         kind = rule.settings.__name__
         if table not in tables:
@@ -61,8 +61,8 @@ def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
             )
         if tables[table] is not rule.settings:
             raise ValueError(f"thresholds.{table} is {tables[table].__name__}, but {rule.code} {rule.name} has {kind}")
-    if left := tables.keys() - wanted.keys():
-        raise ValueError(f"thresholds.{min(left)} belongs to no rule; a table is named like its rule")
+    if orphans := tables.keys() - by_table.keys():
+        raise ValueError(f"thresholds.{min(orphans)} belongs to no rule; a table is named like its rule")
 
 
 check_tables(all_rules(), Thresholds)
@@ -78,10 +78,10 @@ def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) ->
 @lru_cache(maxsize=64)  # equal settings are of one class
 def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds]:
     added = [(table, kind, kind()) for table, kind in tables if kind is not None]
-    made: type[Thresholds] = (
+    extended: type[Thresholds] = (
         make_dataclass(base.__name__, added, bases=(base,), frozen=True, kw_only=True) if added else base
     )
-    return made
+    return extended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Config(Settings):
     ) -> tuple[Config, tuple[Rule, ...]]:
         """A config with a table of thresholds for each rule of the user's own, and these rules.
 
-        They are those that are `given`, those in the modules that the config names, and those of installed packages.
+        These are those `given`, those in the modules that the config names, and those of installed packages.
         """
         if isinstance(config, str | Path):
             config = read_toml(config)
@@ -181,9 +181,9 @@ class Config(Settings):
     ) -> tuple[Config, tuple[Rule, ...]]:
         """These settings for the run whose config is stored, and the rules of the user's own.
 
-        What is fixed about a run is the run's own. To name another value for it is a ValueError.
+        What was fixed when the run was measured cannot be changed: another value for it raises ValueError.
         """
-        config, rules = cls.with_rules(plain, given)
+        config, own = cls.with_rules(plain, given)
         of_the_run = cls.from_stored(stored)
         for table in ("measure", "hyperparameters"):
             before, after = (dict(_leaves(settings.to_dict()[table])) for settings in (of_the_run, config))
@@ -194,7 +194,7 @@ class Config(Settings):
                         f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
                         "leave it out"
                     )
-        return replace(config, measure=of_the_run.measure, hyperparameters=of_the_run.hyperparameters), rules
+        return replace(config, measure=of_the_run.measure, hyperparameters=of_the_run.hyperparameters), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
         """What a run with this config is judged by: built-in rules and these of the user's own, but those in `disable`.
@@ -253,10 +253,10 @@ def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _leaves(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting that is no table, by the names of the tables around it and its own."""
+def _leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting that is not a table, with its dotted name."""
     for name, value in plain.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{where}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{where}{name}", value
+            yield f"{prefix}{name}", value

@@ -199,8 +199,8 @@ _CATALOGUE = (
     Metric("monitor/topk_frozen", PARAMETER, MEASURED, "", DERIVED,
            "In TensorBoard only: the update ratio of the frozen tensors that have a tag."),
     *(Metric(f"{kind}_metric/*", scope, MEASURED, "", MEAN,
-             f"Your own metric of every {what}, as given to `watch(metrics=[…])`.")
-      for kind, scope, what in (
+             f"Your own metric of every {subject}, as given to `watch(metrics=[…])`.")
+      for kind, scope, subject in (
           ("activation", MODULE, "module's output"), ("parameter", PARAMETER, "parameter"),
           ("gradient", PARAMETER, "gradient"),
           ("activation_difference", MODULE, "module's output and its reference"),

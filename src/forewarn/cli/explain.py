@@ -38,13 +38,13 @@ def command(rule: str, rule_modules: tuple[str, ...]) -> None:
 
     own = loaded_rules(rule_modules)
     try:
-        found = find_rule(rule, own)
+        subject = find_rule(rule, own)
     except ValueError as error:
         raise Failure(str(error)) from error
     console = output()
     console.width = min(console.width, 100)  # prose is read in lines of this length
-    title = Text(f"{found.code} {found.name}", style="bold")
-    show(title, Markdown(_with_examples_as_code(found.documentation)), *_mechanics(found, own), console=console)
+    title = Text(f"{subject.code} {subject.name}", style="bold")
+    show(title, Markdown(_with_examples_as_code(subject.documentation)), *_mechanics(subject, own), console=console)
 
 
 def _with_examples_as_code(documentation: str) -> str:

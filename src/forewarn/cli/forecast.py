@@ -19,11 +19,12 @@ NEARLY_OVER = 1.05
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--at", type=click.IntRange(min=1), metavar="STEP", help="The step to look ahead to; by default the "
+@click.option("--at", "step_ahead", type=click.IntRange(min=1), metavar="STEP",
+              help="The step to look ahead to; by default the "
               "declared total_steps, or twice as far as the run has come where that is (nearly) reached.")  # fmt: skip
 @click.option("--target", type=float, metavar="LOSS", help="When will the loss be this low?")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-def command(run: Path, at: int | None, target: float | None, as_json: bool) -> None:
+def command(run: Path, step_ahead: int | None, target: float | None, as_json: bool) -> None:
     """Tell where the loss is heading, with an interval, or that it is too early to tell.
 
     A power law with an asymptote is fitted to the whole curve of the training loss. How wide the interval is comes from
@@ -46,10 +47,10 @@ def command(run: Path, at: int | None, target: float | None, as_json: bool) -> N
         losses = stored.series("train/loss")
         total = declared(stored.info, "total_steps")
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
-    if at is None and len(losses.steps):
-        at = _if_ahead(total, int(losses.steps[-1]))
+    if step_ahead is None and len(losses.steps):
+        step_ahead = _if_ahead(total, int(losses.steps[-1]))
     try:
-        result = forecast(curve, at, target)
+        result = forecast(curve, step_ahead, target)
     except ValueError as error:
         raise Failure(str(error)) from error
     if as_json:

@@ -42,8 +42,8 @@ def options(group: str, *members: Callable[..., Any]) -> Callable[[Any], Any]:
     """Several options under one heading."""
 
     def add(command: Any) -> Any:
-        for each in reversed(members):
-            command = each(group)(command)
+        for member in reversed(members):
+            command = member(group)(command)
         return command
 
     return add

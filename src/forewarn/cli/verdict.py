@@ -70,13 +70,13 @@ def _not_judged(diagnosis: Diagnosis) -> str:
     names = ", ".join(short(f"{rule.code} {rule.name}") for rule in missing)
     codes = {rule.code for rule in missing}
     alerts = sum(alert.code in codes for alert in diagnosis.alerts)
-    one = len(missing) == 1
-    are = "1 rule that judged this run live is" if one else f"{len(missing)} rules that judged this run live are"
+    is_single = len(missing) == 1
+    are = "1 rule that judged this run live is" if is_single else f"{len(missing)} rules that judged this run live are"
     hint = "add --rules MODULE" if any(map(is_own, codes)) else "this version of forewarn does not have it"
-    their = "its" if one else "their"
+    their = "its" if is_single else "their"
     plural = "alert recorded live counts" if alerts == 1 else "alerts recorded live count"
-    told = f"{their} {alerts} {plural} here" if alerts else f"{'it' if one else 'they'} gave no alert live"
-    return f"{are} not loaded here: {names}; {hint} ({told})"
+    outcome = f"{their} {alerts} {plural} here" if alerts else f"{'it' if is_single else 'they'} gave no alert live"
+    return f"{are} not loaded here: {names}; {hint} ({outcome})"
 
 
 def alerts_part(diagnosis: Diagnosis) -> RenderableType:

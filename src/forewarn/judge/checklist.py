@@ -72,9 +72,9 @@ def _loss_falling(loss: Floats) -> Check:
         return _unknown(name, len(loss))
     levels = [float(np.median(part)) for part in np.array_split(loss, NUM_WINDOWS)]
     first, lowest, last = levels[0], min(levels), levels[-1]
-    kept = first > last and first - last >= FALL_KEPT * (first - lowest)
+    has_fallen = first > last and first - last >= FALL_KEPT * (first - lowest)
     detail = f"{in_words(first)} → {in_words(last)}"
-    return _verdict(name, kept, detail if last == lowest else f"{detail}, lowest {in_words(lowest)}")
+    return _verdict(name, has_fallen, detail if last == lowest else f"{detail}, lowest {in_words(lowest)}")
 
 
 def _gradients_in_range(norm: Floats, rule_set: RuleSet) -> Check:
@@ -116,8 +116,8 @@ def _block_norm(run: Run, block: str) -> Floats:
     """The gradient norm of all parameters of a block, over the measured steps."""
     inside = [scope for scope in _scopes(run, "gradient/norm") if scope.startswith(f"{block}.")]
     squares = [_values(run, "gradient/norm", scope) ** 2 for scope in inside]
-    shortest = min((len(one) for one in squares), default=0)
-    total: Floats = np.sqrt(sum((one[len(one) - shortest :] for one in squares), np.zeros(shortest)))
+    shortest = min((len(values) for values in squares), default=0)
+    total: Floats = np.sqrt(sum((values[len(values) - shortest :] for values in squares), np.zeros(shortest)))
     return total
 
 
@@ -139,18 +139,22 @@ def _memory_stable(size: Floats) -> Check:
 
 
 def _tasks_even(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[Check, ...]:
-    """Whether any task starves another, as the rules see it, which wait for a window; nothing of a run of one task."""
+    """Whether any task starves another, judged as the rules do, over a window; empty for a run with one task."""
     name, needed = "tasks even", rule_set.settings_of(TaskCollapse).window
     ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
-    known = {pair: found for pair, each in ratios.items() if len(found := each[np.isfinite(each) & (each > 0)])}
-    if not known:
+    positive = {
+        pair: usable for pair, values in ratios.items() if len(usable := values[np.isfinite(values) & (values > 0)])
+    }
+    if not positive:
         return ()
-    means = {pair: float(np.exp(np.log(each[-needed:]).mean())) for pair, each in known.items()}
-    pair = max(means, key=lambda each: abs(math.log(means[each])))
+    means = {pair: float(np.exp(np.log(values[-needed:]).mean())) for pair, values in positive.items()}
+    pair = max(means, key=lambda candidate: abs(math.log(means[candidate])))
     detail = f"gradients {pair} {in_words(means[pair])}"
-    if len(known[pair]) <= needed:  # the rules want to see it twice
+    if len(positive[pair]) <= needed:  # the rules want to see it twice
         return (
-            Check(name, "unknown", f"too early to tell ({len(known[pair])} of {needed + 1} checks), {detail} so far"),
+            Check(
+                name, "unknown", f"too early to tell ({len(positive[pair])} of {needed + 1} checks), {detail} so far"
+            ),
         )
     uneven = any(alert.code in TASK_RULES and alert.severity > Severity.INFO for alert in alerts)
     return (_verdict(name, not uneven, f"{detail} lately"),)
@@ -162,14 +166,14 @@ def _no_warnings(alerts: Sequence[Alert]) -> Check:
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:
-    """How large a batch the noise in the gradients asks for; nothing where the run has no noise scale."""
+    """The batch size that the gradient noise suggests; empty if the run has no noise scale."""
     scale, passes = _values(run, "gradient/noise_scale"), _values(run, "gradient/backward_passes")
     if not len(scale) or not len(passes):
         return ()
-    each, unit = _examples_per_pass(run.info, float(passes[-1])), "examples"
-    if each is None:
-        each, unit = 1.0, "micro-batches" if passes[-1] > 1 else "batches of yours"
-    suggested, present = in_words(float(f"{scale[-1] * each:.2g}")), in_words(each * float(passes[-1]))
+    per_pass, unit = _examples_per_pass(run.info, float(passes[-1])), "examples"
+    if per_pass is None:
+        per_pass, unit = 1.0, "micro-batches" if passes[-1] > 1 else "batches of yours"
+    suggested, present = in_words(float(f"{scale[-1] * per_pass:.2g}")), in_words(per_pass * float(passes[-1]))
     detail = f"gradient noise scale {suggested} {unit}: batches up to about that size are used efficiently"
     return (Check("batch size", "info", f"{detail}; yours is {present}"),)
 
@@ -199,16 +203,16 @@ def _values(run: Run, name: str, scope: str = "") -> Floats:
 
 
 def _lately(run: Run, name: str) -> Floats:
-    """The newest tenth of the readings, ten at least, but none of the first half of the run: that is measured densely.
+    """The newest tenth of the readings, at least ten, all from the second half: the start is measured more densely.
 
-    Where nothing was read in the second half, the last reading.
+    If the second half has no readings, the last reading of the run.
     """
     if "" not in _scopes(run, name):
         return np.empty(0)
-    found = run.series(name)
-    num_late = int((found.steps >= (run.last_step or 0) / 2).sum())
-    wanted = max(NUM_WINDOWS, len(found) // NUM_WINDOWS)
-    return found.values[-max(1, min(wanted, num_late)) :].astype(np.float64)
+    series = run.series(name)
+    num_late = int((series.steps >= (run.last_step or 0) / 2).sum())
+    num_newest = max(NUM_WINDOWS, len(series) // NUM_WINDOWS)
+    return series.values[-max(1, min(num_newest, num_late)) :].astype(np.float64)
 
 
 def _verdict(name: str, good: bool, detail: str) -> Check:

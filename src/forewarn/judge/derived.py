@@ -117,8 +117,8 @@ class Plateau(Derivation):
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterator[Block]:
         _, (losses, _) = aligned(history.series("eval/loss"), history.series("evaluation/epoch"))
         if len(losses) and np.isfinite(losses[-1]):
-            known = losses[np.isfinite(losses)].tolist()
-            is_still = is_plateau(known, self._settings.change, self._settings.window)
+            finite = losses[np.isfinite(losses)].tolist()
+            is_still = is_plateau(finite, self._settings.change, self._settings.window)
             yield _count("evaluation/plateau_detected", np.array([is_still]), blocks["eval/loss"])
 
 

@@ -98,9 +98,9 @@ def _recorded(run: Run, rules: Collection[RuleInfo]) -> list[Alert]:
 
 
 def _stored(run: Run, name: str) -> StoredSeries | Series:
-    """The readings of a metric of the run as a whole; none if it was never read."""
-    known = name in run.names() and "" in run.scopes(name)
-    return run.series(name) if known else Series.of([])
+    """The readings of a metric of the run as a whole; empty if it was never recorded."""
+    was_read = name in run.names() and "" in run.scopes(name)
+    return run.series(name) if was_read else Series.of([])
 
 
 def _level(alert: Alert) -> int:

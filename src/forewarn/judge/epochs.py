@@ -65,13 +65,13 @@ class Epoch:
 
     def words(self) -> str:
         """`epoch 2: train 2.1, validation 2.8, improvement 20% (good), gap 33% (severe)`."""
-        known = [
+        figures = [
             ("train", self.train_loss, in_words(self.train_loss)),
             ("validation", self.validation_loss, in_words(self.validation_loss)),
             ("improvement", self.improvement_rate, f"{_percent(self.improvement_rate)} ({self.improvement_grade})"),
             ("gap", self.train_val_gap, f"{_percent(self.train_val_gap)} ({self.gap_grade})"),
         ]
-        parts = [f"{name} {words}" for name, value, words in known if not math.isnan(value)]
+        parts = [f"{name} {words}" for name, value, words in figures if not math.isnan(value)]
         return f"epoch {self.number}: {', '.join(parts + ['plateau'] * self.plateau_detected)}"
 
 
@@ -105,8 +105,8 @@ def epochs(
     """
 
     def readings(name: str) -> dict[int, float]:
-        found = series(name)
-        return dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
+        recorded = series(name)
+        return dict(zip(recorded.steps.tolist(), recorded.values.tolist(), strict=True))
 
     train, validation = readings("evaluation/train_loss"), readings("eval/loss")
     rates, gaps = readings("evaluation/improvement_rate"), readings("evaluation/train_val_gap")

@@ -184,9 +184,9 @@ def forecast(curve: LossCurve, at: int | None = None, target: float | None = Non
     return result if target is None else _with_target(result, float(target), outlook)
 
 
-def _check(at: Any, target: Any) -> None:
-    if at is not None and (isinstance(at, bool) or not hasattr(at, "__index__")):
-        raise TypeError(f"at must be the number of a step, a whole number, not {at!r}")
+def _check(step: Any, target: Any) -> None:
+    if step is not None and (isinstance(step, bool) or not hasattr(step, "__index__")):
+        raise TypeError(f"at must be the number of a step, a whole number, not {step!r}")
     if target is not None and (isinstance(target, bool) or not isinstance(target, Real)):
         raise TypeError(f"target must be a loss to wait for, a number, not {target!r}")
     if target is not None and math.isnan(target):

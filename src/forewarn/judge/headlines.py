@@ -39,10 +39,10 @@ class _Name(str):
 
 def headline(rule: Rule, finding: Finding) -> str:
     """One plain sentence about a finding: the first of the rule's messages whose keys the finding all has."""
-    known = _known(finding)
-    message = next((each for each in rule.messages if keys(each) <= known.keys()), rule.messages[-1])
+    values = _values(finding)
+    message = next((candidate for candidate in rule.messages if keys(candidate) <= values.keys()), rule.messages[-1])
     missing: dict[str, _Figure | _Name] = dict.fromkeys(keys(message), _Figure("nan"))
-    return message.format_map({**missing, "scope": _Name("the model"), **known})
+    return message.format_map({**missing, "scope": _Name("the model"), **values})
 
 
 def keys(message: str) -> set[str]:
@@ -50,7 +50,7 @@ def keys(message: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(message) if name is not None}
 
 
-def _known(finding: Finding) -> Mapping[str, _Figure | _Name]:
+def _values(finding: Finding) -> Mapping[str, _Figure | _Name]:
     numbers: dict[str, float | str] = {**finding.evidence, "value": finding.value, "bound": finding.bound}
     if finding.scope:
         numbers["scope"] = finding.scope

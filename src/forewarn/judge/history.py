@@ -191,7 +191,7 @@ class History:
         if not due:
             self._take(joined)
             return joined
-        stale = {_RULE_FAILED, *(name for one in due for name in one.gives)}
+        stale = {_RULE_FAILED, *(name for derivation in due for name in derivation.gives)}
         joined = [block for block in joined if block.name not in stale]
         by_name = {block.name: block for block in joined}
         self._take(joined)
@@ -204,7 +204,7 @@ class History:
 
     def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
         """What follows from new readings of these metrics."""
-        return [one for one in self._derivations if set(one.sources) <= set(names)]
+        return [derivation for derivation in self._derivations if set(derivation.sources) <= set(names)]
 
     def _take(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
@@ -244,7 +244,7 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         rings = {name: ring.state_dict() for name, ring in self._rings.items()}
-        return {**rings, _DERIVED: {one.rule: one.state_dict() for one in self._derivations}}
+        return {**rings, _DERIVED: {derivation.rule: derivation.state_dict() for derivation in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}

@@ -142,6 +142,6 @@ class Judge:
 
 
 def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:
-    """Those about scopes that were read: to the check of a pattern what is missing looks like what is not finite."""
-    read = {spelled_out(block.name, scope) for block in blocks if block.name in names for scope in block.scopes}
-    return [one for one in findings if one.scope in read]
+    """The findings about scopes that were just read: the check of a pattern cannot tell a missing value from NaN."""
+    scopes = {spelled_out(block.name, scope) for block in blocks if block.name in names for scope in block.scopes}
+    return [finding for finding in findings if finding.scope in scopes]

@@ -26,12 +26,12 @@ GROUP = "forewarn.rules"
 """The entry points by which an installed package brings rules."""
 
 
-def own_rules(given: Iterable[Any] = (), modules: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """The rules that are given, those in these modules, and those that installed packages bring, by code.
+def own_rules(rules: Iterable[Any] = (), modules: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """The given rules, those in these modules, and those that installed packages bring, sorted by code.
 
-    What is given or named and cannot be used is a TypeError or a ValueError; of a package it is a warning.
+    A given rule or module that cannot be used raises TypeError or ValueError; a package's only logs a warning.
     """
-    own = [rule for holder in given for rule in rules_in(holder)]
+    own = [rule for holder in rules for rule in rules_in(holder)]
     own += [rule for module in modules for rule in rules_in(_imported(module))]
     own = _once(own)
     _check(own)

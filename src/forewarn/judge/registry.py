@@ -92,22 +92,26 @@ class Rule:
     def judging(self, settings: Settings | None, info: RunInfo) -> Judging:
         """The same as a function of the step, the history and the `new` metrics, all else looked up beforehand."""
         check, reads, per_scope = self.check, self.reads, self.per_scope
-        wanted = _parameters(check)
-        given: dict[str, Any] = {"settings": settings, "info": info}
-        named = {name: value for name, value in given.items() if name in wanted}
-        wants_metric = "metric" in wanted
+        parameters = _parameters(check)
+        available: dict[str, Any] = {"settings": settings, "info": info}
+        named = {name: value for name, value in available.items() if name in parameters}
+        wants_metric = "metric" in parameters
 
         def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
             result = check(*map(look, reads), **named)
-            return [] if result is None else [replace(one, code=self.code, step=step) for one in _several(result)]
+            if result is None:
+                return []
+            return [replace(raw_finding, code=self.code, step=step) for raw_finding in _several(result)]
 
         def judge_pattern(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
             return [
-                replace(one, code=self.code, step=step, scope=spelled_out(metric, one.scope))
+                replace(raw_finding, code=self.code, step=step, scope=spelled_out(metric, raw_finding.scope))
                 for metric in new
-                for one in _several(check(look(metric), **named, **({"metric": metric} if wants_metric else {})))
+                for raw_finding in _several(
+                    check(look(metric), **named, **({"metric": metric} if wants_metric else {}))
+                )
             ]
 
         return judge_pattern if self.is_about_a_pattern else judge
@@ -194,9 +198,9 @@ def _defects_of_metrics(declared: Rule) -> Iterable[str]:
         yield f"when={declared.when!r} must be among what it reads"
     elif declared.is_about_a_pattern and not (declared.per_scope and declared.reads == declared.when[:1]):
         yield "a rule about a pattern of metrics reads that pattern alone, with per_scope=True"
-    taken = [name for name in _parameters(declared.check) if name not in _GIVEN_BY_NAME]
-    if len(taken) != len(declared.reads):
-        yield f"it reads {len(declared.reads)} metrics, but its function takes {len(taken)}: {', '.join(taken)}"
+    arguments = [name for name in _parameters(declared.check) if name not in _GIVEN_BY_NAME]
+    if len(arguments) != len(declared.reads):
+        yield f"it reads {len(declared.reads)} metrics, but its function takes {len(arguments)}: {', '.join(arguments)}"
     if declared.hold < 1 or declared.keep < 1:
         yield "hold and keep must be 1 or more"
 
@@ -230,21 +234,23 @@ def _defects_of_settings(declared: Rule) -> Iterable[str]:
 
 def finding(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
     """A finding as a check returns it; the rule's code and the step are filled in by `Rule.judge`."""
-    plain = {name: one if isinstance(one, str) else float(one) for name, one in evidence.items()}
+    plain = {name: item if isinstance(item, str) else float(item) for name, item in evidence.items()}
     return Finding("", scope, -1, severity, float(value), float(bound), plain)
 
 
 def check_distinct(rules: Iterable[Rule]) -> None:
-    """A ValueError if two of these rules share a code, a name or a class of settings."""
+    """Raise ValueError if two of these rules share a code, a name or a class of settings."""
     codes: dict[str, Rule] = {}
     names: dict[str, Rule] = {}
     kinds: dict[type[Settings], Rule] = {}
-    for one in rules:
-        other = codes.setdefault(one.code, one), names.setdefault(one.name, one)
-        if any(taken is not one for taken in other):
-            raise ValueError(f"the rule {one.code} {one.name} is declared twice; a code and a name are never reused")
-        if one.settings is not None and (owner := kinds.setdefault(one.settings, one)) is not one:
+    for declared in rules:
+        owners = codes.setdefault(declared.code, declared), names.setdefault(declared.name, declared)
+        if any(owner is not declared for owner in owners):
             raise ValueError(
-                f"the settings {one.settings.__name__} of {one.code} {one.name} are those of {owner.name}; derive a "
-                "class of its own"
+                f"the rule {declared.code} {declared.name} is declared twice; a code and a name are never reused"
+            )
+        if declared.settings is not None and (owner := kinds.setdefault(declared.settings, declared)) is not declared:
+            raise ValueError(
+                f"the settings {declared.settings.__name__} of {declared.code} {declared.name} are those of "
+                f"{owner.name}; derive a class of its own"
             )

@@ -93,7 +93,7 @@ class Loop:
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""
         collected = []
-        for probe in [one for one in probes if one.name not in self.failures] if self.failures else probes:
+        for probe in [probe for probe in probes if probe.name not in self.failures] if self.failures else probes:
             try:
                 pending = probe.collect(step)
                 if pending is not None:

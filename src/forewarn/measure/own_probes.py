@@ -49,8 +49,8 @@ def _declared(probe: Probe) -> Sequence[Metric]:
     return metrics
 
 
-def checked(probe: Probe, readings: Iterable[Reading | Histograms]) -> Iterator[Reading | Histograms]:
-    """What a probe of the user's own has read; a ValueError if it did not declare it, or values do not fit scopes."""
+def checked_readings(probe: Probe, readings: Iterable[Reading | Histograms]) -> Iterator[Reading | Histograms]:
+    """The readings of a user's probe; raises ValueError if one is undeclared or its values do not match its scopes."""
     for reading in readings:
         if not any(fnmatchcase(reading.name, metric.name) for metric in probe.metrics or ()):
             raise ValueError(f"it recorded {reading.name!r}, which is not among the metrics that it declares")

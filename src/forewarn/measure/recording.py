@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from forewarn.measure.engine import Numbers
-from forewarn.measure.own_probes import checked
+from forewarn.measure.own_probes import checked_readings
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.types import Block, Distribution
@@ -40,7 +40,7 @@ class Collected:
 
 def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
     readings = pending.decode(arrays)
-    return list(readings if probe.metrics is None else checked(probe, readings))
+    return list(readings if probe.metrics is None else checked_readings(probe, readings))
 
 
 def recorded(

@@ -24,13 +24,13 @@ def all_rules() -> tuple[Rule, ...]:
 
 def find_rule(code_or_name: str, own: Iterable[Rule] = ()) -> Rule:
     """The rule with this code or name, built in or among the user's `own`."""
-    wanted = code_or_name.strip()
+    stripped = code_or_name.strip()
     by_code = {rule.code: rule for rule in (*_BUILT_IN, *own)}
     by_name = {rule.name: rule for rule in by_code.values()}
-    rule = by_code.get(wanted.upper()) or by_name.get(wanted.lower())
+    rule = by_code.get(stripped.upper()) or by_name.get(stripped.lower())
     if rule is not None:
         return rule
-    close = difflib.get_close_matches(wanted, [*by_name, *by_code], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(stripped, [*by_name, *by_code], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn rules` lists them all"
     raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
 

@@ -67,12 +67,12 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     # The first reading looks back on as many measured steps as any other.
     window = info.dead_unit_window
     began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
-    for at in marked:
-        critical = dead.last[at] >= settings.critical
+    for index in marked:
+        critical = dead.last[index] >= settings.critical
         bound = settings.critical if critical else settings.share
-        scope = dead.scopes[at]
+        scope = dead.scopes[index]
         yield finding(
-            Severity.CRITICAL if critical else Severity.WARNING, dead.last[at], bound, scope,
+            Severity.CRITICAL if critical else Severity.WARNING, dead.last[index], bound, scope,
             zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
         )  # fmt: skip
 
@@ -116,9 +116,13 @@ def saturated_units(saturated: Panel, settings: SaturatedUnits, info: RunInfo) -
     fires: activation/saturated_fraction{layer.tanh} 0.8x3
     quiet: activation/saturated_fraction{layer.tanh} 0.3x9
     """
-    for at in np.flatnonzero(saturated.last >= settings.share):
+    for index in np.flatnonzero(saturated.last >= settings.share):
         yield finding(
-            Severity.WARNING, saturated.last[at], settings.share, saturated.scopes[at], beyond=info.saturation_level
+            Severity.WARNING,
+            saturated.last[index],
+            settings.share,
+            saturated.scopes[index],
+            beyond=info.saturation_level,
         )
 
 
@@ -186,26 +190,28 @@ def exploding_activation(
     """
     now = max(largest.at, nonfinite.at)
     bad = _arising(nonfinite, loss, now)
-    for at in np.flatnonzero(bad):
-        yield finding(Severity.CRITICAL, nonfinite.last[at], 0.0, nonfinite.scopes[at], first=_first(nonfinite, bad))
+    for index in np.flatnonzero(bad):
+        yield finding(
+            Severity.CRITICAL, nonfinite.last[index], 0.0, nonfinite.scopes[index], first=_first(nonfinite, bad)
+        )
     if largest.at != now:
         return
-    told = {nonfinite.scopes[at] for at in np.flatnonzero(bad)}
+    reported = {nonfinite.scopes[index] for index in np.flatnonzero(bad)}
     level, risen = _risen(largest, settings)
     large = largest.last > settings.magnitude
-    where = (large | risen) & np.isfinite(largest.last)
-    for at in np.flatnonzero(where):
-        if largest.scopes[at] not in told:
-            bound = settings.magnitude if large[at] else settings.factor * level[at]
+    marked = (large | risen) & np.isfinite(largest.last)
+    for index in np.flatnonzero(marked):
+        if largest.scopes[index] not in reported:
+            bound = settings.magnitude if large[index] else settings.factor * level[index]
             yield finding(
-                Severity.WARNING, largest.last[at], bound, largest.scopes[at],
-                level=level[at], first=_first(largest, where),
+                Severity.WARNING, largest.last[index], bound, largest.scopes[index],
+                level=level[index], first=_first(largest, marked),
             )  # fmt: skip
 
 
-def _first(panel: Panel, where: Bools) -> str:
+def _first(panel: Panel, marked: Bools) -> str:
     """The marked layer that runs first: scopes are in the order in which layers were first seen."""
-    return panel.scopes[int(np.argmax(where))]
+    return panel.scopes[int(np.argmax(marked))]
 
 
 def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
@@ -218,18 +224,18 @@ def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
 
 
 def _risen(largest: Panel, settings: ExplodingActivation) -> tuple[Floats, Bools]:
-    """The level of each layer, and where the newest values are all far above it; NaN and False where there is none."""
+    """The level of each layer, and whether its newest values are all far above it; NaN and False without a level."""
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
     earlier, newest = largest.values[: -settings.lasting_checks], largest.values[-settings.lasting_checks :]
     if len(earlier) < settings.minimum:
         return level, risen
-    for at in np.flatnonzero((newest > settings.least).all(axis=0)):
-        column = earlier[np.isfinite(earlier[:, at]), at]
+    for index in np.flatnonzero((newest > settings.least).all(axis=0)):
+        column = earlier[np.isfinite(earlier[:, index]), index]
         if len(column) >= settings.minimum:
-            level[at] = np.median(column)
-            settled = 0 < level[at] <= settings.growth * float(column[0])
-            risen[at] = settled and (newest[:, at] > settings.factor * level[at]).all()
+            level[index] = np.median(column)
+            settled = 0 < level[index] <= settings.growth * float(column[0])
+            risen[index] = settled and (newest[:, index] > settings.factor * level[index]).all()
     return level, risen
 
 
@@ -291,16 +297,16 @@ def representation_collapse(
     if len(cosine) < settings.minimum:
         return
     ranks = dict(zip(rank.scopes, rank.values.T, strict=True)) if rank.at == cosine.at else {}
-    for at, scope in enumerate(cosine.scopes):
-        value, column = cosine.last[at], ranks.get(scope, np.empty(0, np.float32))
+    for index, scope in enumerate(cosine.scopes):
+        value, column = cosine.last[index], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
         if value >= settings.cosine:
             yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
-            known = column[np.isfinite(column)]
-            if known.max(initial=0.0) >= settings.earlier_rank:
+            finite_ranks = column[np.isfinite(column)]
+            if finite_ranks.max(initial=0.0) >= settings.earlier_rank:
                 severity = Severity.INFO if _falls(Series(loss), settings.learning) else Severity.WARNING
-                yield finding(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=known.max())
+                yield finding(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=finite_ranks.max())
 
 
 def _falls(loss: Series, share: float) -> bool:
@@ -310,9 +316,9 @@ def _falls(loss: Series, share: float) -> bool:
 
 
 def _num_outputs(scope: str, info: RunInfo) -> float:
-    """Outputs of a layer, as far as its weight tells; of one that is not known, many."""
-    known = info.parameters.get(f"{scope}.weight")
-    return known.shape[0] if known and known.shape else math.inf
+    """The number of outputs of a layer, by the shape of its weight; infinity if it has none."""
+    weight = info.parameters.get(f"{scope}.weight")
+    return weight.shape[0] if weight and weight.shape else math.inf
 
 
 @rule(
@@ -343,9 +349,9 @@ def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
     fires: activation/batchnorm_state{norm} 0 2x2
     quiet: activation/batchnorm_state{norm} 3x5
     """
-    for at in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
-        state = BatchNormState(int(states.last[at]))
-        yield finding(Severity.WARNING, states.last[at], NO_BOUND, states.scopes[at], state=state.name.lower())
+    for index in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
+        state = BatchNormState(int(states.last[index]))
+        yield finding(Severity.WARNING, states.last[index], NO_BOUND, states.scopes[index], state=state.name.lower())
 
 
 _FORGOTTEN = (float(BatchNormState.IN_EVALUATION), float(BatchNormState.STANDS_STILL))

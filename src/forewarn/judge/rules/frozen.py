@@ -89,8 +89,8 @@ def frozen_weight(
         return
     ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}
     solved = is_solved(loss, levels, settings.negligible_share)
-    for at in frozen:
-        cause, scope = FrozenCause(int(causes.last[at])), causes.scopes[at]
+    for index in frozen:
+        cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
         harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
@@ -179,8 +179,8 @@ def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
     fires: update/frozen_cause{head.weight} 2
     quiet: update/frozen_cause{head.weight} 0 1 5
     """
-    for at in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
-        yield finding(Severity.WARNING, causes.last[at], NO_BOUND, causes.scopes[at])
+    for index in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
+        yield finding(Severity.WARNING, causes.last[index], NO_BOUND, causes.scopes[index])
 
 
 @dataclass(frozen=True, kw_only=True)

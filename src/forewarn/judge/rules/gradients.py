@@ -74,16 +74,16 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
         yield finding(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, info), **evidence)
-    for at in bad:
-        yield finding(severity, nonfinite.last[at], 0.0, nonfinite.scopes[at], num_tensors=len(bad), **evidence)
+    for index in bad:
+        yield finding(severity, nonfinite.last[index], 0.0, nonfinite.scopes[index], num_tensors=len(bad), **evidence)
 
 
 def _origin(nonfinite: Panel, bad: NDArray[np.intp], info: RunInfo) -> dict[str, float | str]:
-    """How many tensors are hit, and the one that the backward pass reached first."""
+    """How many tensors are affected, and the one that the backward pass reached first."""
     if not len(bad):
         return {}
     order = {scope: place for place, scope in enumerate(info.parameters)}
-    last = max((nonfinite.scopes[at] for at in bad), key=lambda scope: order.get(scope, -1))
+    last = max((nonfinite.scopes[index] for index in bad), key=lambda scope: order.get(scope, -1))
     return {"num_tensors": len(bad), "nearest_the_output": last}
 
 
@@ -130,8 +130,8 @@ def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient)
     bound = settings.critical if severity is Severity.CRITICAL else settings.warning
     evidence: dict[str, float | str] = {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
-        at = int(np.nanargmax(tensors.last))
-        evidence = {"largest_tensor": tensors.scopes[at], "largest_norm": float(tensors.last[at])}
+        largest = int(np.nanargmax(tensors.last))
+        evidence = {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
     return finding(severity, whole.last, bound, "", **evidence)
 
 
@@ -189,8 +189,8 @@ def vanishing_gradient(
     if tensors.at == now:
         least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
-        for at in matrices(small, tensors.scopes, info):
-            yield finding(Severity.WARNING, tensors.last[at], least, tensors.scopes[at], loss=level)
+        for index in matrices(small, tensors.scopes, info):
+            yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,19 +237,21 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
-    seen = norm.deviation(settings)
-    if not seen.outlier:
+    deviation = norm.deviation(settings)
+    if not deviation.outlier:
         return None
-    ratio, lasting = seen.ratio, norm.steps_of(seen.lasting)
-    left = min(ratio, clip.last / seen.level) if clip.at == norm.at else ratio
-    tall = left > settings.warning_factor or ratio > settings.warning_factor**2
+    ratio, lasting = deviation.ratio, norm.steps_of(deviation.lasting)
+    clipped_ratio = min(ratio, clip.last / deviation.level) if clip.at == norm.at else ratio
+    tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
     severe = tall or lasting >= settings.lasting_steps
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
-    return finding(severity, seen.value, seen.bound, level=seen.level, ratio=ratio, lasting_steps=lasting)
+    return finding(
+        severity, deviation.value, deviation.bound, level=deviation.level, ratio=ratio, lasting_steps=lasting
+    )
 
 
 @rule(
@@ -274,10 +276,10 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     fires: gradient/missing{layer.weight} 1x3
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
-    for at in np.flatnonzero(missing.last > 0):
-        known = info.parameters.get(missing.scopes[at])
-        if known is None or 0 not in known.shape:
-            yield finding(Severity.WARNING, missing.last[at], 0.0, missing.scopes[at])
+    for index in np.flatnonzero(missing.last > 0):
+        parameter = info.parameters.get(missing.scopes[index])
+        if parameter is None or 0 not in parameter.shape:
+            yield finding(Severity.WARNING, missing.last[index], 0.0, missing.scopes[index])
 
 
 @rule(

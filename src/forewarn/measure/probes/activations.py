@@ -44,12 +44,12 @@ class ActivationProbe(Probe):
         self._window = window
         self._least_positions = least_positions
         self._layers = Layers(rows, saturated_from)
-        self._known: dict[str, Layer] = {}
+        self._layer_by_name: dict[str, Layer] = {}
         self._units: dict[str, DeadUnits | SaturatedUnits] = {}
         """By scope, for layers whose units are followed."""
         self._modules: dict[str, nn.Module] = {}
         self._places: list[ModuleTap] = []
-        """Where the outputs of these modules are seen."""
+        """The hooks that see the outputs of these modules."""
         self._hidden = False
         """Whether part of the model is compiled."""
         self._updated = False
@@ -65,21 +65,25 @@ class ActivationProbe(Probe):
         return self._places
 
     def _layer(self, name: str, module: Any) -> Layer | None:
-        layer = self._known.get(name)
+        layer = self._layer_by_name.get(name)
         if layer is None or layer.module is not module:
             chosen = self._pattern is not None and self._pattern.search(name) is not None
             if not chosen and not is_leaf(name, module):
                 return None
-            layer = self._known[name] = Layer(self._layers, name or type(module).__name__, module, chosen)
+            layer = self._layer_by_name[name] = Layer(self._layers, name or type(module).__name__, module, chosen)
         return layer
 
     def forward_ended(self, output: Any) -> None:
-        """A sigmoid or softmax that is the model's own answer is meant to be sure: it is not called saturated."""
-        unsure = [each for each in self._layers.outputs.values() if each.tally.look in (Look.INSIDE, Look.PEAKED)]
+        """Exempt a sigmoid or softmax that is the model's output: it is meant to be confident, not saturated."""
+        unsure = [
+            layer_output
+            for layer_output in self._layers.outputs.values()
+            if layer_output.tally.look in (Look.INSIDE, Look.PEAKED)
+        ]
         if unsure:
             for _, tensor in nested_tensors(output):
-                for each in unsure:
-                    each.is_answer = each.is_answer or each.is_in(tensor)
+                for layer_output in unsure:
+                    layer_output.is_answer = layer_output.is_answer or layer_output.is_in(tensor)
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         self._updated = True
@@ -96,7 +100,7 @@ class ActivationProbe(Probe):
         for scope, output in outputs.items():
             for quantity, value in self._of_units(scope, output):
                 of_units.setdefault(quantity, {})[scope] = value
-        travelling = [one for values in of_units.values() for one in values.values() if isinstance(one, Tensor)]
+        travelling = [value for values in of_units.values() for value in values.values() if isinstance(value, Tensor)]
         reason = self._reason(seen)
         if reason is Reason.AVAILABLE or reason is Reason.COMPILED or updated:
             step.unavailable("activation/mean", reason)
@@ -109,14 +113,14 @@ class ActivationProbe(Probe):
                 merge(rows, to_add, np.concatenate(arrays[: len(parts)]))
             for quantity, values in describe(rows[places]).items():
                 yield Reading(f"activation/{quantity}", scopes, values)
-            for quantity, found in of_units.items():
-                numbers = [float(next(arrived) if isinstance(one, Tensor) else one) for one in found.values()]
-                yield Reading(f"activation/{quantity}", tuple(found), numbers)
+            for quantity, by_scope in of_units.items():
+                numbers = [float(next(arrived) if isinstance(value, Tensor) else value) for value in by_scope.values()]
+                yield Reading(f"activation/{quantity}", tuple(by_scope), numbers)
 
         return Pending([*parts, *travelling], decode)
 
     def _of_units(self, scope: str, output: Output) -> Iterator[tuple[str, Any]]:
-        """What the units of one output did: numbers, or tensors that are still on their device."""
+        """Quantities about the units of one output: numbers, or tensors that are still on their device."""
         look = output.tally.look
         if look is Look.NOTHING:
             return
@@ -152,7 +156,7 @@ class ActivationProbe(Probe):
     def state_dict(self) -> dict[str, Any]:
         return {
             "scopes": list(self._units),
-            "units": [each.state_dict() for each in self._units.values()],
+            "units": [units.state_dict() for units in self._units.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

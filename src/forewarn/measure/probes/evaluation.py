@@ -18,7 +18,7 @@ from forewarn.types import gap, improvement
 class EvaluationProbe(Probe):
     """`evaluation/…` and `eval/loss` at the end of each epoch.
 
-    Without a training loss it is the mean of the losses that `monitor.step` was given since the last epoch ended.
+    The training loss defaults to the mean of the losses given to `monitor.step` since the last epoch ended.
     """
 
     name = "evaluation"
@@ -27,32 +27,32 @@ class EvaluationProbe(Probe):
     def __init__(self) -> None:
         self._epoch = 0
         self._validation = math.nan
-        """The newest validation loss that was finite."""
-        self._given: dict[str, Numbers] | None = None
+        """The latest finite validation loss."""
+        self._losses: dict[str, Numbers] | None = None
 
     def give(self, train_loss: Any, val_loss: Any) -> None:
-        """Take the losses of the epoch that ends now."""
+        """Store the losses of the epoch that ends now."""
         both = {"train_loss": train_loss, "val_loss": val_loss}
-        self._given = {name: as_scalar(name, value) for name, value in both.items() if value is not None}
+        self._losses = {name: as_scalar(name, value) for name, value in both.items() if value is not None}
 
     def collect(self, step: Step) -> Pending | None:
-        given, self._given = self._given, None
-        if given is None:
+        losses, self._losses = self._losses, None
+        if losses is None:
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            told = {name: float(np.float32(array)) for name, array in zip(given, arrays, strict=True)}  # as stored
-            told = {"train_loss": math.nan, "val_loss": math.nan, **told}
-            readings = self._readings(told["train_loss"], told["val_loss"], step.get(EpochLoss))
+            values = {name: float(np.float32(array)) for name, array in zip(losses, arrays, strict=True)}  # as stored
+            values = {"train_loss": math.nan, "val_loss": math.nan, **values}
+            readings = self._readings(values["train_loss"], values["val_loss"], step.get(EpochLoss))
             for name, value in readings.items():
                 if not math.isnan(value):
                     yield Reading(name, ONE, value)
 
-        return Pending(list(given.values()), decode)
+        return Pending(list(losses.values()), decode)
 
-    def _readings(self, train: float, validation: float, seen: EpochLoss | None) -> dict[str, float]:
-        """Everything that is known of the epoch that ended."""
-        train = seen.mean if math.isnan(train) and seen is not None else train
+    def _readings(self, train: float, validation: float, epoch_loss: EpochLoss | None) -> dict[str, float]:
+        """All readings of the epoch that ended."""
+        train = epoch_loss.mean if math.isnan(train) and epoch_loss is not None else train
         before = self._validation
         if math.isfinite(validation):
             self._validation = validation
@@ -64,11 +64,11 @@ class EvaluationProbe(Probe):
             "evaluation/improvement_rate": improvement(before, validation),
             "evaluation/train_val_gap": gap(train, validation),
         }
-        if seen is not None and math.isfinite(seen.end):
+        if epoch_loss is not None and math.isfinite(epoch_loss.end):
             readings |= {
-                "evaluation/start_loss": seen.start,
-                "evaluation/end_loss": seen.end,
-                "evaluation/peak_loss": seen.peak,
+                "evaluation/start_loss": epoch_loss.start,
+                "evaluation/end_loss": epoch_loss.end,
+                "evaluation/peak_loss": epoch_loss.peak,
             }
         return readings
 

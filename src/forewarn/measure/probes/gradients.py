@@ -100,12 +100,12 @@ class GradientProbe(Probe):
         """Per tensor: whether it had no gradient when an optimizer was last measured."""
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-        """Clip all that the model has now, as torch does."""
+        """Clip the gradients of all parameters of the model, as torch does."""
         parameters = self._parameter_index.model.parameters()
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite)
 
     def clipped(self, norm: Any, max_norm: float) -> None:
-        """Keep the norm that clipping has computed."""
+        """Keep the norm that clipping computed."""
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
             self._accumulation.drop()  # what was clipped between two passes has not grown by itself
@@ -121,16 +121,16 @@ class GradientProbe(Probe):
     def backward_begins(self, step: Step) -> None:
         self._gradient_writes.begins()
         if step.measured:
-            for at in range(self._parameter_index.num_optimizers):
-                held = self._held(at)
-                left = [
+            for index in range(self._parameter_index.num_optimizers):
+                parameters = self._parameters_of(index)
+                gradients = [
                     gradient
-                    for gradient, each in zip(map(_gradient_of, held), held, strict=True)
+                    for gradient, parameter in zip(map(_gradient_of, parameters), parameters, strict=True)
                     if gradient is not None
                     and gradient.numel()
-                    and each.requires_grad  # what is frozen keeps its old one
+                    and parameter.requires_grad  # a frozen parameter keeps its old gradient
                 ]
-                self._residual.setdefault(at, []).append(norm_of_all(norms(left)) if left else 0.0)
+                self._residual.setdefault(index, []).append(norm_of_all(norms(gradients)) if gradients else 0.0)
 
     def gradient_taps(self) -> Sequence[GradientTap]:
         is_first = not self._accumulation.is_under_way
@@ -144,36 +144,45 @@ class GradientProbe(Probe):
             return
         live = self._parameter_index.live()
         gradients = {
-            key: gradient for key, each in live.items() if (gradient := each.grad) is not None and gradient.numel()
+            key: gradient
+            for key, parameter in live.items()
+            if (gradient := parameter.grad) is not None and gradient.numel()
         }
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
-        found: dict[int, Norm] = {}
+        norm_of: dict[int, Norm] = {}
         if not self._clipped_last_step or (is_first and self._accumulation.expected):
-            found = dict(zip(gradients, norms(list(gradients.values())), strict=True))
+            norm_of = dict(zip(gradients, norms(list(gradients.values())), strict=True))
         if is_first and self._comparable(live[key] for key in gradients):
-            everything = list(found.values())
+            everything = list(norm_of.values())
             if self._rank.is_alone:
                 self._accumulation.keep((), everything, scale)
             else:
                 self._accumulation.keep(everything, self._rank.norms(gradients), scale)
         if not self._clipped_last_step:
-            self._latest, self._latest_scale = found, scale
+            self._latest, self._latest_scale = norm_of, scale
 
     def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether the gradients of these parameters are whole and of this step's passes alone.
+        """Whether the gradients of these parameters are complete and come from this step alone.
 
-        What is frozen or in no optimizer may hold an old gradient, and of what is sharded there is a part.
+        A parameter that is frozen or in no optimizer may hold an old gradient; a sharded one holds only a part.
         """
-        held = {id(each) for at in range(self._parameter_index.num_optimizers) for each in self._held(at)}
-        return all(each.requires_grad and id(each) in held and not hasattr(each, "to_local") for each in parameters)
+        in_an_optimizer = {
+            id(parameter)
+            for index in range(self._parameter_index.num_optimizers)
+            for parameter in self._parameters_of(index)
+        }
+        return all(
+            parameter.requires_grad and id(parameter) in in_an_optimizer and not hasattr(parameter, "to_local")
+            for parameter in parameters
+        )
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        found = step.get(FoundScaler)
-        if found is not None and self._scaler is None:
-            self._scaler = found.scaler
-            self._accumulation.drop()  # it was taken for the norm of gradients that are not scaled
-            self._latest_scale = found.scaler._scale.detach().clone()
+        found_scaler = step.get(FoundScaler)
+        if found_scaler is not None and self._scaler is None:
+            self._scaler = found_scaler.scaler
+            self._accumulation.drop()  # its norms were kept as if the gradients were unscaled
+            self._latest_scale = found_scaler.scaler._scale.detach().clone()
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
             self._commit(index, scale if self._scaler is None else None)
@@ -186,18 +195,22 @@ class GradientProbe(Probe):
             if step.measured:
                 self._measure(index, None)
 
-    def _commit(self, at: int, scale: Any) -> None:
-        """Keep the norm of what this optimizer uses: a later backward pass may be another optimizer's."""
-        self._accumulation.used(at)
+    def _commit(self, index: int, scale: Any) -> None:
+        """Keep the norm of the gradients that this optimizer uses: a later backward pass may be another's."""
+        self._accumulation.used(index)
         if not self._latest:
             return
-        own = [norm for each in self._held(at) if (norm := self._latest.get(id(each))) is not None]
+        own = [
+            norm for parameter in self._parameters_of(index) if (norm := self._latest.get(id(parameter))) is not None
+        ]
         if own:
             total = _unscaled(norm_of_all(own), self._latest_scale)
-            self._used[at] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
+            self._used[index] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
-    def _held(self, at: int) -> list[nn.Parameter]:
-        return [each for group in self._parameter_index.optimizers[at].param_groups for each in group["params"]]
+    def _parameters_of(self, index: int) -> list[nn.Parameter]:
+        return [
+            parameter for group in self._parameter_index.optimizers[index].param_groups for parameter in group["params"]
+        ]
 
     def collect(self, step: Step) -> Pending:
         clip, self._clip = self._clip, None
@@ -205,29 +218,29 @@ class GradientProbe(Probe):
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
-        found, self._measured = list(self._measured.values()), {}
+        measured, self._measured = list(self._measured.values()), {}
         missing = self._missing
         residual, self._residual = list(self._residual.values()), {}
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
         names = self._parameter_index.names
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
-        tensors += [_number(left) for of_one in residual for left in of_one]
+        tensors += [_number(residual_norm) for pass_norms in residual for residual_norm in pass_norms]
         tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
-        for each in found:
-            tensors += each.visit.tensors
-            tensors += [] if each.scale is None else [each.scale.detach().clone().reshape(())]
+        for gradients in measured:
+            tensors += gradients.visit.tensors
+            tensors += [] if gradients.scale is None else [gradients.scale.detach().clone().reshape(())]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            left: Array = np.zeros(0)
+            largest_residuals: Array = np.zeros(0)
             if residual:
-                by_pass = np.array([[float(waiting.pop(0)) for _ in of_one] for of_one in residual])
-                left = by_pass.max(axis=0)
+                by_pass = np.array([[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual])
+                largest_residuals = by_pass.max(axis=0)
                 yield Reading("gradient/residual_norm", ONE, by_pass.min(axis=1).max())
             first = math.nan if passes.first is None else float(waiting.pop(0))
-            statistics, is_uneven = self._statistics(found, waiting, len(names)) if found else (None, False)
+            statistics, is_uneven = self._statistics(measured, waiting, len(names)) if measured else (None, False)
             stepping = step.get(Stepping)
             if stepping is None:
                 return
@@ -247,7 +260,7 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 yield from self._share_of_start(before, step.measured)
-                yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
+                yield from self._accumulation.readings(step, passes, largest_residuals, first, before, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
             if clip is not None:
@@ -256,7 +269,7 @@ class GradientProbe(Probe):
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
             if statistics is not None:
-                norms = yield from self._details(statistics, found, names)
+                norms = yield from self._details(statistics, measured, names)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
                 step.provide(GradientNorms(norms, missing))
             elif step.measured:
@@ -270,36 +283,38 @@ class GradientProbe(Probe):
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(
-        self, statistics: Statistics, found: Sequence[_Measured], names: tuple[str, ...]
+        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...]
     ) -> Generator[Reading | Histograms, None, Array]:
-        """The readings of each tensor; returns their norms."""
+        """Yield the readings of each tensor; return the gradient norms."""
         norms = np.full(len(names), np.nan)
         for reading in statistics.readings("gradient", names):
             if reading.name == "gradient/norm" and isinstance(reading, Reading):
                 norms = reading.values.astype(np.float64)
             yield reading
         missing = np.zeros(len(names), np.float32)
-        for one in found:
-            missing[one.which] = one.missing
+        for gradients in measured:
+            missing[gradients.which] = gradients.missing
         yield Reading("gradient/missing", names, missing)
         for name, value in spread(norms, "grad_").items():
             yield Reading(f"monitor/{name}", ONE, value)
         return norms
 
-    def _statistics(self, found: Sequence[_Measured], arrays: list[Array], num_tensors: int) -> tuple[Statistics, bool]:
-        """Those of every parameter of the model, NaN where no optimizer used one; and whether histograms are off.
+    def _statistics(
+        self, measured: Sequence[_Measured], arrays: list[Array], num_tensors: int
+    ) -> tuple[Statistics, bool]:
+        """The statistics of every parameter of the model, and whether histograms are left out.
 
-        They are where the loss scale is not a power of two.
+        They are NaN where no optimizer used a gradient. A loss scale that is not a power of two rules out histograms.
         """
         parts = []
         is_uneven = False
-        for each in found:
-            part = each.visit.decode(arrays)
-            if each.scale is not None:
+        for gradients in measured:
+            part = gradients.visit.decode(arrays)
+            if gradients.scale is not None:
                 scale = float(arrays.pop(0))
                 part = part.over(scale)
                 is_uneven |= part.counts is not None and power_of_two(scale) is None
-            parts.append((each.which, part))
+            parts.append((gradients.which, part))
         return Statistics.of(parts, num_tensors), is_uneven
 
     def _share_of_start(self, norm: float, measured: bool) -> Iterator[Reading]:
@@ -312,20 +327,24 @@ class GradientProbe(Probe):
         return {"start": list(self._start), "accumulation": self._accumulation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start = [float(each) for each in state["start"]]
+        self._start = [float(norm) for norm in state["start"]]
         if "accumulation" in state:
             self._accumulation.load_state_dict(state["accumulation"])
 
-    def _measure(self, at: int, scale: Any) -> None:
-        which, parameters = self._parameter_index.of(at), self._parameter_index.parameters
+    def _measure(self, index: int, scale: Any) -> None:
+        which, parameters = self._parameter_index.of(index), self._parameter_index.parameters
         gradients = list(map(_gradient_of, parameters))
         self._missing = np.array([gradient is None for gradient in gradients], bool)
         missing = self._missing[which]
-        for place in np.flatnonzero(missing):
-            missing[place] = parameters[which[place]].requires_grad
-        own = gradients if np.array_equal(which, np.arange(len(gradients))) else [gradients[one] for one in which]
+        for position in np.flatnonzero(missing):
+            missing[position] = parameters[which[position]].requires_grad
+        own = (
+            gradients
+            if np.array_equal(which, np.arange(len(gradients)))
+            else [gradients[position] for position in which]
+        )
         visit = self._reader.read(own)
-        self._measured[at] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
+        self._measured[index] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""

@@ -139,9 +139,9 @@ class UpdateProbe(Probe):
         return {"trainable": trainable}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        known = zip(self._parameter_index.names, self._parameter_index.trainable, strict=True)
+        present = zip(self._parameter_index.names, self._parameter_index.trainable, strict=True)
         self._parameter_index.trainable = np.array(
-            [state["trainable"].get(name, now) for name, now in known], dtype=bool
+            [state["trainable"].get(name, now) for name, now in present], dtype=bool
         )
 
 
@@ -149,7 +149,7 @@ def learning_rates(parameter_index: ParameterIndex) -> Array:
     """The learning rate of each parameter's group; NaN where it is in none or the rate is a tensor on a device."""
     rates = np.full(len(parameter_index.names), np.nan)
     groups = [group for optimizer in parameter_index.optimizers for group in optimizer.param_groups]
-    known = [rate if isinstance(rate := group.get("lr"), int | float) else np.nan for group in groups]
-    where = parameter_index.groups()
-    rates[where >= 0] = np.array([*known, np.nan], np.float64)[where[where >= 0]]
+    group_rates = [rate if isinstance(rate := group.get("lr"), int | float) else np.nan for group in groups]
+    group_of = parameter_index.groups()
+    rates[group_of >= 0] = np.array([*group_rates, np.nan], np.float64)[group_of[group_of >= 0]]
     return rates
