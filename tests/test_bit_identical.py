@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -215,3 +217,25 @@ def test_weights_that_are_computed_are_not_asked_for(how, watch):
     bare, watched = train(None), train(watch)
     assert torch.equal(bare[0], watched[0])
     assert torch.equal(bare[1], watched[1])
+
+
+FIRST_WATCH = """
+import random
+import torch
+import forewarn
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+random.seed(0)
+before = random.getstate()
+with forewarn.watch(model, optimizer, "run") as monitor:
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    monitor.step(1.0)
+assert random.getstate() == before
+"""
+
+
+def test_the_first_watch_of_a_process_leaves_pythons_random_numbers_alone(tmp_path):
+    """What it imports may draw some: only a new process shows it."""
+    subprocess.run([sys.executable, "-c", FIRST_WATCH], cwd=tmp_path, check=True)

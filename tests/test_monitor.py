@@ -334,6 +334,14 @@ def test_a_wrong_loss_is_refused_at_the_first_step_and_left_out_later(small, wat
     assert len(monitor.history.series("train/loss")) == 2
 
 
+@pytest.mark.parametrize("extra", [{"lr": 0.1}, {"Accuracy!": 0.5}, {"accuracy": torch.ones(3)}])
+def test_a_wrong_further_value_does_not_take_the_loss_with_it(extra, small, watch):
+    monitor = watch(*small)
+    monitor.step(1.0)
+    monitor.step(2.0, **extra)
+    assert monitor.history.series("train/loss").values.tolist() == [1.0, 2.0]
+
+
 def test_a_metric_with_a_bad_name_is_refused(small, watch):
     monitor = watch(*small)
     with pytest.raises(ValueError, match="family/quantity"):

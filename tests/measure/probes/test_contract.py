@@ -16,6 +16,8 @@ from torch import nn
 
 import forewarn
 from forewarn import attach
+from forewarn.judge.history import Derivation
+from forewarn.judge.rules import all_rules
 from forewarn.measure.loop import Loop
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.portable_state import to_arrays
@@ -34,13 +36,14 @@ METRICS = (
     forewarn.ActivationMetric("size", lambda output: output.abs().mean()),
     forewarn.ParameterMetric("size", lambda weights: weights.abs().mean()),
 )
+_UPDATES = {"gradient/block_norm", "update/ratio", "update/frozen_cause", "monitor/update_ratio_median"}
 DEPENDENTS = {
-    "stepping": {
-        "gradient/global_norm", "gradient/norm", "gradient/block_norm", "gradient_metric/size", "update/ratio",
-        "update/frozen_cause",
+    "stepping": _UPDATES | {
+        "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",
+        "gradient_metric/size",
     },
-    "gradients": {"gradient/block_norm", "update/ratio", "update/frozen_cause"},
-    "loss": {"evaluation/end_loss"},
+    "gradients": _UPDATES,
+    "loss": {"evaluation/train_loss", "evaluation/end_loss"},
 }  # fmt: skip
 """By probe: the metrics of others that are unavailable without it."""
 
@@ -330,6 +333,51 @@ def test_the_run_is_healthy_when_no_probe_fails(watch):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failure_in_any_event_is_one_alert_and_makes_no_other_probe_lie(name, event, watch):
     check_a_failure(name, event, watch)
+
+
+def names_recorded(watch, broken=""):
+    """Of a run: the metrics it recorded that rules read, by probe all that it recorded, and what X103 names."""
+    model, optimizer = setup()
+    monitor = watch(model, optimizer, every=1, config=CONFIG, metrics=METRICS)
+    own: dict[str, set[str]] = {}
+
+    def noted(probe):
+        collect = probe.collect
+
+        def noting(step):
+            pending = collect(step)
+            if pending is None:
+                return None
+
+            def decode(arrays):
+                for reading in pending.decode(arrays):
+                    own.setdefault(probe.name, set()).add(reading.name)
+                    yield reading
+
+            return dataclasses.replace(pending, decode=decode)
+
+        probe.collect = noting
+
+    for probe in monitor._probes.values():
+        noted(probe)
+    if broken:
+        sabotage(monitor._probes[broken], "collect", model)
+    trained(model, optimizer, monitor)
+    judged = {name for rule in all_rules() for name in rule.reads} & {*monitor.history.names()}
+    return judged, own, {alert.scope for alert in monitor.alerts if alert.code == "X103"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_takes_away_no_judged_metric_of_another_probe_in_silence(name, watch):
+    healthy, own, _ = names_recorded(watch)
+    judged, _, told = names_recorded(watch, broken=name)
+    of_others = healthy - own.get(name, set()) - derived_from(own.get(name, set()))
+    assert of_others - judged <= told
+
+
+def derived_from(names):
+    """What judging derives from these: it is missing because they are."""
+    return {given for kind in Derivation.__subclasses__() if set(kind.sources) & names for given in kind.gives}
 
 
 def left_behind(self, kind):

@@ -12,7 +12,7 @@ from forewarn.measure.engine import Numbers
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import EpochLoss, as_scalar
 from forewarn.measure.step import Step
-from forewarn.types import gap, improvement
+from forewarn.types import Reason, gap, improvement
 
 
 class EvaluationProbe(Probe):
@@ -22,7 +22,7 @@ class EvaluationProbe(Probe):
     """
 
     name = "evaluation"
-    needs: Mapping[type, Sequence[str]] = {EpochLoss: ("evaluation/end_loss",)}
+    needs: Mapping[type, Sequence[str]] = {EpochLoss: ()}
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -43,7 +43,14 @@ class EvaluationProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             values = {name: float(np.float32(array)) for name, array in zip(losses, arrays, strict=True)}  # as stored
             values = {"train_loss": math.nan, "val_loss": math.nan, **values}
-            readings = self._readings(values["train_loss"], values["val_loss"], step.get(EpochLoss))
+            epoch_loss = step.get(EpochLoss)
+            readings = self._readings(values["train_loss"], values["val_loss"], epoch_loss)
+            if (
+                epoch_loss is None
+            ):  # not in `needs`: only at the end of an epoch, and a loss that was passed is there
+                for metric in ("evaluation/train_loss", "evaluation/end_loss"):
+                    if math.isnan(readings.get(metric, math.nan)):
+                        step.unavailable(metric, Reason.PROVIDER_FAILED)
             for name, value in readings.items():
                 if not math.isnan(value):
                     yield Reading(name, ONE, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +40,11 @@ class GainProbe(Probe):
     """
 
     name = "gain"
-    needs: Mapping[type, Sequence[str]] = {GradientNorms: ("gradient/block_norm",)}
 
     def __init__(self, parameter_index: ParameterIndex, blocks: str, window: int) -> None:
         reachable = hookable_modules(parameter_index.called)
         self._names = block_names(parameter_index.model, blocks)
+        self.needs = {GradientNorms: ("gradient/block_norm",) if self._names else ()}
         self._modules = [reachable[name] for name in self._names if name in reachable]
         self._parameter_index = parameter_index
         self._means: deque[float] = deque(maxlen=window)

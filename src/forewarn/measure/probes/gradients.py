@@ -72,7 +72,12 @@ class GradientProbe(Probe):
 
     name = "gradients"
     provides = (GradientNorms,)
-    needs: Mapping[type, Sequence[str]] = {Stepping: ("gradient/global_norm", "gradient/norm"), FoundScaler: ()}
+    needs: Mapping[type, Sequence[str]] = {
+        Stepping: (
+            "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",
+        ),
+        FoundScaler: (),
+    }  # fmt: skip
 
     def __init__(self, parameter_index: ParameterIndex, scaler: Any, reader: TensorReader) -> None:
         self._parameter_index = parameter_index

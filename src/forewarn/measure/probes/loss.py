@@ -42,10 +42,10 @@ class LossProbe(Probe):
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
         """Keep the loss and further values of the step that ends now."""
-        for name in extra:
-            check_name(f"train/{name}")
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
-        self._extra |= {name: as_scalar(name, value) for name, value in extra.items()}
+        for name, value in extra.items():  # one that is wrong does not take the loss with it
+            check_name(f"train/{name}")
+            self._extra[name] = as_scalar(name, value)
 
     def collect(self, step: Step) -> Pending | None:
         if step.ends_epoch:
