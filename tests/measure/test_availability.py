@@ -1,6 +1,7 @@
 """One way to say that something cannot be measured: once, and once when it can be again."""
 
 import pytest
+import torch
 
 from forewarn.measure.availability import Availability
 from forewarn.types import Reason
@@ -42,6 +43,29 @@ def test_after_a_resume_nothing_is_said_twice():
     said(one, a_a=Reason.COMPILED, b_b=Reason.ONE_BATCH)
     other.load_state_dict(one.state_dict())
     assert said(other, a_a=Reason.COMPILED, b_b=Reason.AVAILABLE) == [{"b/b": Reason.AVAILABLE}]
+
+
+def test_a_probe_that_failed_before_a_resume_is_there_again_after_it(small, watch):
+    failed, resumed = watch(*small), watch(*small)
+
+    def broken(step):
+        raise RuntimeError("broken on purpose")
+
+    failed._probes["stepping"].collect = broken
+    train(*small, failed)
+    assert "X103" in {alert.code for alert in failed.firing}
+    resumed.load_state_dict(failed.state_dict())
+    train(*small, resumed)
+    assert "X103" not in {alert.code for alert in resumed.firing}
+
+
+def train(model, optimizer, monitor, steps=5):
+    for _ in range(steps):
+        loss = model(torch.ones(3, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
 
 
 def test_every_reason_has_words():

@@ -21,9 +21,13 @@ class Availability:
     def __init__(self) -> None:
         self._reasons: dict[str, Reason] = {}
         """By metric: why it is unavailable."""
+        self.regained: list[str] = []
+        """Metrics that are available again after a resume, until that is recorded."""
 
     def news(self, reasons: Mapping[str, Reason]) -> Iterator[Reading]:
         """The reasons of one step that need recording."""
+        reasons = {**dict.fromkeys(self.regained, Reason.AVAILABLE), **reasons}
+        self.regained = []
         changed = {
             metric: reason
             for metric, reason in reasons.items()
@@ -37,4 +41,6 @@ class Availability:
         return {metric: int(reason) for metric, reason in self._reasons.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`; a probe that failed runs again in a new process."""
         self._reasons = {metric: Reason(int(reason)) for metric, reason in state.items()}
+        self.regained = [metric for metric, reason in self._reasons.items() if reason is Reason.PROVIDER_FAILED]

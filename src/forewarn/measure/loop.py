@@ -107,7 +107,7 @@ class Loop:
         if self.failures:
             for metric in self._dependencies.lost(step, self.probes):
                 step.unavailable(metric, Reason.PROVIDER_FAILED)
-        if step.reasons:
+        if step.reasons or self.availability.regained:
             yield from self.availability.news(step.reasons)
 
     def runs(self, probe: Probe) -> bool:

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -25,7 +24,7 @@ from forewarn.judge.headlines import headline, keys
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.registry import Rule
-from forewarn.measure.aggregates import spread
+from forewarn.metrics import BUILT_IN
 from forewarn.settings import Settings
 from forewarn.types import Block, Finding, RunInfo, spelled_out
 from tests.judge.rules.runs import Run, info
@@ -37,8 +36,6 @@ WAITS = ("window", "steps", "checks", "minimum", "readings", "levels", "patience
 """Words in the name of a setting that is a length of time."""
 SMALL = frozenset({0, 1, 2, 3, 4})
 """Numbers that need no name: places, halves, quarters and squares."""
-MADE_ELSEWHERE = {"monitor/rule_failed", "*_metric/*"}
-"""What the judge makes a finding of by itself, and what metrics of the user's own are called."""
 SAID_ONCE = {"X101"}
 """Rules whose finding stays true without a further reading: a probe that failed does not come back."""
 JUDGED_OVER_A_COURSE = {"L103", "L104", "L105", "L106", "T101", "T102", "U105"}
@@ -244,16 +241,26 @@ def _labels_its_numbers(message: str, names: set[str]) -> None:
         if key is None or key in names:
             continue
         after = parts[position + 1][0] if position + 1 < len(parts) else ""
-        left, right = before.rstrip(" (:,").split(" ")[-1], after.lstrip(" )").split(" ")[0]
-        assert _is_word(left) or _is_word(right), f"nothing says what {{{key}}} is in {message!r}"
+        right = next((word for word in after.lstrip(" )").split() if word not in CONNECTIVES | {"the"}), "")
+        carried = position > 0 and bool(before.split()) and set(before.split()) <= CONNECTIVES  # "from {a} to {b}"
+        assert carried or _names_it(before) or _is_word(right), f"nothing says what {{{key}}} is in {message!r}"
         if key.endswith("_steps"):
             assert "step" in before + after, f"{{{key}}} has no unit in {message!r}"
         if spec and spec.endswith("%"):
             assert after, message
 
 
+def _names_it(before: str) -> bool:
+    """Whether the text in front of a number says what it is: a verb or a pronoun alone does not."""
+    words = [word for word in before.rstrip(" (:,").split() if word not in CONNECTIVES]
+    return bool(words) and _is_word(words[-1])
+
+
 def _is_word(text: str) -> bool:
-    return sum(map(str.isalpha, text)) >= 2
+    return sum(map(str.isalpha, text)) >= 2 and text not in CONNECTIVES | {"It", "They", "This", "That"}
+
+
+CONNECTIVES = {"is", "are", "was", "to", "of", "at", "by", "and", "from", "than", "only", "still", "now", "about"}
 
 
 def numbers_are_settings(source: str) -> None:
@@ -275,22 +282,10 @@ def _numbers(node: ast.AST) -> Iterator[float]:
 
 
 def reads_what_is_written(rule: Rule) -> None:
-    """A probe, the monitor or the judge itself writes each metric that it reads."""
+    """Each metric that it reads is in the catalogue; `tests/test_metrics.py` shows that each of those is written."""
     for name in rule.reads:
-        written = name in MADE_ELSEWHERE | MADE_OF_PARTS or {name, name.partition("/")[2]} & _names_in_probes()
-        assert written, f"nobody writes {name}"
-
-
-@lru_cache(maxsize=1)
-def _names_in_probes() -> frozenset[str]:
-    """Every string in what measures and derives: whole names of metrics, or quantities that are joined to a family."""
-    files = [*(SOURCE / "measure").rglob("*.py"), SOURCE / "monitor.py", SOURCE / "judge" / "derived.py"]
-    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
-    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-
-MADE_OF_PARTS = {f"monitor/update_ratio_{name}" for name in spread(np.ones(1))}
-"""Names that are put together from more than a family and a quantity."""
+        metric = BUILT_IN.find(name)
+        assert "*" in name or (metric is not None and metric.name == name), f"nobody writes {name}"
 
 
 def source_of(rule: Rule) -> Path:

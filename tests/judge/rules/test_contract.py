@@ -262,6 +262,7 @@ def test_a_metric_that_nobody_writes_is_noticed():
         ("The loss is {size}.", "no message has only the keys"),
         ("The loss is {value} (9).", "a number that is not from the evidence"),
         ("{value} ({bound}).", "nothing says what {value} is"),
+        ("It is {value} and {bound}.", "nothing says what {value} is"),
         (("The loss is {value}.", "The loss is high."), "no example leads to"),
     ],
 )

@@ -36,7 +36,8 @@ class DeadUnits(Settings):
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
     explains=("G103", "U101", "U103"),
     settings=DeadUnits,
-    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, steps {lasting_steps}).",
+    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, seen over {lasting_steps} "
+    "steps).",
     remedies=(
         advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
                to=0.0),
@@ -263,9 +264,9 @@ class RepresentationCollapse(Settings):
     keep=200, explains=("G103", "U103"),
     settings=RepresentationCollapse,
     message=(
-        "The rows that enter {scope} differ along one line only: their effective rank is {value} (limit {bound}, "
+        "The inputs of {scope} differ along one direction only: their effective rank is {value} (limit {bound}, "
         "earlier {earlier_rank}).",
-        "The rows that enter {scope} all point the same way: their mean cosine is {value} (limit {bound}).",
+        "The inputs of {scope} all point the same way: their mean cosine is {value} (limit {bound}).",
     ),
     remedies=(
         advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
@@ -324,7 +325,7 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "G102", "G104", "X103"),
-    message="The batch normalisation {scope} trains with running statistics that do not follow the data (state: "
+    message="The running statistics of the batch normalisation {scope} are not updated in training (state: "
     "{state:words}).",
     remedies=(
         advise("call_train", "model.train() at the top of the training loop: an evaluation in between leaves it in "

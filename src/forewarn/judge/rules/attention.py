@@ -36,8 +36,8 @@ class AttentionEntropyCollapse(Settings):
     "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
     keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
     settings=AttentionEntropyCollapse,
-    message="The attention entropy of {scope} is {value:.1%} of its maximum (at least {bound:.1%} is expected; heads "
-    "that look at a single key: {sharp_heads}).",
+    message="Attention in {scope} rests on single keys: its mean entropy is {value:.1%} of the maximum (sharp heads "
+    "{sharp_heads}, a head is sharp at {bound:.1%} or below).",
     remedies=(
         _NORMALISE,
         advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "

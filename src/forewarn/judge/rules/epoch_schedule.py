@@ -38,8 +38,8 @@ class ScheduleMismatch(Settings):
     settings=ScheduleMismatch,
     message=(
         "The schedule is planned for {value} steps, but {epochs} epochs take {steps_needed} steps.",
-        "The learning rate came to its end at step {ended}, with {left:.0%} of the run still ahead.",
-        "The run is over, but the learning rate is still {value}, not far below its peak of {peak}.",
+        "The schedule ended at step {ended}, with {left:.0%} of the run still to go.",
+        "The run is over, but the learning rate has only fallen to {value}, from a peak of {peak}.",
         "The run has taken {value} steps, but the schedule is planned for {bound} steps.",
     ),
     remedies=(plan_steps(), advise("check_stepping", "a scheduler made for epochs must not step with every batch")),

@@ -165,8 +165,8 @@ class ValidationPlateau(Settings):
     "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr"), per_scope=True, keep=1,
     settings=ValidationPlateau,
     message=(
-        "The validation loss has stood still at {val_loss} for {epochs} epochs: from one to the next it changed by "
-        "{value:.2%} at most.",
+        "The validation loss has been flat at {val_loss} for {epochs} epochs: it changed by at most {value:.2%} from "
+        "one epoch to the next.",
         "The validation loss has had no new best for {value} steps (now {val_loss}, best {best}).",
     ),
     remedies=(

@@ -80,7 +80,7 @@ class FirstEpochSpike(Settings):
     "E107", "first-epoch-spike", reads=("evaluation/peak_loss", "evaluation/start_loss", "evaluation/end_loss"),
     keep=1, explains=("L102", "L103", "L104", "L106", "G102", "G104", "E102", "E103", "E104"),
     settings=FirstEpochSpike,
-    message="The training loss rose to {value}, {ratio} times where the run started (start {start_loss}, end of the "
+    message="The training loss rose to {value}, {ratio} times its value at the start (start {start_loss}, end of the "
     "epoch {end_loss}).",
     remedies=(
         lower_lr(0.1, "the loss rose above where it started: the first steps are far too large"), warm_up(),

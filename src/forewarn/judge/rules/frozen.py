@@ -113,7 +113,7 @@ class OptimizerNotStepping(Settings):
     settings=OptimizerNotStepping,
     message=(
         "The gradient scaler has skipped {overflows} optimizer steps in a row (loss scale {loss_scale}).",
-        "The optimizer has not stepped for {value} steps of the monitor (limit {bound}).",
+        "The optimizer has not stepped in the last {value} calls of `monitor.step` (limit {bound}).",
     ),
     remedies=(
         advise("call_optimizer_step", "backward() alone changes no weight"),

@@ -31,7 +31,8 @@ class GradientFadesWithDepth(Settings):
     "G105", "gradient-fades-with-depth", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     explains=("G103", "G106", "U103"),
     settings=GradientFadesWithDepth,
-    message="Hardly any gradient reaches {scope}: its norm is {first_norm}, that of the last block {last_norm}.",
+    message="Hardly any gradient reaches {scope}: its gradient norm is {first_norm}, that of the last block "
+    "{last_norm}.",
     remedies=(
         advise("add_residual_connections", "a path around each block carries the gradient down undiminished"),
         advise("change_activation", "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not "
@@ -121,8 +122,8 @@ class GradientDecay(Settings):
 @rule(
     "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss"), hold=3, keep=100,
     settings=GradientDecay,
-    message="The global gradient norm has fallen to {value:.2%} of what the run began with (loss {loss}, earlier "
-    "{loss_before}).",
+    message="The global gradient norm has fallen to {value:.2%} of its level at the start of the run (loss {loss}, "
+    "earlier {loss_before}).",
     remedies=(
         raise_lr(3.0, "the steps have become too small for what is left to learn"),
         advise("change_activation", "units that have saturated or died pass no gradient on", to="gelu"),

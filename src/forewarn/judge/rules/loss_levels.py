@@ -39,8 +39,8 @@ class LossPlateau(Settings):
 @rule(
     "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     settings=LossPlateau,
-    message="The training loss has stayed near {level} for {lasting_steps} steps: it fell by {value} at most (at "
-    "least {bound} is expected).",
+    message="The training loss has stayed near {level} for {lasting_steps} steps: it fell by at most {value} "
+    "(expected: at least {bound}).",
     remedies=(
         lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
         decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),

@@ -121,7 +121,7 @@ class LrSpent(Settings):
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
-    message="The learning rate of group {scope} has been next to nothing for {lasting_steps} steps (now {value}, "
+    message="The learning rate of group {scope} has been close to zero for {lasting_steps} steps (now {value}, "
     "peak {peak}).",
     remedies=(
         advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
@@ -173,7 +173,7 @@ class WarmUpWithoutEnd(Settings):
 @rule(
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
     settings=WarmUpWithoutEnd,
-    message="The learning rate of group {scope} still rises at step {value} (now {lr}); a warm-up should be over by "
+    message="The learning rate of group {scope} is still rising at step {value} (now {lr}); a warm-up should end by "
     "step {bound}.",
     remedies=(
         advise("shorten_warm_up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
@@ -215,8 +215,8 @@ class LrNeverDecays(Settings):
 @rule(
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
     settings=LrNeverDecays,
-    message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (total "
-    "steps {total_steps}).",
+    message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (at step "
+    "{total_steps}).",
     remedies=(
         advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
                shape="cosine"),

@@ -20,7 +20,7 @@ _OF_NO_CONCERN = [
 @rule(
     "X101", "probe-failed", reads=("monitor/probe_failed",), per_scope=True,
     explains=("X103",),
-    message="The probe {scope} raised an error and is switched off.",
+    message="Part of the monitor raised an error: {scope}.",
     remedies=(advise("report_bug", "the log of the training process has the traceback", scope_is="probe"),),
 )  # fmt: skip
 def probe_failed(failed: Panel) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
 
 
 @rule(
-    "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True,
+    "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True, keep=1,
     message="{scope} cannot be measured: {reason}.",
     remedies=(
         advise("tell_the_monitor", "what it cannot see from its hooks, an argument of watch() can tell it: scaler, the "

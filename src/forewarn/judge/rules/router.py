@@ -30,7 +30,7 @@ class DeadExpert(Settings):
     "A109", "dead-expert", reads=("router/tokens", "router/load_share"), per_scope=True, keep=200,
     explains=("U103", "G103"),
     settings=DeadExpert,
-    message="The router {scope} leaves {dead_experts} of {experts} experts without tokens: {emptiest} gets "
+    message="The router {scope} gives {dead_experts} of {experts} experts almost no tokens: {emptiest} gets "
     "{value:.2%} of them (limit {bound:.2%}).",
     remedies=(
         advise("balance_loads", "an auxiliary loss on the loads gives the router a reason to use every expert "

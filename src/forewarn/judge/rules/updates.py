@@ -206,8 +206,8 @@ class UpdateRatioJump(Settings):
     ),
     settings=UpdateRatioJump,
     message=(
-        "The learning rate jumped from {lr_before} to {lr_after}, which makes the median update/weight ratio "
-        "{value} (usually {level}).",
+        "The learning rate jumped from {lr_before} to {lr_after}; the median update/weight ratio is now {value} "
+        "(usually {level}).",
         "The median update/weight ratio is {ratio} times its recent level (ratio {value}, usually {level}).",
     ),
     remedies=(

@@ -127,8 +127,7 @@ class WeightNormsApart(Settings):
 @rule(
     "W103", "weight-norms-apart", reads=("weight/norm",), per_scope=True, hold=3, keep=200, explains=("G105", "G106"),
     settings=WeightNormsApart,
-    message="The weights of {scope} are on another scale than those of other layers of its kind (root mean square "
-    "{root_mean_square}, usually {usual}).",
+    message="The root mean square of {scope} is {root_mean_square}, that of comparable layers {usual}.",
     remedies=(
         advise("inspect_layer", "check how it is initialised, whether it is normalised, and what multiplies it",
                scope_is="parameter"),
