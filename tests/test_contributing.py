@@ -43,26 +43,54 @@ def loss_below_zero(loss: Series, settings: LossBelowZero) -> Finding | None:
 
 '''
 TABLE = "    loss_below_zero: LossBelowZero = LossBelowZero()\n"
+TEST = """
+
+import torch
+
+import forewarn
+
+
+def constant_left_in_the_loss(run):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with forewarn.watch(model, optimizer, run, views=[]) as monitor:
+        for _ in range(20):
+            loss = model(torch.randn(8, 4)).square().mean() - 100
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor
+
+
+FAULTS = {"L900": constant_left_in_the_loss}
+"""
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """The package with a rule more, which only `judge/rules/loss.py` knows of."""
+    """The package and its tests with a rule more, which only `judge/rules/loss.py` and `test_loss.py` know of."""
     shutil.copytree(Path(forewarn.__file__).parent, tmp_path / "forewarn", ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "forewarn" / "judge" / "rules" / "loss.py"
     before, head, after = path.read_text().rpartition("@dataclass(frozen=True, kw_only=True)\nclass LossThresholds")
     path.write_text(f"{before.rstrip()}\n\n{RULE}{head}{after.rstrip()}\n{TABLE}")
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / "tests" / "judge" / "rules" / "test_loss.py").open("a") as file:
+        file.write(TEST)
     return tmp_path
 
 
 def run(copy, *command):
-    environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{ROOT}"}
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    return subprocess.run([sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True)
 
 
 def test_a_new_rule_in_one_file_keeps_every_contract_and_is_known_everywhere(copy):
-    suites = ["tests/judge/rules/test_contract.py", "tests/cli/test_rules.py"]
-    tested = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites, "-k", "L900 or loss-below-zero or loss")
+    suites = ["tests/judge/rules/test_contract.py", "tests/cli/test_rules.py", "tests/test_real_runs.py"]
+    wanted = "L900 or loss-below-zero or loss or every_rule_has_a_fault"
+    tested = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites, "-k", wanted)
     assert tested.returncode == 0, tested.stdout
     assert int(re.search(r"(\d+) passed", tested.stdout)[1]) > 50
     for command, answer in (

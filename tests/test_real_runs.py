@@ -1,5 +1,8 @@
 """Every rule on real training: its own fault is named first, healthy runs are left in peace."""
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 import forewarn
@@ -12,7 +15,10 @@ from tests.learning_runs import LEARNING_FAULTS, healthy_epochs
 from tests.metric_runs import METRIC_FAULTS, healthy_with_metrics
 from tests.real_runs import FAULTS, KINDS, TWINS, dual_task_lstm, healthy
 
+RULE_TESTS = [path.stem for path in sorted((Path(__file__).parent / "judge" / "rules").glob("test_*.py"))]
 EVERY_FAULT = {**FAULTS, **LEARNING_FAULTS, **METRIC_FAULTS}
+for stem in RULE_TESTS:  # the tests of a rule may bring its fault along
+    EVERY_FAULT |= getattr(import_module(f"tests.judge.rules.{stem}"), "FAULTS", {})
 
 
 def described(monitor: forewarn.Monitor) -> list[str]:

@@ -93,6 +93,17 @@ def bears_strange_values(rule: Rule, values: np.ndarray, scopes: tuple[str, ...]
     rule.judge(0, History(), settings, RunInfo())
 
 
+def bears_missing_companions(rule: Rule, value: float) -> None:
+    """None of the metrics in `when` makes it raise if it is the only one that was ever read."""
+    settings = default_settings(rule)
+    for name in [name.replace("*", "any") for name in rule.when]:
+        for scopes in (SCOPES, ("",)):
+            history = History()
+            for step in range(40):
+                history.append([Block(step, 0.0, name, scopes, np.full(len(scopes), value, np.float32))])
+                rule.judge(step, history, settings, FACTS, [name])
+
+
 def speaks_only_of_new_readings(rule: Rule, exempt: Collection[str] = SAID_ONCE | JUDGED_OVER_A_COURSE) -> None:
     """Once an example has fired, only a new finite reading of a metric in `when` can renew the alert, and its own."""
     for example in examples(rule):

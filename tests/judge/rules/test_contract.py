@@ -95,6 +95,12 @@ def test_nothing_makes_it_raise(rule, values, scopes):
 
 
 @every_rule
+@pytest.mark.parametrize("value", [0.0, 1e-9, 1.0, 1e9, math.nan])
+def test_a_missing_companion_does_not_make_it_raise(rule, value):
+    contract.bears_missing_companions(rule, value)
+
+
+@every_rule
 def test_it_speaks_only_of_new_readings(rule):
     contract.speaks_only_of_new_readings(rule)
 
@@ -233,6 +239,15 @@ def test_a_rule_that_takes_an_old_companion_for_news_is_noticed():
     two = ("train/loss", "train/loss_level")
     with pytest.raises(AssertionError, match="takes an old reading for a new one"):
         contract.speaks_only_of_new_readings(dataclasses.replace(SOUND, check=of_two, reads=two, when=two))
+
+
+def test_a_rule_that_counts_on_a_companion_is_noticed():
+    def above_its_level(loss: Series, level: Series, settings: TooHigh) -> Finding | None:
+        return finding(Severity.WARNING, loss.last, settings.limit) if loss.last > level.values[-1] else None
+
+    two = ("train/loss", "train/loss_level")
+    with pytest.raises(IndexError):
+        contract.bears_missing_companions(dataclasses.replace(documented(above_its_level), reads=two), 1.0)
 
 
 def test_a_threshold_that_is_never_read_is_noticed():
