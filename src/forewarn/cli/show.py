@@ -209,12 +209,11 @@ def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[Renderab
 
 
 def _unit(name: str, catalogue: Catalogue) -> str:
-    """The unit of a metric that a probe of the user's own declared; of the built-in ones the names tell it."""
-    from forewarn.metrics import FAMILIES
+    """The unit behind a number; a share, a count, a flag or a code has none that reads well there."""
     from forewarn.views.wording import short
 
     metric = catalogue.find(name)
-    return f" {short(str(metric.unit))}" if metric and metric.unit and metric.family not in FAMILIES else ""
+    return f" {short(str(metric.unit))}" if metric and metric.unit not in ("", "share", "count", "flag", "code") else ""
 
 
 def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[RenderableType]:
