@@ -68,13 +68,12 @@ class Evaluation:
 
     def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
         """The engine's statistics of an activation. A module often returns its last child's output: it is read once."""
-        tensor, version = tensors[0], tensors[0]._version
-        if len(tensors) == 1 and self._last is not None and self._last[0]() is tensor and self._last[1] == version:
-            return self._last[2]
-        measurement = measure((_readable(tensors),))
-        if len(tensors) == 1:
-            self._last = (ref(tensor), version, measurement)
-        return measurement
+        tensor = tensors[0]
+        if len(tensors) > 1 or tensor.is_inference():  # inference tensors do not count their versions
+            return measure((_readable(tensors),))
+        if self._last is None or self._last[0]() is not tensor or self._last[1] != tensor._version:
+            self._last = (ref(tensor), tensor._version, measure((_readable(tensors),)))
+        return self._last[2]
 
     def forget(self) -> None:
         """Forget the last activation at the end of a forward pass."""

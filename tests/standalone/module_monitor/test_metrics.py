@@ -326,3 +326,16 @@ def test_a_built_in_difference_that_fails_is_named_and_switched_off(caplog):
     assert "norm" in caplog.text
     assert "switched off" in caplog.text
     monitor.close()
+
+
+def test_built_in_names_work_in_inference_mode(small):
+    model, _ = small
+    monitor = monitored(model)
+    monitor.add_activation_metric("mean")
+    monitor.begin_step(0)
+    with torch.inference_mode():
+        output = model(torch.ones(3, 4))
+    monitor.after_micro_batch()
+    monitor.end_step()
+    means = [value for key, value in monitor.get_step_metrics().items() if "/2/" in key or key.split("/")[1] == "2"]
+    assert means == [pytest.approx(output.mean().item())]
