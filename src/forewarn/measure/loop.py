@@ -105,6 +105,7 @@ class Loop:
     def unavailable(self, step: Step) -> Iterator[Reading]:
         """What could not be measured on a step, once all its readings are decoded."""
         if self.failures:
+            self.availability.regained = []  # it failed in this process
             for metric in self._dependencies.lost(step, self.probes):
                 step.unavailable(metric, Reason.PROVIDER_FAILED)
         if step.reasons or self.availability.regained:
