@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
 
 
+_Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
+"""A probe and what it wants to be called with: a module's arguments, or its arguments and output."""
+
+
 class ForwardPass:
     """One measured forward pass: every hook that a probe asked for stays registered until `end`.
 
@@ -30,54 +34,60 @@ class ForwardPass:
         self._root = root
         self._given = (args, kwargs)
         self._hooks = ModuleHooks()
-        self._leaving_root: list[Callable[..., None]] = []
-        """Called with the root's output: its own hooks are already running, so no more can be added."""
         self._is_open = True
+        self._entered: dict[nn.Module, list[_Target]] = {}
+        self._left: dict[nn.Module, list[_Target]] = {}
         _passing[id(root)] = loop.tree
         try:
             for probe in self._probes:
                 loop.guard(probe, self._begin, probe)
         finally:
             _passing.clear()
+        # The root's own hooks are already running, so no more can be added: it is told here and in `end`.
+        if entering_root := self._entered.pop(root, None):
+            first_forward_only(self._telling(entering_root))(root, args, kwargs)
+        self._leaving_root = self._left.pop(root, None)
+        for module, targets in self._entered.items():
+            self._hooks.put_on(ModuleTap(module, entered=self._telling(targets)))
+        for module, targets in self._left.items():
+            self._hooks.put_on(ModuleTap(module, left=self._telling(targets)))
 
     def end(self, output: Any) -> None:
         """Remove every hook; `output` is None if the forward pass raised."""
         self._hooks.remove()
-        if output is not None:
-            for hook in self._leaving_root:
-                hook(self._root, *self._given, output)
+        if output is not None and self._leaving_root:
+            first_forward_only(self._telling(self._leaving_root))(self._root, *self._given, output)
         self._is_open = False
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
-        self._given, self._leaving_root = ((), {}), []  # hooks that tensors keep must not hold what the model was given
+        self._given = ((), {})  # hooks that tensors keep must not hold what the model was given
 
     def _begin(self, probe: Probe) -> None:
         probe.forward_begins()
         for tap in probe.module_taps():
-            self._put(probe, tap)
+            if tap.entered is not None:
+                self._entered.setdefault(tap.module, []).append((probe, tap.entered))
+            if tap.left is not None:
+                self._left.setdefault(tap.module, []).append((probe, tap.left))
 
-    def _put(self, probe: Probe, tap: ModuleTap) -> None:
-        entered = None if tap.entered is None else self._passing_on(probe, tap.entered)
-        left = None if tap.left is None else self._passing_on(probe, tap.left)
-        if tap.module is not self._root:
-            self._hooks.put_on(ModuleTap(tap.module, entered, left))
-            return
-        if entered is not None:
-            first_forward_only(entered)(self._root, *self._given)
-        if left is not None:
-            self._leaving_root.append(first_forward_only(left))
+    def _telling(self, targets: list[_Target]) -> Callable[..., None]:
+        """What a module's hook calls: one for all probes that look at the module."""
+        loop = self._loop
 
-    def _passing_on(self, probe: Probe, target: Callable[..., Iterable[GradientTap] | None]) -> Callable[..., None]:
-        def follow(*args: Any) -> None:
-            for tap in target(*args) or ():
-                tap.tensor.register_hook(Hook(guarded(self._loop, probe, tap.reached)))
+        def tell(*args: Any) -> None:
+            if not self._is_open:
+                return
+            with loop.stopwatch:
+                for probe, target in targets:
+                    if loop.failures and probe not in loop.probes:
+                        continue
+                    try:
+                        for tap in target(*args) or ():
+                            tap.tensor.register_hook(Hook(guarded(loop, probe, tap.reached)))
+                    except Exception as error:
+                        loop.switch_off(probe, error)
 
-        def seen(*args: Any) -> None:
-            if self._is_open and probe in self._loop.probes:
-                with self._loop.stopwatch:
-                    self._loop.guard(probe, follow, *args)
-
-        return seen
+        return tell
 
 
 def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

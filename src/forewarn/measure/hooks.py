@@ -29,6 +29,7 @@ class Hook:
     With `failed` it is also the outer guard: exceptions go to `failed` instead of torch.
     """
 
+    __slots__ = ("_failed", "_target", "_traced")
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
 
     def __init__(

@@ -99,7 +99,7 @@ class Loop:
                 if pending is not None:
                     collected.append((probe, _ready(pending)))
             except Exception as error:
-                self._switch_off(probe, error)
+                self.switch_off(probe, error)
         return collected
 
     def unavailable(self, step: Step) -> Iterator[Reading]:
@@ -120,10 +120,11 @@ class Loop:
         try:
             return call(*args)
         except Exception as error:
-            self._switch_off(probe, error)
+            self.switch_off(probe, error)
             return None
 
-    def _switch_off(self, probe: Probe, error: Exception) -> None:
+    def switch_off(self, probe: Probe, error: Exception) -> None:
+        """Go on without a probe that raised."""
         self.report(f"probe {probe.name!r}", probe.name, error)
         self.probes = [other for other in self.probes if other is not probe]
         self._listeners.clear()

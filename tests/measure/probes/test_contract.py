@@ -399,7 +399,7 @@ NUM_PARAMETERS = list(setup()[0].parameters())
         (Step, "get", left_behind),
         (UpdateProbe, "needs", {Stepping: (), GradientNorms: ()}),
         (Loop, "unavailable", lambda self, step: iter(())),
-        (Loop, "_switch_off", lambda self, probe, error: torch.rand(1)),
+        (Loop, "switch_off", lambda self, probe, error: torch.rand(1)),
         (Loop, "report", lambda self, what, name, error: None),
     ],
 )
