@@ -158,10 +158,18 @@ def test_a_rule_of_ones_own_is_listed_and_explained(forewarn: Call, place: Path)
     assert forewarn("explain", "high-loss").code == 3
 
 
-@pytest.mark.parametrize("command", [["check", "run"], ["explain", "L102"], ["rules"]])
+@pytest.mark.parametrize("command", [["check", "run"], ["explain", "L102"], ["rules"], ["train", "lm"]])
 def test_rules_that_cannot_be_loaded_are_one_sentence(forewarn: Call, place: Path, command: list[str]) -> None:
     said = forewarn(*command, "--rules", "nowhere")
     assert said.code == 3
     assert (
         said.err == "Error: the rules in 'nowhere' cannot be loaded: ModuleNotFoundError: No module named 'nowhere'\n"
     )
+
+
+def test_a_training_of_the_command_line_is_judged_by_them_too(forewarn: Call, place: Path) -> None:
+    tiny = ["--width", 16, "--depth", 1, "--heads", 2, "--context", 16, "--batch-size", 4, "--max-steps", 3]
+    source = (place / "my_rules.py").read_text()
+    (place / "my_rules.py").write_text(source.replace("10.0", "0.001"))
+    assert forewarn("train", "lm", *tiny, "--rules", "my_rules").code == 0
+    assert [alert.code for alert in public.open_run("results/lm/run").alerts()] == ["Z101"]

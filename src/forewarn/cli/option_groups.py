@@ -55,11 +55,15 @@ def option(*names: str, **settings: Any) -> Callable[[str], Any]:
     return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
 
 
-rules_option = click.option(
-    "--rules", "rule_modules", multiple=True, metavar="MODULE",
-    help="Rules of your own as well: a module or the path of a .py file. May be given several times.",
-)  # fmt: skip
+_RULES: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "MODULE",
+    "help": "Rules of your own as well: a module or the path of a .py file. May be given several times.",
+}
+rules_option = click.option("--rules", "rule_modules", **_RULES)
 """For commands that judge by rules or tell about them."""
+grouped_rules_option = option("--rules", "rule_modules", show_default=False, **_RULES)
+"""The same for a command whose options stand under headings."""
 
 
 POSITIVE = click.IntRange(min=1)

@@ -13,9 +13,10 @@ from forewarn.cli.multitask import multitask
 from forewarn.cli.option_groups import AT_LEAST_0 as _AT_LEAST_0
 from forewarn.cli.option_groups import POSITIVE as _POSITIVE
 from forewarn.cli.option_groups import GroupedCommand as _GroupedCommand
+from forewarn.cli.option_groups import grouped_rules_option as _rules_option
 from forewarn.cli.option_groups import option as _option
 from forewarn.cli.option_groups import options as _options
-from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, newest, output, torch_on
+from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, loaded_rules, newest, output, torch_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,6 +86,7 @@ command.add_command(multitask)
     _option("--weight-monitor-sample-size", type=_POSITIVE, default=1024, metavar="SIZE",
             help="Weights sampled per tensor for its update."),
     _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="How many tensors are named."),
+    _rules_option,
 )  # fmt: skip
 @_options(
     "Early stopping, on the validation loss after each epoch",
@@ -132,7 +134,7 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
       forewarn train lm --resume
     """
     settings["model_name"] = _model_name(ctx, settings)
-    options = _Settings(settings)
+    options = _Settings(settings | {"rules": loaded_rules(settings["rule_modules"])})
     torch = torch_on(options.device)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -231,7 +233,7 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
     )
     callbacks: list[Callback] = [evaluation, stopping] if options.early_stopping else [evaluation]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler)
+    return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler, rules=options.rules)
 
 
 def _conclude(trainer: Trainer) -> None:

@@ -57,6 +57,7 @@ class Trainer:
         *,
         scheduler: Any = None,
         views: Sequence[View] | None = None,
+        rules: Sequence[Any] = (),
     ) -> None:
         self.config = TrainerConfig.from_dict(config or {}) if not isinstance(config, TrainerConfig) else config
         self.model = model.to(self.config.device)
@@ -67,6 +68,8 @@ class Trainer:
         """Steps once per optimizer step; a `ReduceLROnPlateau` after each epoch, by the validation loss."""
         self.views = views
         """The views of the run; None for a progress line and alerts."""
+        self.rules = rules
+        """Rules of the user's own, as `watch` takes them."""
         self.monitor: Monitor | None = None
         self.step = 0
         """Optimizer steps done."""
@@ -303,6 +306,7 @@ class Trainer:
             views=self._views(data) if self.views is None else self.views,
             scaler=self.scaler,
             resume=resume,
+            rules=self.rules,
         )
 
     def _views(self, data: Iterable[Batch]) -> list[View]:
