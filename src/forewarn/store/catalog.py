@@ -82,11 +82,6 @@ class Catalog:
             self.patterns.append(self._pattern(bool(shared), np.frombuffer(packed, LAYOUT_IDS).tolist()))
             self._table = None
 
-    @property
-    def names(self) -> list[str]:
-        """In the order of their first appearance."""
-        return list(self._by_name)
-
     def layouts_of(self, name: str) -> list[Layout]:
         return self._by_name.get(name, [])
 

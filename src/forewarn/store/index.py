@@ -27,6 +27,14 @@ class Index:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def until(self, row: int) -> Index:
+        """The same without the rows from `row` on."""
+        if row >= len(self):
+            return self
+        last_time = row if self.begins is None else int(self.begins[row])
+        begins = None if self.begins is None else self.begins[:row]
+        return Index(self.steps[:row], self.patterns[:row], self.times[:last_time], begins)
+
     def times_of(self, row: int, num_times: int) -> NDArray[np.float64]:
         begin = row if self.begins is None else int(self.begins[row])
         return self.times[begin : begin + num_times]
