@@ -38,7 +38,9 @@ class Extent:
             "SELECT time, kind, data FROM events WHERE kind = 'resume' ORDER BY id DESC LIMIT ?", [num_resumes]
         ).fetchall()
         if len(resumes) != num_resumes or any(event_from(*row).data.get("deleted") != 0 for row in resumes):
-            raise ResumedError("it was resumed by another process while it was read, from an earlier step; read it again")
+            raise ResumedError(
+                "it was resumed by another process while it was read, from an earlier step; read it again"
+            )
 
 
 def extent_of(connection: sqlite3.Connection, num_rows: int, num_layouts: int) -> Extent:

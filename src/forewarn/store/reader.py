@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
-from forewarn.store.chunks import column_of
+from forewarn.store.chunks import column_of, num_values
 from forewarn.store.errors import RunError, UnknownSeriesError
 from forewarn.store.extent import Extent, extent_of
 from forewarn.store.histogram_table import StoredHistograms, histograms_of, names_in
@@ -253,10 +253,10 @@ class Run:
         self, connection: sqlite3.Connection, index: Index, layout: Layout, column: int
     ) -> tuple[Occurrences, Values]:
         places = occurrences(index, self._catalog, layout.id)
-        values = column_of(connection, layout.id, layout.num_scopes, column)
-        values.append(column_in_tail(connection, self._catalog, layout.id, column))
-        if sum(len(part) for part in values) != len(places.rows):
+        in_tail = column_in_tail(connection, self._catalog, layout.id, column)
+        if num_values(connection, layout.id) + len(in_tail) != len(places.rows):
             raise RunError(f"values of {layout.name} are missing: the database is damaged")
+        values = [*column_of(connection, layout.id, layout.num_scopes, column), in_tail]
         return places, np.concatenate(values)
 
     def _records(self, kind: str, read: Callable[[float, int, str], T]) -> list[T]:

@@ -13,7 +13,7 @@ from forewarn.store.catalog import Catalog
 from forewarn.store.chunks import FLOATS, chunks_between, read_chunk
 from forewarn.store.errors import RunError
 from forewarn.store.index import Index, occurrences
-from forewarn.store.tail import by_layout, rows_between
+from forewarn.store.tail import by_layout, num_bytes_between, rows_between
 from forewarn.types import Block, Values
 
 Reading = Callable[[], AbstractContextManager[tuple[sqlite3.Connection, Catalog, Index]]]
@@ -90,6 +90,9 @@ def _layouts_between(catalog: Catalog, index: Index, first: int, end: int) -> se
 def _from_tail(
     connection: sqlite3.Connection, catalog: Catalog, index: Index, first: int, end: int
 ) -> dict[int, Values]:
+    num_values = catalog.table.num_values[index.patterns[first:end]].sum()
+    if num_bytes_between(connection, first, end) != num_values * FLOATS.itemsize:
+        raise RunError(f"rows {first} to {end - 1} are damaged: {num_values} values were expected")
     rows = rows_between(connection, first, end)
     if [row.pattern for row in rows] != index.patterns[first:end].tolist():
         raise RunError(f"rows {first} to {end - 1} are damaged: they are not those that were there before")
@@ -102,7 +105,11 @@ def _from_chunks(
     """The values of one layout in a window, as [occurrences, scopes]."""
     num_scopes = catalog.layouts[layout].num_scopes
     parts: list[Values] = []
+    last = -1
     for chunk in chunks_between(connection, layout, first, end):
+        if chunk.first <= last:
+            raise RunError(f"rows {chunk.first} to {last} are damaged: two chunks of layout {layout} hold them")
+        last = chunk.last
         rows = occurrences(index, catalog, layout, chunk.first, chunk.last + 1).rows
         if len(rows) != chunk.count:
             raise RunError(f"rows {chunk.first} to {chunk.last} are damaged: {len(rows)} values were expected")
