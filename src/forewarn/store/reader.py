@@ -227,6 +227,8 @@ class Run:
         except sqlite3.ProgrammingError:  # closed, or used from another thread: not the run's fault
             raise
         except (sqlite3.Error, IndexError, OverflowError, TypeError, ValueError) as error:
+            if (advice := _advice(error)) is not None:
+                raise RunError(f"{self.path} cannot be read ({error}): {advice}") from error
             raise RunError(f"{self.path} cannot be read: {database.NAME} is damaged or in use ({error})") from error
 
     def _index(self, connection: sqlite3.Connection) -> Index:
@@ -288,7 +290,8 @@ def open_run(path: str | Path) -> Run:
     try:
         return Run(path, description, _opened(file))
     except (OSError, sqlite3.Error) as error:
-        raise RunError(f"{file} cannot be opened ({error}): {_advice(error)}") from error
+        advice = _advice(error) or "it is damaged; restore it from a copy"
+        raise RunError(f"{file} cannot be opened ({error}): {advice}") from error
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -307,7 +310,8 @@ def _opened(file: Path) -> sqlite3.Connection:
     return connection
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception) -> str | None:
+    """What to do if a run cannot be read just now or just here; None if it is damaged."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_READONLY:
             return "its writer was killed; try again in a minute, or copy its directory to where you may write"
@@ -315,7 +319,7 @@ def _advice(error: Exception) -> str:
             return "the run was not closed and is read-only; copy its directory to where you may write"
         case sqlite3.SQLITE_BUSY:
             return "another process holds it; try again in a minute"
-    return "it is damaged; restore it from a copy"
+    return None
 
 
 def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Values]:
