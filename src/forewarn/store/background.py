@@ -33,6 +33,8 @@ _ITEM_BYTES = 256
 _MOST_BYTES = 64 << 20
 """Most bytes held in memory for a slow or full disk; further rows are dropped."""
 _STOP_SECONDS = 60.0
+_RUN_INODES = 5
+"""A directory, run.json, run.db, and SQLite's log with its index."""
 
 Item = tuple[str, Sequence[Any]]
 
@@ -241,9 +243,11 @@ class BackgroundWriter:
         what = "this run is not recorded" if self._beginning is None else "nothing is recorded"
         if isinstance(error, _SUPERSEDED):
             return f"the run in {directory} was begun or resumed by another process: this process records nothing more"
-        if _is_out_of_inodes(directory):
-            return f"the disk of {directory} has no inodes left (df -i): {what} until files are deleted there"
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        reason = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        has_no_room = reason == sqlite3.SQLITE_CANTOPEN or getattr(error, "errno", None) == errno.ENOSPC
+        if has_no_room and _is_out_of_inodes(directory):
+            return f"the disk of {directory} is out of inodes (df -i): {what} until files are deleted there"
+        if reason == sqlite3.SQLITE_FULL:
             return f"the disk of {directory} is full: {what} until there is room"
         if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
             return f"{directory} cannot be written (too many open files, see ulimit -n): {what} until some are closed"
@@ -260,10 +264,10 @@ def _leave(connection: sqlite3.Connection) -> None:
 
 
 def _is_out_of_inodes(directory: Path) -> bool:
-    """Whether the file system can hold no more files; SQLite only says that it cannot open one."""
+    """Whether the file system can hold no further run; SQLite only says that it cannot open a file."""
     try:
         directory = directory.absolute()
         status = os.statvfs(next(path for path in (directory, *directory.parents) if os.path.exists(path)))
     except (AttributeError, OSError):  # Windows, or a directory that is gone meanwhile
         return False
-    return status.f_files > 0 and status.f_favail == 0
+    return 0 <= status.f_favail < _RUN_INODES < status.f_files

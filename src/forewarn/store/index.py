@@ -12,7 +12,7 @@ from forewarn.store.catalog import Catalog
 from forewarn.store.columns import MOST_ROWS, PATTERNS, STEPS, TIMES, Columns, joined, unpacked
 from forewarn.store.errors import RunError
 
-_MOST_REPEATED = 1 << 24
+_MOST_REPEATED = 1 << 22
 """Most occurrences of a metric that some rows hold several times, so that they fit in memory."""
 
 
