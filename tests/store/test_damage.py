@@ -217,7 +217,9 @@ def _a_wide_tail(connection: sqlite3.Connection) -> None:
         _a_layout_of_less_than_no_scopes, _a_wide_tail,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("read", [lambda run: list(run.steps()), lambda run: run.series("train/loss")])
+@pytest.mark.parametrize(
+    "read", [lambda run: list(run.steps()), lambda run: run.series("train/loss")], ids=["steps", "series"]
+)
 def test_a_run_that_claims_more_than_it_holds_is_damaged_and_takes_little_memory(stored, change, read):
     with _changed(stored) as connection:
         change(connection)

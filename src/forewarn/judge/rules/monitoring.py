@@ -89,7 +89,7 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
 
 @rule(
-    "X104", "store-failed", reads=("monitor/store_failed",),
+    "X104", "store-failed", reads=("monitor/store_failed",), keep=1,
     message="The run directory cannot be written: nothing is stored until it can be.",
     remedies=(
         advise("free_the_disk", "df -h, df -i and the permissions of the run directory show whether it is full or "
