@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from forewarn.store.background import INSERT_ROW, Item
 from forewarn.store.histogram_table import INSERT_DISTRIBUTION
 from forewarn.store.interning import Interning
 from forewarn.store.plain import storable
-from forewarn.types import Distribution
 
 Band = tuple[int, int, bytes, memoryview]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one call of `append` brought, copied."""
+class Row(NamedTuple):
+    """What one call of `append` brought, copied. A tuple, for it is made on the training thread at every step."""
 
     step: int
-    layouts: tuple[tuple[str, tuple[str, ...]], ...]
+    layouts: list[tuple[str, tuple[str, ...]]]
     """The name and the scopes of each block."""
     shared: bool
     """Whether all blocks have the same time."""
     times: bytes
     body: memoryview
-    histograms: tuple[tuple[Distribution, list[Band]], ...]
+    histograms: list[tuple[float, str, tuple[str, ...], list[Band]]]
+    """The time, name and scopes of each distribution, and its bands."""
 
 
 class Numbering:
@@ -48,7 +47,9 @@ class Numbering:
     def add(self, row: Row, put: Callable[[Sequence[Item], int], None]) -> None:
         """Hand the statements of a row to `put`, with their size, in the order of the rows' numbers."""
         with self._lock:
-            num_bytes = len(row.body) + sum(counts.nbytes for _, bands in row.histograms for *_, counts in bands)
+            num_bytes = len(row.body)
+            for *_, bands in row.histograms:
+                num_bytes += sum(counts.nbytes for *_, counts in bands)
             if self._interning is None:
                 self._waiting.append(row)
                 put([], num_bytes)
@@ -59,9 +60,8 @@ class Numbering:
         layouts = tuple([interning.layout(name, scopes) for name, scopes in row.layouts])
         pattern = interning.pattern(row.shared, layouts)
         items: list[Item] = [(INSERT_ROW, (self._num_rows, row.step, pattern, row.times, row.body))]
-        for distribution, bands in row.histograms:
-            scopes = interning.scopes(distribution.scopes)
-            columns = row.step, distribution.time, storable(distribution.name), scopes
+        for time, name, scopes, bands in row.histograms:
+            columns = row.step, time, storable(name), interning.scopes(scopes)
             items += [(INSERT_DISTRIBUTION, (*columns, *band)) for band in bands]
         self._num_rows += 1
         return [*interning.news(), *items]

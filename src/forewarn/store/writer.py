@@ -106,7 +106,7 @@ class RunWriter:
                     f"{block.name} of step {block.step} has {block.values.size} values for {len(block.scopes)} scopes;"
                     f" blocks of step {step} with one value for each scope are expected"
                 )
-        histograms = tuple([(distribution, list(bands(distribution))) for distribution in distributions])
+        histograms = [(one.time, one.name, one.scopes, list(bands(one))) for one in distributions]
         if background.full:
             background.drop()
             return
@@ -114,7 +114,7 @@ class RunWriter:
         shared = not blocks or times.count(times[0]) == len(times)
         body = _joined([block.values for block in blocks])
         packed = np.array(times[:1] if shared else times, TIMES).tobytes()
-        layouts = tuple([(block.name, block.scopes) for block in blocks])
+        layouts = [(block.name, block.scopes) for block in blocks]
         self._numbering.add(Row(int(step), layouts, shared, packed, body, histograms), background.put)
 
     def record(
