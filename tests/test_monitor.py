@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -249,6 +250,35 @@ def test_recording_that_fails_becomes_an_alert_and_training_goes_on(small, watch
     train(model, optimizer, monitor, 3)
     assert monitor.firing[0].name == "store-failed"
     monkeypatch.undo()
+
+
+def test_a_run_that_cannot_be_recorded_at_first_is_told_and_recorded_from_its_first_step_later(
+    small, watch, tmp_path, monkeypatch, caplog
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model, optimizer = small
+    monkeypatch.setattr("forewarn.store.background._RETRY_SECONDS", 0.02)
+    with monkeypatch.context() as patch:
+        patch.setattr("forewarn.store.writer.Path.mkdir", refuse)
+        monitor = watch(model, optimizer, run=tmp_path / "r")
+        train(model, optimizer, monitor, 3)
+    assert monitor.firing[0].name == "store-failed"
+    [stopped] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "No space left on device): this run is not recorded until it can; training goes on" in stopped
+    end = time.monotonic() + 20
+    while monitor._writer.failure is not None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    train(model, optimizer, monitor, 60)
+    assert "store-failed" not in [alert.name for alert in monitor.firing]
+    assert f"recording goes on: {tmp_path / 'r'} can be written again" in caplog.messages
+    monitor.close()
+    with forewarn.open_run(tmp_path / "r") as run:
+        assert run.series("train/loss").steps.tolist() == list(range(63))
+        assert run.series("monitor/store_failed").values.tolist() == [1.0, 0.0]
+        assert repr(replay(run, Config.from_stored(run.config).rule_set()).alerts) == repr(monitor.alerts)
 
 
 def test_a_directory_that_cannot_be_made_becomes_an_alert(small, watch):

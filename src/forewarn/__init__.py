@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         detect_vanishing_gradients,
         monitor_scaled_dot_product_attention,
     )
-    from forewarn.store.errors import RunError
+    from forewarn.store.errors import ResumedError, RunError
     from forewarn.store.reader import Run, open_run
     from forewarn.types import (
         Action,
@@ -104,6 +104,7 @@ _HOMES = {
     "Schedule": "measure.schedule",
     "Run": "store.reader",
     "open_run": "store.reader",
+    "ResumedError": "store.errors",
     "RunError": "store.errors",
     "View": "views",
     "LiveView": "views.live",
@@ -175,6 +176,7 @@ __all__ = [
     "Reduce",
     "RefinedCoordinateCheck",
     "Remedy",
+    "ResumedError",
     "Rule",
     "Run",
     "RunError",

@@ -193,7 +193,7 @@ _CATALOGUE = (
     Metric("monitor/rule_failed", RULE, EVENT, "flag", MAX,
            "1 if a rule raised an error and was turned off: an alert, of which no reading is stored.", healthy=ZERO),
     Metric("monitor/store_failed", MONITOR, EVENT, "flag", MAX,
-           "1 at the step from which the run could no longer be written.", healthy=ZERO),
+           "1 at the step from which the run could not be written, 0 at that from which it could again.", healthy=ZERO),
     Metric("monitor/topk_grad", PARAMETER, MEASURED, "", L2,
            "In TensorBoard only: the gradient norm of the tensors that have a tag."),
     Metric("monitor/topk_frozen", PARAMETER, MEASURED, "", DERIVED,

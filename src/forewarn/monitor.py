@@ -369,10 +369,15 @@ class Monitor:
             for name, error in failed.items():
                 if self._writer is not None:
                     self._writer.event("probe_failed", probe=name, error=error)
-        if self._writer is not None and self._writer.failure and "store" not in self._told:
+        failure = None if self._writer is None else self._writer.failure
+        if failure is not None and "store" not in self._told:
             self._told.add("store")
-            _log.warning("recording stopped: %s; training goes on", self._writer.failure)
+            _log.warning("recording stopped: %s; training goes on", failure)
             yield Reading("monitor/store_failed", ("",), 1.0)
+        if self._writer is not None and failure is None and "store" in self._told:
+            self._told.remove("store")
+            _log.warning("recording goes on: %s can be written again", self._writer.path)
+            yield Reading("monitor/store_failed", ("",), 0.0)
 
     def _keep_what_was_logged(self) -> None:
         """Take what was logged since the last step into that step."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +110,121 @@ def test_damage_is_met_with_a_sentence(stored, statement):
     connection.close()
     with pytest.raises(RunError, match="run"), open_run(stored) as run:
         _read_all(run)
+
+
+_MOST_MEMORY = 48 << 20
+"""Bytes that reading a small run may take, whatever it says of itself."""
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < _MOST_MEMORY
+    finally:
+        tracemalloc.stop()
+
+
+@contextmanager
+def _changed(stored: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(stored / "run.db")
+    yield connection
+    connection.commit()
+    connection.close()
+
+
+def _zlib(lowest: int, width: int, size: int, num_bytes: int) -> bytes:
+    """A histogram of format 1."""
+    return zlib.compress(bytes([lowest, width, size]) + bytes(num_bytes), 9)
+
+
+@pytest.mark.parametrize(
+    ("count", "blob"),
+    [
+        pytest.param(4, _zlib(0, 64, 8, 128 << 20), id="a bomb"),
+        pytest.param((128 << 20) // (8 * 129), _zlib(0, 64, 8, 128 << 20), id="a bomb that keeps its promise"),
+        pytest.param(1 << 62, _zlib(0, 64, 8, 100), id="a number of scopes that is too large"),
+        pytest.param(4, _zlib(0, 64, 8, 4 * 129 * 8 - 1), id="a byte too few"),
+        pytest.param(4, _zlib(0, 64, 8, 4 * 129 * 8 + 1), id="a byte too many"),
+        pytest.param(4, _zlib(0, 64, 8, 4 * 129 * 8)[:-1], id="no end"),
+        pytest.param(4, _zlib(0, 64, 8, 4 * 129 * 8) + b"more", id="something behind"),
+        pytest.param(4, _zlib(0, 64, 0, 0), id="counts of no bytes"),
+        pytest.param(4, _zlib(63, 64, 1, 4 * 129), id="bins that there are not"),
+        pytest.param(4, b"\x78", id="one byte"),
+        pytest.param(1 << 62, bytes([1, 0, 64, 8]) + bytes(200), id="format 2, a number of scopes that is too large"),
+    ],
+)
+def test_a_histogram_that_is_not_as_large_as_it_says_is_damaged(stored, count, blob):
+    with _changed(stored) as connection:
+        (scopes,) = connection.execute("SELECT id FROM scopes WHERE names LIKE '%weight%'").fetchone()
+        connection.execute(
+            "INSERT INTO distributions VALUES (1, 1, 0.0, 'weight/histogram', ?, 0, ?, ?)", [scopes, count, blob]
+        )
+    with open_run(stored) as run, _little_memory(), pytest.raises(RunError, match="a histogram is damaged"):
+        run.histograms("weight/histogram", LAYERS[0])
+
+
+def _empty_rows(connection: sqlite3.Connection) -> None:
+    """Billions of rows in a few bytes each: evenly spaced steps, one pattern, and no times."""
+    connection.execute("INSERT INTO patterns SELECT max(id) + 1, 1, x'' FROM patterns")
+    (pattern,) = connection.execute("SELECT max(id) FROM patterns").fetchone()
+    packed = np.array([400, 1], "<i8").tobytes(), np.array([pattern], "<i4").tobytes(), b""
+    for number in range(2000):
+        first = 400 + number * (1 << 18)
+        connection.execute("INSERT INTO spans VALUES (?, ?, 0, ?, ?, ?)", [first, first + (1 << 18) - 1, *packed])
+
+
+def _overlapping_spans(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO patterns SELECT max(id) + 1, 1, x'' FROM patterns")
+    (pattern,) = connection.execute("SELECT max(id) FROM patterns").fetchone()
+    packed = np.array([400, 1], "<i8").tobytes(), np.array([pattern], "<i4").tobytes(), b""
+    for number in range(2000):
+        connection.execute("INSERT INTO spans VALUES (?, ?, 0, ?, ?, ?)", [400 + number, 200_000 + number, *packed])
+
+
+def _one_layout_many_times(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE patterns SET layouts = zeroblob(400000), shared = 1")
+
+
+def _one_band_for_many_chunks(connection: sqlite3.Connection) -> None:
+    (layout,) = connection.execute("SELECT layout FROM chunks ORDER BY count DESC LIMIT 1").fetchone()
+    connection.execute("DELETE FROM chunks WHERE layout = ?", [layout])
+    connection.execute("INSERT INTO bands VALUES (1000000, zeroblob(4000000))")
+    connection.executemany(
+        "INSERT INTO chunks (layout, first, last, count, level, band, band_scopes) VALUES (?, ?, ?, ?, 0, 1000000, 1)",
+        [(layout, row, row + 100_000, 1_000_000) for row in range(400)],
+    )
+
+
+def _a_layout_of_many_scopes(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE layouts SET num_scopes = 1 << 27")
+
+
+def _a_layout_of_less_than_no_scopes(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE layouts SET num_scopes = -1")
+
+
+def _a_wide_tail(connection: sqlite3.Connection) -> None:
+    for row in range(400, 500):
+        connection.execute("INSERT INTO tail VALUES (?, ?, 0, zeroblob(8), zeroblob(1000000))", [row, row])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _empty_rows, _overlapping_spans, _one_layout_many_times, _one_band_for_many_chunks, _a_layout_of_many_scopes,
+        _a_layout_of_less_than_no_scopes, _a_wide_tail,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "read", [lambda run: list(run.steps()), lambda run: run.series("train/loss")], ids=["steps", "series"]
+)
+def test_a_run_that_claims_more_than_it_holds_is_damaged_and_takes_little_memory(stored, change, read):
+    with _changed(stored) as connection:
+        change(connection)
+    with open_run(stored) as run, _little_memory(), pytest.raises(RunError, match="damaged"):
+        read(run)
 
 
 def test_flipped_bytes_are_met_with_a_sentence_or_not_at_all(stored, tmp_path):

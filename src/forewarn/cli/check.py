@@ -46,28 +46,31 @@ def command(
       3  the run or the config cannot be read
       64 a wrong command line
     """
-    from forewarn.cli.terminal import Failure, busy, loaded_rules, opened, print_json, show
+    from forewarn.cli.terminal import Failure, busy, from_run, loaded_rules, print_json, show
     from forewarn.cli.verdict import as_json, as_text
     from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
-    from forewarn.store import RunError
+    from forewarn.store import ResumedError
 
     own = loaded_rules(rule_modules)
-    with opened(run) as stored:
-        config = None
-        if config_path:
-            config, own = _loaded(config_path, stored, own)
+
+    def judged(stored: Run) -> int:
+        config, rules = _loaded(config_path, stored, own) if config_path else (None, own)
         try:
             with busy(f"Judging {stored.num_steps} steps"):
-                settings = config or Config.from_stored(stored.config, own)
-                diagnosis = replay(stored, settings.rule_set(own))
-        except (RunError, TypeError, ValueError) as error:
+                settings = config or Config.from_stored(stored.config, rules)
+                diagnosis = replay(stored, settings.rule_set(rules))
+        except ResumedError:
+            raise
+        except (TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
         if wants_json:
             print_json(as_json(stored, diagnosis))
         else:
             show(as_text(stored, diagnosis, rule_modules))
-    ctx.exit(diagnosis.exit_code)
+        return diagnosis.exit_code
+
+    ctx.exit(from_run(run, judged))
 
 
 def _loaded(path: Path, run: Run, own: tuple[Rule, ...]) -> tuple[Config, tuple[Rule, ...]]:

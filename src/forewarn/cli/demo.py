@@ -106,7 +106,7 @@ def _conclude(console: Console, path: Path, losses: list[float], fault_at: int |
     from rich.padding import Padding
     from rich.text import Text
 
-    from forewarn.cli.terminal import loaded_rules, opened, show
+    from forewarn.cli.terminal import from_run, loaded_rules, show
     from forewarn.cli.verdict import alert_lines, folded, next_commands, what_to_do
     from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
@@ -114,8 +114,7 @@ def _conclude(console: Console, path: Path, losses: list[float], fault_at: int |
     from forewarn.views.wording import literal
 
     own = loaded_rules(())
-    with opened(path) as run:
-        diagnosis = replay(run, Config.from_stored(run.config, own).rule_set(own))
+    diagnosis = from_run(path, lambda run: replay(run, Config.from_stored(run.config, own).rule_set(own)))
     parts: list[RenderableType] = [Text("\nWhat happened", style="bold")]
     parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(losses, fault_at, diagnosis.alerts)]
     for cause, symptoms in [pair for pair in folded(diagnosis) if pair[0].worst.severity > Severity.INFO][:1]:

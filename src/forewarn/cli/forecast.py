@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forewarn.judge.forecast import Forecast, LossCurve
+    from forewarn.store import Run, StoredSeries
 
 NEARLY_OVER = 1.05
 """Times the steps made that the declared ones must be, for what is left of them to be a future."""
@@ -37,15 +38,16 @@ def command(run: Path, step_ahead: int | None, target: float | None, as_json: bo
     """
     import dataclasses
 
-    from forewarn.cli.terminal import Failure, opened, print_json, reading, show
+    from forewarn.cli.terminal import Failure, from_run, print_json, show
     from forewarn.judge.forecast import LossCurve, forecast
     from forewarn.judge.remedies import declared
 
-    with opened(run) as stored, reading():
+    def recorded(stored: Run) -> tuple[StoredSeries, float]:
         if "train/loss" not in stored.names():
             raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
-        losses = stored.series("train/loss")
-        total = declared(stored.info, "total_steps")
+        return stored.series("train/loss"), declared(stored.info, "total_steps")
+
+    losses, total = from_run(run, recorded)
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
     if step_ahead is None and len(losses.steps):
         step_ahead = _if_ahead(total, int(losses.steps[-1]))

@@ -36,7 +36,7 @@ def command(runs: Path) -> None:
       forewarn ls
       forewarn ls /data/experiments
     """
-    from forewarn.cli.terminal import Failure, output, quiet_table, show
+    from forewarn.cli.terminal import Failure, from_run, output, quiet_table, show
     from forewarn.store import list_runs
     from forewarn.views.wording import literal
 
@@ -53,7 +53,7 @@ def command(runs: Path) -> None:
     unreadable: list[str] = []
     for path in paths:
         try:
-            run, model, *cells = _row(path)
+            run, model, *cells = from_run(path, _row)
             table.add_row(run, *([model] if is_wide else []), *cells)
         except Failure as error:
             unreadable.append(str(error))
@@ -61,27 +61,25 @@ def command(runs: Path) -> None:
     show(table, *errors, "\nJudge one: forewarn check RUN", console=console)
 
 
-def _row(path: Path) -> list[Text]:
+def _row(run: Run) -> list[Text]:
     from rich.text import Text
 
-    from forewarn.cli.terminal import opened, reading
     from forewarn.types import counted, in_words
     from forewarn.views.wording import STYLES, short
 
-    with opened(path) as run, reading():
-        has_loss = "train/loss" in run.names()
-        losses = run.series("train/loss").values.tolist() if has_loss else []
-        alerts, state = run.alerts(), state_of(run)
-        worst = max((alert.severity for alert in alerts), default=None)
-        return [
-            Text(short(str(path))),
-            Text(short(run.info.model)),
-            Text(str(run.num_steps)),
-            Text(in_words(losses[-1]) if losses else "–"),
-            Text(state, style=_STYLES[state]),
-            Text(counted(alerts) or "none", style=STYLES[worst] if worst else "dim"),
-            Text(_age(run.updated or run.info.started), style="dim"),
-        ]
+    has_loss = "train/loss" in run.names()
+    losses = run.series("train/loss").values.tolist() if has_loss else []
+    alerts, state = run.alerts(), state_of(run)
+    worst = max((alert.severity for alert in alerts), default=None)
+    return [
+        Text(short(str(run.path))),
+        Text(short(run.info.model)),
+        Text(str(run.num_steps)),
+        Text(in_words(losses[-1]) if losses else "–"),
+        Text(state, style=_STYLES[state]),
+        Text(counted(alerts) or "none", style=STYLES[worst] if worst else "dim"),
+        Text(_age(run.updated or run.info.started), style="dim"),
+    ]
 
 
 def state_of(run: Run) -> str:

@@ -50,22 +50,22 @@ def command(run: Path, scope: str | None, step: int | None, metric: str | None, 
       forewarn show runs/demo --metric '/shape'
       forewarn show runs/demo --histogram blocks.0.attention.output.weight --step 180
     """
-    from forewarn.cli.terminal import show
+    from forewarn.cli.terminal import from_run, show
 
     wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
     if histogram is not None:
         if metric is not None or scope is not None:
             raise click.UsageError("--histogram names one tensor and shows all of it; leave out --metric and --scope")
-        show(*_histograms(run, step, histogram))
+        show(*from_run(run, lambda stored: _histograms(stored, step, histogram)))
     else:
-        show(*_picture(run, step, wanted_scope, wanted_metric))
+        show(*from_run(run, lambda stored: _picture(stored, step, wanted_scope, wanted_metric)))
 
 
-def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType]:
+def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
     """Every histogram of a tensor, each with its shape in words and its percentiles."""
     from rich.text import Text
 
-    from forewarn.cli.terminal import Failure, opened, output, reading
+    from forewarn.cli.terminal import Failure, output
     from forewarn.store.errors import UnknownSeriesError
     from forewarn.views.bars import ASCII_BARS, BARS
     from forewarn.views.histogram import picture, words
@@ -73,25 +73,24 @@ def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType
 
     options = output().options
     parts: list[RenderableType] = []
-    with opened(path) as run, reading():
-        names = run.distributions()
-        if not names:
-            raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
-        for name in names:
-            try:
-                histograms = run.histograms(name, scope)
-            except UnknownSeriesError as error:
-                raise Failure(str(error)) from error
-            early = [index for index, number in enumerate(histograms.steps.tolist()) if step is None or number <= step]
-            if not early:
-                continue
-            newest = early[-1]
-            title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
-            title += f"step {histograms.steps[newest]}{_instead_of(step, int(histograms.steps[newest]))}\n"
-            bars = ASCII_BARS if options.ascii_only else BARS
-            drawn = picture(histograms.counts[newest], int(histograms.zeros[newest]), options.max_width, bars)
-            description = words(*_spread(run, name.removesuffix("/histogram"), scope, int(histograms.steps[newest])))
-            parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, description), Text()]
+    names = run.distributions()
+    if not names:
+        raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
+    for name in names:
+        try:
+            histograms = run.histograms(name, scope)
+        except UnknownSeriesError as error:
+            raise Failure(str(error)) from error
+        early = [index for index, number in enumerate(histograms.steps.tolist()) if step is None or number <= step]
+        if not early:
+            continue
+        newest = early[-1]
+        title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
+        title += f"step {histograms.steps[newest]}{_instead_of(step, int(histograms.steps[newest]))}\n"
+        bars = ASCII_BARS if options.ascii_only else BARS
+        drawn = picture(histograms.counts[newest], int(histograms.zeros[newest]), options.max_width, bars)
+        description = words(*_spread(run, name.removesuffix("/histogram"), scope, int(histograms.steps[newest])))
+        parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, description), Text()]
     if not parts:
         raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
     return parts[:-1]
@@ -126,28 +125,26 @@ def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[s
 
 
 def _picture(
-    path: Path, step: int | None, scope: re.Pattern[str] | None, metric: re.Pattern[str] | None
+    run: Run, step: int | None, scope: re.Pattern[str] | None, metric: re.Pattern[str] | None
 ) -> list[RenderableType]:
     """The step, its key numbers and its table of layers."""
     from rich.text import Text
 
-    from forewarn.cli.terminal import opened, reading
     from forewarn.metrics import catalogue_of
     from forewarn.views.wording import short
 
-    with opened(path) as run, reading():
-        catalogue = catalogue_of(run.info)
-        names = _chosen(run, metric, catalogue)
-        measured = _measured_step(run, names, step)
-        rows = itertools.takewhile(lambda row: row[0] == measured, run.steps(measured))
-        recorded = [block for _, of_step in rows for block in of_step]
-        blocks = [block for block in recorded if not metric or metric.search(block.name)]
-        with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
-        ratio = _update_ratio(run, measured, recorded) if with_ratios else []
-        last_step = run.last_step
+    catalogue = catalogue_of(run.info)
+    names = _chosen(run, metric, catalogue)
+    measured = _measured_step(run, names, step)
+    rows = itertools.takewhile(lambda row: row[0] == measured, run.steps(measured))
+    recorded = [block for _, of_step in rows for block in of_step]
+    blocks = [block for block in recorded if not metric or metric.search(block.name)]
+    with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
+    ratio = _update_ratio(run, measured, recorded) if with_ratios else []
+    last_step = run.last_step
     of = f" of {last_step}" if last_step != measured else ""
     parts: list[RenderableType] = [
-        Text.assemble((short(str(path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
+        Text.assemble((short(str(run.path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
     ]
     of_the_run = [block for block in blocks if _is_of_the_run(block.name, block.scopes, catalogue)]
     parts += _key_numbers(of_the_run, catalogue)

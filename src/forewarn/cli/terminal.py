@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from forewarn.store import Run
 
 
+T = TypeVar("T")
+
 PLAIN_WIDTH = 160
 """Columns of a file or a pipe, unless the environment says COLUMNS."""
 
+
+_MOST_READS = 20
+"""Times that a run is read again because it was resumed from an earlier step meanwhile."""
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as a shell expects it."""
@@ -82,15 +87,22 @@ def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
         raise Failure(str(error)) from error
 
 
-@contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Turns what a damaged run raises while it is read into a Failure."""
-    from forewarn.store import RunError
+def from_run(path: Path, read: Callable[[Run], T]) -> T:
+    """What `read` gets out of the run at a path, which it sees as it is now even if it is being written.
 
-    try:
-        yield
-    except RunError as error:
-        raise Failure(str(error)) from error
+    If the run is resumed from an earlier step meanwhile, `read` is called again. A damaged run is a Failure.
+    """
+    from forewarn.store import ResumedError, RunError
+
+    for _ in range(_MOST_READS):
+        try:
+            with opened(path) as run:
+                return read(run.freeze())
+        except ResumedError:
+            continue
+        except RunError as error:
+            raise Failure(str(error)) from error
+    raise Failure(f"{path} was resumed from an earlier step {_MOST_READS} times while it was read; try again later")
 
 
 def busy(words: str) -> contextlib.AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.store.errors import RunError
+from forewarn.store.errors import ResumedError, RunError
 from forewarn.store.histogram_table import StoredHistograms
 from forewarn.store.listing import list_runs
 from forewarn.store.reader import Run, StoredSeries, open_run
@@ -12,6 +12,7 @@ from forewarn.store.writer import RunWriter
 __all__ = [
     "Change",
     "Event",
+    "ResumedError",
     "Run",
     "RunError",
     "RunWriter",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -31,25 +33,44 @@ _ITEM_BYTES = 256
 _MOST_BYTES = 64 << 20
 """Most bytes held in memory for a slow or full disk; further rows are dropped."""
 _STOP_SECONDS = 60.0
+_RUN_INODES = 5
+"""A directory, run.json, run.db, and SQLite's log with its index."""
 
 Item = tuple[str, Sequence[Any]]
 
 
 class SupersededError(Exception):
-    """Another process has resumed the run, so this one must not write to it."""
+    """Another process has begun or resumed the run, so this one must not write to it."""
+
+
+_SUPERSEDED = SupersededError, FileExistsError
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A database that is there to be written to."""
+
+    journal: str
+    generation: int
+    waiting: Sequence[Item] = ()
+    """Statements of rows that came before it was there."""
+
+
+Begin = Callable[[], Beginning]
 
 
 class BackgroundWriter:
     """Executes statements from the training thread, in order and in batches.
 
-    When the disk refuses, `failure` says so, what came is kept up to a limit, and the thread tries again.
+    When the disk refuses, `failure` says so, what came is kept up to a limit, and the thread tries again. That is so
+    from the start: `beginning` may be why the first call of `begin` failed, and then the thread calls it again.
     """
 
-    def __init__(self, database: Path, journal: str, generation: int) -> None:
+    def __init__(self, database: Path, begin: Begin, beginning: Beginning | Exception) -> None:
         self.failure: str | None = None
         self._database = database
-        self._journal = journal
-        self._generation = generation
+        self._begin = begin
+        self._beginning = None if isinstance(beginning, Exception) else beginning
         self._catalog = Catalog()
         self._changed = threading.Condition()
         self._items: list[Item] = []
@@ -63,9 +84,16 @@ class BackgroundWriter:
         self._urgent = False
         self._stopping = False
         self._superseded = False
+        if isinstance(beginning, Exception):
+            self.failure = self._sentence(beginning)
         self.process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="forewarn-store", daemon=True)
         self._thread.start()
+
+    @property
+    def journal(self) -> str | None:
+        """How SQLite journals; None while there is no database."""
+        return None if self._beginning is None else self._beginning.journal
 
     @property
     def full(self) -> bool:
@@ -142,7 +170,10 @@ class BackgroundWriter:
             return self._stopping
 
     def _opened(self) -> sqlite3.Connection:
-        connection = open_for_writing(self._database, self._journal)
+        if self._beginning is None:
+            self._beginning = self._begin()
+            self.put(self._beginning.waiting)
+        connection = open_for_writing(self._database, self._beginning.journal)
         self._measure_tail(connection)
         return connection
 
@@ -161,7 +192,7 @@ class BackgroundWriter:
         if not self._database.exists():  # SQLite would go on writing into a file that has no name any more
             raise FileNotFoundError("the database was removed")
         with transaction(connection):
-            if generation_of(connection) != self._generation:
+            if self._beginning is None or generation_of(connection) != self._beginning.generation:
                 raise SupersededError
             for statement, items in groupby(self._batch, itemgetter(0)):
                 connection.executemany(statement, [parameters for _, parameters in items])
@@ -200,11 +231,27 @@ class BackgroundWriter:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self.failure = _sentence(error, self._database.parent)
-            if isinstance(error, SupersededError):
+            self.failure = self._sentence(error)
+            if isinstance(error, _SUPERSEDED):
                 self._superseded = True
                 self._items, self._batch = [], []
             self._changed.notify_all()
+
+    def _sentence(self, error: Exception) -> str:
+        """What happened and until when nothing is recorded."""
+        directory = self._database.parent
+        what = "this run is not recorded" if self._beginning is None else "nothing is recorded"
+        if isinstance(error, _SUPERSEDED):
+            return f"the run in {directory} was begun or resumed by another process: this process records nothing more"
+        reason = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        has_no_room = reason == sqlite3.SQLITE_CANTOPEN or getattr(error, "errno", None) == errno.ENOSPC
+        if has_no_room and _is_out_of_inodes(directory):
+            return f"the disk of {directory} is out of inodes (df -i): {what} until files are deleted there"
+        if reason == sqlite3.SQLITE_FULL:
+            return f"the disk of {directory} is full: {what} until there is room"
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return f"{directory} cannot be written (too many open files, see ulimit -n): {what} until some are closed"
+        return f"{directory} cannot be written ({error}): {what} until it can"
 
 
 def _leave(connection: sqlite3.Connection) -> None:
@@ -216,9 +263,11 @@ def _leave(connection: sqlite3.Connection) -> None:
     connection.close()
 
 
-def _sentence(error: Exception, directory: Path) -> str:
-    if isinstance(error, SupersededError):
-        return f"the run in {directory} was resumed by another process: this process records nothing more"
-    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-        return f"the disk of {directory} is full: nothing is recorded until there is room"
-    return f"{directory} cannot be written ({error}): nothing is recorded until it can"
+def _is_out_of_inodes(directory: Path) -> bool:
+    """Whether the file system can hold no further run; SQLite only says that it cannot open a file."""
+    try:
+        directory = directory.absolute()
+        status = os.statvfs(next(path for path in (directory, *directory.parents) if os.path.exists(path)))
+    except (AttributeError, OSError):  # Windows, or a directory that is gone meanwhile
+        return False
+    return 0 <= status.f_favail < _RUN_INODES < status.f_files

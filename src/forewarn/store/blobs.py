@@ -27,6 +27,8 @@ _KIND = 1
 _HEADER = struct.Struct("<BBBB")
 """The kind of the blob, the first bin, the number of bins, the bytes of a count."""
 _CHECKSUM = struct.Struct("<I")
+_MOST_BYTES = 1 << 20
+"""Most bytes of counts in a blob; the largest that was ever written had 66 KB."""
 
 _ZLIB = 0x78
 """First byte of a blob of format 1, which is a zlib stream of all bytes, zeros included."""
@@ -75,6 +77,8 @@ def packed(header: bytes, counts: bytes) -> bytes:
 def unpacked(blob: bytes, num_scopes: int, place: int) -> tuple[Counts, int]:
     """The counts and the zeros of the scope at `place` among those of a blob. Raises RunError if it is damaged."""
     try:
+        if not 0 <= place < num_scopes:
+            raise ValueError(f"it is not of {num_scopes} scopes")
         find = _row_of_format_1 if blob[0] == _ZLIB else _row
         lowest, planes = find(blob, num_scopes, place)
         numbers = np.ascontiguousarray(planes.T).view(f"<u{len(planes)}").reshape(-1)
@@ -94,10 +98,10 @@ def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
         raise ValueError("its bytes are not those that were written")
     stored = np.frombuffer(blob, np.uint8)[_HEADER.size : end]
     row_bytes = 2 * width + 1
-    num_bytes = size * num_scopes * row_bytes
+    num_bytes = _num_bytes(size, num_scopes, row_bytes)
     num_places = -(-num_bytes // 8)
     begin = -(-num_places // 8)
-    if begin > len(stored):  # also a number of scopes that would take all the memory
+    if begin > len(stored):
         raise ValueError(f"it is not of {num_scopes} scopes")
     places, kept = _with_zeros(np.unpackbits(stored[:begin], count=num_places).view(np.bool_), stored[begin:])
     nonzero = np.unpackbits(places, count=num_bytes).view(np.bool_)
@@ -111,10 +115,21 @@ def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
 
 
 def _row_of_format_1(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
-    plain = zlib.decompress(blob)
-    lowest, width, size = _HEADER_OF_FORMAT_1.unpack_from(plain)
-    planes = np.frombuffer(plain, np.uint8, offset=_HEADER_OF_FORMAT_1.size)
-    return lowest, planes.reshape(size, num_scopes, 2 * width + 1)[:, place]
+    stream = zlib.decompressobj()
+    lowest, width, size = _HEADER_OF_FORMAT_1.unpack(stream.decompress(blob, _HEADER_OF_FORMAT_1.size))
+    num_bytes = _num_bytes(size, num_scopes, 2 * width + 1)
+    plain = stream.decompress(stream.unconsumed_tail, num_bytes + 1)  # one more than there should be
+    if len(plain) != num_bytes or not stream.eof or stream.unused_data:
+        raise ValueError(f"it is not of {num_scopes} scopes")
+    return lowest, np.frombuffer(plain, np.uint8).reshape(size, num_scopes, 2 * width + 1)[:, place]
+
+
+def _num_bytes(size: int, num_scopes: int, row_bytes: int) -> int:
+    """The bytes of counts in a blob. What it says of itself is checked before memory is taken for it."""
+    num_bytes = size * num_scopes * row_bytes
+    if not 0 < num_bytes <= _MOST_BYTES:
+        raise ValueError(f"it is not of {num_scopes} scopes")
+    return num_bytes
 
 
 def _without_zeros(numbers: Bytes) -> tuple[Bytes, Bytes]:

@@ -13,6 +13,9 @@ from forewarn.store.plain import decoded
 
 LAYOUT_IDS = np.dtype("<i4")
 
+_MOST_VALUES = 1 << 28
+"""Most values in a row: a GB, the most that SQLite stores in one blob."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -69,7 +72,8 @@ class Catalog:
         for id, name, scopes_id, num_scopes in connection.execute(
             "SELECT id, name, scopes, num_scopes FROM layouts WHERE id >= ? ORDER BY id", [len(self.layouts)]
         ):
-            if id != len(self.layouts) or not isinstance(name, str) or not isinstance(num_scopes, int):
+            is_count = isinstance(num_scopes, int) and 0 <= num_scopes <= _MOST_VALUES
+            if id != len(self.layouts) or not isinstance(name, str) or not is_count:
                 raise RunError(f"layout {len(self.layouts)} is missing or damaged")
             layout = Layout(id, name, scopes_id, num_scopes)
             self.layouts.append(layout)
@@ -81,11 +85,6 @@ class Catalog:
                 raise RunError(f"pattern {len(self.patterns)} is missing or damaged")
             self.patterns.append(self._pattern(bool(shared), np.frombuffer(packed, LAYOUT_IDS).tolist()))
             self._table = None
-
-    @property
-    def names(self) -> list[str]:
-        """In the order of their first appearance."""
-        return list(self._by_name)
 
     def layouts_of(self, name: str) -> list[Layout]:
         return self._by_name.get(name, [])
@@ -132,4 +131,7 @@ class Catalog:
         for id in layouts:
             if not 0 <= id < len(self.layouts):
                 raise RunError(f"pattern {len(self.patterns)} is damaged: there is no layout {id}")
-        return Pattern(tuple(layouts), shared, sum(self.layouts[id].num_scopes for id in layouts))
+        num_values = sum(self.layouts[id].num_scopes for id in layouts)
+        if num_values > _MOST_VALUES:
+            raise RunError(f"pattern {len(self.patterns)} is damaged: it has {num_values} values")
+        return Pattern(tuple(layouts), shared, num_values)

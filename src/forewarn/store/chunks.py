@@ -60,10 +60,10 @@ def write_chunk(connection: sqlite3.Connection, layout: int, first: int, last: i
 
 def read_chunk(connection: sqlite3.Connection, chunk: Chunk, num_scopes: int) -> Values:
     """All values of a chunk, as [scopes, count]."""
-    bands = connection.execute(
-        "SELECT body FROM bands WHERE id >= ? AND id < ? ORDER BY id",
-        [chunk.band, chunk.band + chunk.num_bands(num_scopes)],
-    )
+    ids = [chunk.band, chunk.band + chunk.num_bands(num_scopes)]
+    sizes = connection.execute("SELECT sum(length(body)) FROM bands WHERE id >= ? AND id < ?", ids)
+    _check_size(sizes.fetchone()[0], chunk, num_scopes)
+    bands = connection.execute("SELECT body FROM bands WHERE id >= ? AND id < ? ORDER BY id", ids)
     return _matrix(b"".join(body for (body,) in bands), chunk, num_scopes)
 
 
@@ -90,6 +90,13 @@ def chunks_backwards(connection: sqlite3.Connection, layout: int) -> Iterator[Ch
     return (_chunk(row) for row in rows)
 
 
+def num_values(connection: sqlite3.Connection, layout: int) -> int:
+    """How many values each scope has, in all chunks."""
+    return int(
+        connection.execute("SELECT coalesce(sum(count), 0) FROM chunks WHERE layout = ?", [layout]).fetchone()[0]
+    )
+
+
 def column_of(connection: sqlite3.Connection, layout: int, num_scopes: int, column: int) -> list[Values]:
     """The values of one scope, chunk by chunk. Of each chunk only one band is read."""
     parts = []
@@ -102,7 +109,7 @@ def column_of(connection: sqlite3.Connection, layout: int, num_scopes: int, colu
         chunk = _chunk(row)
         before = column - column % chunk.band_scopes
         band = _matrix(body, chunk, min(chunk.band_scopes, num_scopes - before))
-        parts.append(band[column - before])
+        parts.append(band[column - before].copy())  # a view would keep the whole band
     return parts
 
 
@@ -116,6 +123,10 @@ def _chunk(row: list[int]) -> Chunk:
 
 
 def _matrix(body: bytes | None, chunk: Chunk, num_scopes: int) -> Values:
-    if not isinstance(body, bytes) or len(body) != num_scopes * chunk.count * FLOATS.itemsize:
+    _check_size(len(body) if isinstance(body, bytes) else None, chunk, num_scopes)
+    return np.frombuffer(body or b"", FLOATS).reshape(num_scopes, chunk.count)
+
+
+def _check_size(num_bytes: int | None, chunk: Chunk, num_scopes: int) -> None:
+    if (num_bytes or 0) != num_scopes * chunk.count * FLOATS.itemsize:
         raise RunError(f"rows {chunk.first} to {chunk.last} are damaged: values of layout {chunk.layout} are missing")
-    return np.frombuffer(body, FLOATS).reshape(num_scopes, chunk.count)

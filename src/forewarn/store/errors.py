@@ -7,6 +7,10 @@ class RunError(ValueError):
     """A path that holds no readable run. The message says what was found and what to do."""
 
 
+class ResumedError(RunError):
+    """A run that was resumed from an earlier step while it was read, so that what was read is no longer in it."""
+
+
 class UnknownSeriesError(KeyError):
     """A series that the run does not hold. Unlike a plain KeyError it prints its sentence without quotes."""
 

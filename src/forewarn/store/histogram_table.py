@@ -42,26 +42,29 @@ def teach_packing(connection: sqlite3.Connection) -> None:
     connection.create_function("packed", 2, packed, deterministic=True)
 
 
-def names_in(connection: sqlite3.Connection) -> dict[str, list[int]]:
-    """The metrics that have histograms, each with the numbers of its tuples of scopes, in the order of appearance."""
-    if not _has_table(connection):
+def names_in(connection: sqlite3.Connection, last: int) -> dict[str, list[int]]:
+    """The metrics that have histograms, each with the numbers of its tuples of scopes, in the order of appearance.
+
+    `last` is the number of the last blob to look at.
+    """
+    if not has_table(connection):
         return {}
     numbers: dict[str, list[int]] = {}
     for name, scopes in connection.execute(
-        "SELECT name, scopes FROM distributions GROUP BY name, scopes ORDER BY min(id)"
+        "SELECT name, scopes FROM distributions WHERE id <= ? GROUP BY name, scopes ORDER BY min(id)", [last]
     ):
         numbers.setdefault(name, []).append(scopes)
     return numbers
 
 
-def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, int]) -> StoredHistograms:
-    """The histograms of one scope; `places` is its position in each tuple of scopes that contains it."""
+def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, int], last: int) -> StoredHistograms:
+    """The histograms of one scope up to blob `last`; `places` is its position in each tuple that contains it."""
     rows: list[tuple[Any, ...]] = []
     for scopes, place in places.items():
         rows += connection.execute(
             "SELECT id, step, time, first, count, body, ? FROM distributions"
-            " WHERE name = ? AND scopes = ? AND first <= ? AND first + count > ?",
-            [place, name, scopes, place, place],
+            " WHERE name = ? AND scopes = ? AND first <= ? AND first + count > ? AND id <= ?",
+            [place, name, scopes, place, place, last],
         ).fetchall()
     rows.sort()
     entries = [(step, time, *unpacked(body, count, place - first)) for _, step, time, first, count, body, place in rows]
@@ -74,6 +77,6 @@ def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, i
     )
 
 
-def _has_table(connection: sqlite3.Connection) -> bool:
+def has_table(connection: sqlite3.Connection) -> bool:
     """Whether the run has a table of histograms; older runs do not."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'distributions'").fetchone())

@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.store.catalog import Catalog
-from forewarn.store.columns import PATTERNS, STEPS, TIMES, Columns, joined, unpacked
+from forewarn.store.columns import MOST_ROWS, PATTERNS, STEPS, TIMES, Columns, joined, unpacked
 from forewarn.store.errors import RunError
+
+_MOST_REPEATED = 1 << 22
+"""Most occurrences of a metric that some rows hold several times, so that they fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def until(self, row: int) -> Index:
+        """The same without the rows from `row` on."""
+        if row >= len(self):
+            return self
+        last_time = row if self.begins is None else int(self.begins[row])
+        begins = None if self.begins is None else self.begins[:row]
+        return Index(self.steps[:row], self.patterns[:row], self.times[:last_time], begins)
 
     def times_of(self, row: int, num_times: int) -> NDArray[np.float64]:
         begin = row if self.begins is None else int(self.begins[row])
@@ -45,7 +56,7 @@ class Occurrences:
 def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) -> Index:
     """The index of all compacted rows; `earlier` is the result of an earlier call, so that only new rows are read."""
     parts: list[Columns] = []
-    after = len(earlier)
+    after, num_empty = len(earlier), 0
     for first, last, *columns in connection.execute(
         "SELECT first, last, steps, patterns, times FROM spans WHERE last >= ? ORDER BY first", [after]
     ):
@@ -53,8 +64,13 @@ def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) 
         skipped = after - first  # a merged span may begin with rows that were read before
         if skipped < 0:
             raise RunError(f"rows {after} to {first - 1} are missing")
+        if parts and skipped > 0:
+            raise RunError(f"rows {first} to {after - 1} are damaged: two spans hold them")
         if _num_times(span.patterns, catalog) != len(span.times):
             raise RunError(f"rows {first} to {last} are damaged: their times do not add up")
+        num_empty += max(0, len(span) - len(span.times))
+        if num_empty > MOST_ROWS:  # a few bytes may stand for many of them
+            raise RunError(f"rows {first} to {last} are damaged: they and those before hold nothing")
         skipped_times = _num_times(span.patterns[:skipped], catalog)
         parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
         after = last + 1
@@ -93,6 +109,8 @@ def occurrences(index: Index, catalog: Catalog, layout: int, first: int = 0, end
     begins = (np.cumsum(counts) - counts)[patterns[rows]]
     if not once:  # a metric appended twice in one call
         repeats = counts[patterns[rows]]
+        if repeats.sum() > _MOST_REPEATED:
+            raise RunError(f"the database is damaged: layout {layout} occurs {repeats.sum()} times")
         rows, begins = np.repeat(rows, repeats), np.repeat(begins, repeats)
         begins += np.arange(len(rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return Occurrences(rows + first, places[begins], once)

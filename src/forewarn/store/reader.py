@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
-from forewarn.store.chunks import column_of
+from forewarn.store.chunks import column_of, num_values
 from forewarn.store.errors import RunError, UnknownSeriesError
+from forewarn.store.extent import Extent, extent_of
 from forewarn.store.histogram_table import StoredHistograms, histograms_of, names_in
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
@@ -46,7 +47,8 @@ class StoredSeries:
 class Run:
     """A stored run. Every call reads what is there at that moment, in one consistent state.
 
-    A run that is being written can be read at the same time. Not for use from several threads: open one for each.
+    A run that is being written can be read at the same time; `freeze` makes several calls agree. Not for use from
+    several threads: open one for each.
     """
 
     def __init__(self, path: Path, description: Manifest, connection: sqlite3.Connection) -> None:
@@ -58,6 +60,7 @@ class Run:
         self._generation = -1
         self._catalog = Catalog()
         self._behind = Index()
+        self._extent = Extent()
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +73,15 @@ class Run:
     def close(self) -> None:
         self._connection.close()
 
+    def freeze(self) -> Self:
+        """Let every later call see the run as it is now, while it is written further.
+
+        Nothing is locked. Raises ResumedError, now or later, once the run was resumed from an earlier step.
+        """
+        with self._reading() as connection:
+            self._extent = self._extent_now(connection, self._index(connection))
+        return self
+
     @property
     def end(self) -> tuple[str, float] | None:
         """Why and when the run ended; None while it runs, or if it was killed."""
@@ -81,26 +93,26 @@ class Run:
     @property
     def last_step(self) -> int | None:
         with self._reading() as connection:
-            steps = self._index(connection).steps
+            steps = self._index(connection).until(self._extent.rows).steps
         return int(steps.max()) if len(steps) else None
 
     @property
     def num_steps(self) -> int:
         """Number of distinct steps recorded."""
         with self._reading() as connection:
-            return len(np.unique(self._index(connection).steps))
+            return len(np.unique(self._index(connection).until(self._extent.rows).steps))
 
     @property
     def updated(self) -> float | None:
         """When the newest block was measured, in seconds since the epoch."""
         with self._reading() as connection:
-            times = self._index(connection).times
+            times = self._index(connection).until(self._extent.rows).times
         return float(times[-1]) if len(times) else None
 
     def names(self) -> list[str]:
         """The metrics of the run, in the order of their first appearance."""
         with self._reading():
-            return self._catalog.names
+            return self._names()
 
     def scopes(self, name: str) -> tuple[str, ...]:
         """What a metric was measured for, in the order of first appearance; `("",)` for the run as a whole."""
@@ -125,7 +137,10 @@ class Run:
             if not parts:
                 raise UnknownSeriesError(_unknown(f"scope of {name}", scope, list(other_scopes)))
             places, values = _in_order(parts)
-            return StoredSeries(steps_at(index, places), times_at(index, self._catalog, places), values)
+            end = int(np.searchsorted(places.rows, self._extent.rows))
+            return StoredSeries(
+                steps_at(index, places)[:end], times_at(index, self._catalog, places)[:end], values[:end]
+            )
 
     def distributions(self) -> dict[str, tuple[str, ...]]:
         """The metrics that have histograms, such as `gradient/histogram`, each with its scopes."""
@@ -136,13 +151,13 @@ class Run:
                         scope for number in numbers for scope in self._catalog.scopes_by(number, name, connection)
                     )
                 )
-                for name, numbers in names_in(connection).items()
+                for name, numbers in names_in(connection, self._extent.distributions).items()
             }
 
     def histograms(self, name: str, scope: str) -> StoredHistograms:
         """All histograms of one metric for one scope; about 0.1 ms each."""
         with self._reading() as connection:
-            metrics = names_in(connection)
+            metrics = names_in(connection, self._extent.distributions)
             if name not in metrics:
                 raise UnknownSeriesError(_unknown("metric with histograms", name, list(metrics)))
             tuples = {number: self._catalog.scopes_by(number, name, connection) for number in metrics[name]}
@@ -150,27 +165,27 @@ class Run:
             if not places:
                 candidates = list(dict.fromkeys(candidate for scopes in tuples.values() for candidate in scopes))
                 raise UnknownSeriesError(_unknown(f"scope of {name}", scope, candidates))
-            return histograms_of(connection, name, places)
+            return histograms_of(connection, name, places, self._extent.distributions)
 
     def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
         """The step and blocks of every call of `append`, in order and bit for bit.
 
         A step that was appended to twice comes twice. `start` leaves out the steps before it. The run is read piece by
         piece up to where it was when the iteration began; the values are views into such a piece and cannot be written.
+        Raises ResumedError if the run is resumed from an earlier step meanwhile.
         """
         with self._reading() as connection:
-            index = self._index(connection)
-            generation = self._generation
+            index = self._index(connection).until(self._extent.rows)
+            extent = self._extent_now(connection, index)
         selected = np.ones(len(index), np.bool_) if start is None else index.steps >= start
 
         @contextmanager
-        def reading() -> Iterator[sqlite3.Connection]:
+        def reading() -> Iterator[tuple[sqlite3.Connection, Catalog, Index]]:
             with self._reading() as connection:
-                if self._generation != generation:
-                    raise RunError("it was resumed by another process while it was read; read it again")
-                yield connection
+                extent.check(connection)
+                yield connection, self._catalog, self._compacted(connection)
 
-        return replay(reading, self._catalog, index, selected)
+        return replay(reading, index, selected)
 
     def alerts(self) -> list[Alert]:
         """The newest state of every episode, in the order in which they began."""
@@ -191,7 +206,10 @@ class Run:
 
     def events(self) -> list[Event]:
         with self._reading() as connection:
-            return [event_from(*row) for row in connection.execute("SELECT time, kind, data FROM events ORDER BY id")]
+            rows = connection.execute(
+                "SELECT time, kind, data FROM events WHERE id <= ? ORDER BY id", [self._extent.events]
+            )
+            return [event_from(*row) for row in rows]
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -201,38 +219,54 @@ class Run:
                 generation = database.generation_of(self._connection)
                 if generation != self._generation:
                     self._generation, self._catalog, self._behind = generation, Catalog(), Index()
+                self._extent.check(self._connection)
                 self._catalog.refresh(self._connection)
                 yield self._connection
         except RunError as error:
-            raise RunError(f"{self.path}: {error}") from error
+            raise type(error)(f"{self.path}: {error}") from error
         except sqlite3.ProgrammingError:  # closed, or used from another thread: not the run's fault
             raise
         except (sqlite3.Error, IndexError, OverflowError, TypeError, ValueError) as error:
+            if (advice := _advice(error)) is not None:
+                raise RunError(f"{self.path} cannot be read ({error}): {advice}") from error
             raise RunError(f"{self.path} cannot be read: {database.NAME} is damaged or in use ({error})") from error
 
     def _index(self, connection: sqlite3.Connection) -> Index:
+        """All rows, also those after the extent: a chunk may hold both."""
+        return with_tail(connection, self._catalog, self._compacted(connection))
+
+    def _compacted(self, connection: sqlite3.Connection) -> Index:
         self._behind = compacted(connection, self._catalog, self._behind)
-        return with_tail(connection, self._catalog, self._behind)
+        return self._behind
+
+    def _extent_now(self, connection: sqlite3.Connection, index: Index) -> Extent:
+        return extent_of(connection, len(index), len(self._catalog.layouts))
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(layout.name for layout in self._catalog.layouts[: self._extent.layouts]))
 
     def _layouts_of(self, name: str) -> list[Layout]:
-        layouts = self._catalog.layouts_of(name)
+        layouts = [layout for layout in self._catalog.layouts_of(name) if layout.id < self._extent.layouts]
         if not layouts:
-            raise UnknownSeriesError(_unknown("metric", name, self._catalog.names))
+            raise UnknownSeriesError(_unknown("metric", name, self._names()))
         return layouts
 
     def _column(
         self, connection: sqlite3.Connection, index: Index, layout: Layout, column: int
     ) -> tuple[Occurrences, Values]:
         places = occurrences(index, self._catalog, layout.id)
-        values = column_of(connection, layout.id, layout.num_scopes, column)
-        values.append(column_in_tail(connection, self._catalog, layout.id, column))
-        if sum(len(part) for part in values) != len(places.rows):
+        in_tail = column_in_tail(connection, self._catalog, layout.id, column)
+        if num_values(connection, layout.id) + len(in_tail) != len(places.rows):
             raise RunError(f"values of {layout.name} are missing: the database is damaged")
+        values = [*column_of(connection, layout.id, layout.num_scopes, column), in_tail]
         return places, np.concatenate(values)
 
     def _records(self, kind: str, read: Callable[[float, int, str], T]) -> list[T]:
         with self._reading() as connection:
-            rows = connection.execute("SELECT time, step, body FROM records WHERE kind = ? ORDER BY id", [kind])
+            rows = connection.execute(
+                "SELECT time, step, body FROM records WHERE kind = ? AND id <= ? ORDER BY id",
+                [kind, self._extent.records],
+            )
             return [read(*row) for row in rows]
 
 
@@ -256,7 +290,8 @@ def open_run(path: str | Path) -> Run:
     try:
         return Run(path, description, _opened(file))
     except (OSError, sqlite3.Error) as error:
-        raise RunError(f"{file} cannot be opened ({error}): {_advice(error)}") from error
+        advice = _advice(error) or "it is damaged; restore it from a copy"
+        raise RunError(f"{file} cannot be opened ({error}): {advice}") from error
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -275,7 +310,8 @@ def _opened(file: Path) -> sqlite3.Connection:
     return connection
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception) -> str | None:
+    """What to do if a run cannot be read just now or just here; None if it is damaged."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_READONLY:
             return "its writer was killed; try again in a minute, or copy its directory to where you may write"
@@ -283,7 +319,7 @@ def _advice(error: Exception) -> str:
             return "the run was not closed and is read-only; copy its directory to where you may write"
         case sqlite3.SQLITE_BUSY:
             return "another process holds it; try again in a minute"
-    return "it is damaged; restore it from a copy"
+    return None
 
 
 def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Values]:

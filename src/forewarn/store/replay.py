@@ -13,34 +13,33 @@ from forewarn.store.catalog import Catalog
 from forewarn.store.chunks import FLOATS, chunks_between, read_chunk
 from forewarn.store.errors import RunError
 from forewarn.store.index import Index, occurrences
-from forewarn.store.tail import by_layout, rows_between
+from forewarn.store.tail import by_layout, num_bytes_between, rows_between
 from forewarn.types import Block, Values
 
-Reading = Callable[[], AbstractContextManager[sqlite3.Connection]]
-"""Opens one read transaction."""
+Reading = Callable[[], AbstractContextManager[tuple[sqlite3.Connection, Catalog, Index]]]
+"""Opens one read transaction, with the catalog and the index of at least all compacted rows as they are in it."""
 
 _WINDOW_ROWS = 16384
 _WINDOW_BYTES = 32 << 20
 """Held in memory at once: enough that large chunks are not read too often."""
 
 
-def replay(
-    reading: Reading, catalog: Catalog, index: Index, selected: NDArray[np.bool_]
-) -> Iterator[tuple[int, list[Block]]]:
+def replay(reading: Reading, index: Index, selected: NDArray[np.bool_]) -> Iterator[tuple[int, list[Block]]]:
     """The step and the blocks of each selected row. `index` is the index when the replay began.
 
     Rows are read in windows, each in a transaction of its own: a slow consumer does not hold up the writer's log.
+    Between two of them rows may be compacted together with newer ones, which `index` does not have.
     """
     following = np.flatnonzero(selected)
     while len(following):
         first = int(following[0])
-        end = _window_end(catalog, index, first)
-        with reading() as connection:
+        with reading() as (connection, catalog, newest):
+            end = _window_end(catalog, index, first)
             oldest = connection.execute("SELECT min(row) FROM tail").fetchone()[0]
             if oldest is None or first < oldest:
                 end = end if oldest is None else min(end, oldest)
                 layouts = _layouts_between(catalog, index, first, end)
-                values = {layout: _from_chunks(connection, catalog, index, layout, first, end) for layout in layouts}
+                values = {layout: _from_chunks(connection, catalog, newest, layout, first, end) for layout in layouts}
             else:
                 values = _from_tail(connection, catalog, index, first, end)
             scopes = {layout: catalog.scopes_of(catalog.layouts[layout], connection) for layout in values}
@@ -91,6 +90,9 @@ def _layouts_between(catalog: Catalog, index: Index, first: int, end: int) -> se
 def _from_tail(
     connection: sqlite3.Connection, catalog: Catalog, index: Index, first: int, end: int
 ) -> dict[int, Values]:
+    num_values = catalog.table.num_values[index.patterns[first:end]].sum()
+    if num_bytes_between(connection, first, end) != num_values * FLOATS.itemsize:
+        raise RunError(f"rows {first} to {end - 1} are damaged: {num_values} values were expected")
     rows = rows_between(connection, first, end)
     if [row.pattern for row in rows] != index.patterns[first:end].tolist():
         raise RunError(f"rows {first} to {end - 1} are damaged: they are not those that were there before")
@@ -103,7 +105,11 @@ def _from_chunks(
     """The values of one layout in a window, as [occurrences, scopes]."""
     num_scopes = catalog.layouts[layout].num_scopes
     parts: list[Values] = []
+    last = -1
     for chunk in chunks_between(connection, layout, first, end):
+        if chunk.first <= last:
+            raise RunError(f"rows {chunk.first} to {last} are damaged: two chunks of layout {layout} hold them")
+        last = chunk.last
         rows = occurrences(index, catalog, layout, chunk.first, chunk.last + 1).rows
         if len(rows) != chunk.count:
             raise RunError(f"rows {chunk.first} to {chunk.last} are damaged: {len(rows)} values were expected")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,12 @@ def rows_between(connection: sqlite3.Connection, first: int, end: int) -> list[T
     return [TailRow(*row) for row in rows]
 
 
+def num_bytes_between(connection: sqlite3.Connection, first: int, end: int) -> int:
+    """The bytes of values in these rows, which SQLite knows without reading them."""
+    sizes = connection.execute("SELECT sum(length(body)) FROM tail WHERE row >= ? AND row < ?", [first, end])
+    return int(sizes.fetchone()[0] or 0)
+
+
 def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int, column: int) -> Values:
     """The values of one scope. SQLite cuts them out of the blobs, so that little is copied."""
     rows, positions, values = [], [], []
@@ -68,9 +75,9 @@ def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int
     owners = set(catalog.table.owners[catalog.table.members == layout].tolist())
     for number in used & owners:
         pattern = catalog.patterns[number]
-        widths = [catalog.layouts[id].num_scopes for id in pattern.layouts]
+        begins = [0, *accumulate(catalog.layouts[id].num_scopes for id in pattern.layouts)]
         for position in [index for index, id in enumerate(pattern.layouts) if id == layout]:
-            offset = (sum(widths[:position]) + column) * FLOATS.itemsize
+            offset = (begins[position] + column) * FLOATS.itemsize
             for row, size, value in connection.execute(
                 "SELECT row, length(body), substr(body, ?, ?) FROM tail WHERE pattern = ?",
                 [offset + 1, FLOATS.itemsize, number],

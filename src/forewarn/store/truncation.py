@@ -36,23 +36,23 @@ def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
                 _cut_chunks(connection, catalog, index, layout.id, cut)
             _cut_spans(connection, index, cut)
         connection.execute("DELETE FROM tail WHERE row >= ?", [cut])
-        connection.execute("DELETE FROM distributions WHERE step >= ?", [step])
+        deleted = len(index) - cut
+        for table in ("distributions", "records"):
+            deleted += connection.execute(f"DELETE FROM {table} WHERE step >= ?", [step]).rowcount
         connection.executemany(
             "INSERT INTO tail VALUES (?, ?, ?, ?, ?)",
             [(row.row, row.step, row.pattern, row.times, row.body) for row in late],
         )
         _forget_unused(connection, catalog, [*np.unique(index.patterns[:cut]), *(row.pattern for row in late)])
-        connection.execute("DELETE FROM records WHERE step >= ?", [step])
-        connection.execute(
-            "INSERT INTO events (time, kind, data) VALUES (?, 'resume', ?)", [now, encoded({"step": step})]
-        )
+        facts = encoded({"step": step, "deleted": deleted})
+        connection.execute("INSERT INTO events (time, kind, data) VALUES (?, 'resume', ?)", [now, facts])
         connection.execute("UPDATE generation SET number = number + 1")
 
 
 def _late_rows(connection: sqlite3.Connection, catalog: Catalog, index: Index, step: int, cut: int) -> list[TailRow]:
     selected = index.steps < step
     selected[:cut] = False
-    rows = replay(lambda: nullcontext(connection), catalog, index, selected)
+    rows = replay(lambda: nullcontext((connection, catalog, index)), index, selected)
     late = []
     for row, (number, (its_step, blocks)) in enumerate(zip(np.flatnonzero(selected), rows, strict=True), cut):
         pattern = int(index.patterns[number])

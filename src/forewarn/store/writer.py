@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forewarn.store import database, manifest
-from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter, Item
+from forewarn.store.background import INSERT_EVENT, BackgroundWriter, Begin, Beginning, SupersededError
 from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
 from forewarn.store.errors import RunError
-from forewarn.store.histogram_table import INSERT_DISTRIBUTION
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
 from forewarn.store.mounts import network_file_system
+from forewarn.store.numbering import Numbering, Row
 from forewarn.store.plain import encoded, storable
 from forewarn.store.records import Record, to_text
 from forewarn.store.truncation import truncate
@@ -38,7 +38,7 @@ class RunWriter:
     """Records a run in a directory: `run.json` for fixed facts, `run.db` for readings and events.
 
     `append` copies the values and returns; a thread writes them twice a second. A disk that is full or cannot be
-    written never raises here: `failure` says what is wrong, and the run goes on unrecorded.
+    written never raises here: `failure` says what is wrong, and the run goes on unrecorded until it works again.
     After a fork only the process that made the writer writes.
     """
 
@@ -51,20 +51,18 @@ class RunWriter:
         NotADirectoryError, and a run that is to be resumed but is missing or damaged with RunError.
         """
         self.path = Path(path)
-        self.journal = "WAL"
-        self._failure: str | None = None
-        self._background: BackgroundWriter | None = None
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._interning = Interning()
-        self._num_rows = 0
+        self._numbering = Numbering()
         if os.path.exists(self.path) and not os.path.isdir(self.path):  # unlike Path's these never raise
             raise NotADirectoryError(f"{self.path} is a file; a run needs a directory, so name another path with run=")
+        begin: Begin
+        if resume_at is None:
+            begin = partial(_create, self.path, info, config, self._numbering)
+        else:
+            begin = _Resume(self.path, info, config, self._numbering, resume_at)
+        beginning: Beginning | Exception
         try:
-            if resume_at is None:
-                self._create(Manifest(info, config, self.journal))
-            else:
-                self._resume(Manifest(info, config, self.journal), resume_at)
+            beginning = begin()
         except FileExistsError as error:
             if not os.path.exists(self.path / manifest.NAME):
                 raise FileExistsError(
@@ -74,15 +72,23 @@ class RunWriter:
             raise FileExistsError(
                 f"{self.path} already holds a run; go on with it by resume=True, or name another path with run="
             ) from error
-        except (OSError, sqlite3.Error) as error:
+        except (ImportError, OSError, sqlite3.Error) as error:  # also a module for which no file could be opened
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 raise RunError(f"{self.path} cannot be resumed: {database.NAME} is damaged ({error})") from error
-            self._failure = f"{self.path} cannot be written ({error}): this run is not recorded"
+            beginning = error
+        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
+        # Not only at the end of the process: a writer that nobody holds any more is closed as well.
+        self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
 
     @property
     def failure(self) -> str | None:
         """Why the run is not being recorded right now, in one sentence; None if it is."""
-        return self._failure or (self._background.failure if self._background is not None else None)
+        return self._background.failure
+
+    @property
+    def journal(self) -> str | None:
+        """`WAL`, or on a network file system `TRUNCATE`; None until the run could be begun."""
+        return self._background.journal
 
     def append(self, step: int, blocks: Sequence[Block], distributions: Sequence[Distribution] = ()) -> None:
         """Record the blocks of one step, in order, and its histograms: some tens of microseconds for 2,000 values.
@@ -100,7 +106,7 @@ class RunWriter:
                     f"{block.name} of step {block.step} has {block.values.size} values for {len(block.scopes)} scopes;"
                     f" blocks of step {step} with one value for each scope are expected"
                 )
-        banded = [(distribution, list(bands(distribution))) for distribution in distributions]
+        histograms = [(one.time, one.name, one.scopes, list(bands(one))) for one in distributions]
         if background.full:
             background.drop()
             return
@@ -108,18 +114,8 @@ class RunWriter:
         shared = not blocks or times.count(times[0]) == len(times)
         body = _joined([block.values for block in blocks])
         packed = np.array(times[:1] if shared else times, TIMES).tobytes()
-        with self._lock:
-            layouts = tuple([self._interning.layout(block.name, block.scopes) for block in blocks])
-            pattern = self._interning.pattern(shared, layouts)
-            rows: list[Item] = [(INSERT_ROW, (self._num_rows, int(step), pattern, packed, body))]
-            num_bytes = len(body)
-            for distribution, its_bands in banded:
-                scopes = self._interning.scopes(distribution.scopes)
-                columns = int(step), distribution.time, storable(distribution.name), scopes
-                rows += [(INSERT_DISTRIBUTION, (*columns, *band)) for band in its_bands]
-                num_bytes += sum(counts.nbytes for *_, counts in its_bands)
-            background.put([*self._interning.news(), *rows], num_bytes)
-            self._num_rows += 1
+        layouts = [(block.name, block.scopes) for block in blocks]
+        self._numbering.add(Row(int(step), layouts, shared, packed, body, histograms), background.put)
 
     def record(
         self,
@@ -154,10 +150,8 @@ class RunWriter:
             _finish(background, reason)
 
     def _ready(self) -> BackgroundWriter | None:
-        """The background writer; None without a directory, after closing and in a forked child."""
-        if self._background is None or os.getpid() != self._process or not self._finalizer.alive:
-            return None
-        return self._background
+        """The background writer; None after closing and in a forked child."""
+        return self._background if os.getpid() == self._process and self._finalizer.alive else None
 
     def _record(self, step: int, kind: str, record: Record) -> None:
         background = self._ready()
@@ -165,45 +159,57 @@ class RunWriter:
             text = to_text(record)
             background.put([(_INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
-    def _create(self, description: Manifest) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        if (self.path / manifest.NAME).exists():
-            raise FileExistsError(self.path / manifest.NAME)
-        self.journal = _journal_for(self.path)
-        file = self.path / database.NAME
-        database.create_database(file, self.journal, database.page_bytes_for(len(description.info.parameters)))
-        try:
-            write_manifest(self.path, replace(description, journal=self.journal))
-        except OSError:
-            database.delete_database(file)
-            raise
-        self._start(generation=0)
 
-    def _resume(self, description: Manifest, step: int) -> None:
-        file = self.path / database.NAME
-        if not (self.path / manifest.NAME).exists() or not file.exists():
-            raise RunError(f"{self.path} holds no run to resume; begin one by leaving resume out, or name another path")
-        started = read_manifest(self.path).info.started
-        self.journal = _journal_for(self.path)
-        connection = database.open_for_writing(file, self.journal)
+def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering) -> Beginning:
+    """A new run; nothing is left of it if that fails, so that it can be tried again."""
+    path.mkdir(parents=True, exist_ok=True)
+    if (path / manifest.NAME).exists():
+        raise FileExistsError(path / manifest.NAME)
+    file, journal = path / database.NAME, _journal_for(path)
+    database.create_database(file, journal, database.page_bytes_for(len(info.parameters)))
+    try:
+        write_manifest(path, Manifest(info, config, journal))
+    except OSError:
+        database.delete_database(file)
+        raise
+    return Beginning(journal, 0, numbering.begin(Interning(), 0))
+
+
+class _Resume:
+    """Goes on with a run, cut off at a step. It may be tried again unless somebody else has resumed the run since."""
+
+    def __init__(self, path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, step: int) -> None:
+        self._path = path
+        self._info = info
+        self._config = config
+        self._numbering = numbering
+        self._step = step
+        self._generation: int | None = None
+
+    def __call__(self) -> Beginning:
+        path, file, interning = self._path, self._path / database.NAME, Interning()
+        if not (path / manifest.NAME).exists() or not file.exists():
+            raise RunError(f"{path} holds no run to resume; begin one by leaving resume out, or name another path")
+        started = read_manifest(path).info.started
+        journal = _journal_for(path)
+        connection = database.open_for_writing(file, journal)
         try:
-            database.upgrade(connection)
-            truncate(connection, step, time.time())
-            self._num_rows = database.num_rows(connection)
             generation = database.generation_of(connection)
-            self._interning.load(connection)
+            if self._generation not in (None, generation):
+                raise SupersededError
+            self._generation = generation
+            database.upgrade(connection)
+            truncate(connection, self._step, time.time())
+            num_rows = database.num_rows(connection)
+            self._generation = database.generation_of(connection)
+            interning.load(connection)
         except RunError as error:
-            raise RunError(f"{self.path} cannot be resumed: {error}") from error
+            raise RunError(f"{path} cannot be resumed: {error}") from error
         finally:
             connection.close()
-        info = replace(description.info, started=started or description.info.started)
-        write_manifest(self.path, replace(description, info=info, journal=self.journal))
-        self._start(generation)
-
-    def _start(self, generation: int) -> None:
-        self._background = BackgroundWriter(self.path / database.NAME, self.journal, generation)
-        # Not only at the end of the process: a writer that nobody holds any more is closed as well.
-        self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
+        info = replace(self._info, started=started or self._info.started)
+        write_manifest(path, Manifest(info, self._config, journal))
+        return Beginning(journal, self._generation, self._numbering.begin(interning, num_rows))
 
 
 def _joined(values: Sequence[Values]) -> memoryview:

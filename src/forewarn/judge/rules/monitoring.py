@@ -89,19 +89,22 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
 
 @rule(
-    "X104", "store-failed", reads=("monitor/store_failed",),
-    message="The run directory can no longer be written: nothing is stored from this step on.",
+    "X104", "store-failed", reads=("monitor/store_failed",), keep=1,
+    message="The run directory cannot be written: nothing is stored until it can be.",
     remedies=(
-        advise("free_the_disk", "df -h and the permissions of the run directory show whether it is full or read-only"),
+        advise("free_the_disk", "df -h, df -i and the permissions of the run directory show whether it is full or "
+               "read-only; recording goes on by itself once it can be written"),
         advise("resume_recording", "watch(run=..., resume=True) goes on with the same run directory"),
     ),
 )  # fmt: skip
 def store_failed(failed: Series) -> Finding | None:
-    """Recording has stopped: the run directory can no longer be written.
+    """Recording has stopped: the run directory cannot be written.
 
     ## Why is this bad?
-    Training and judging go on, and alerts still reach the console, but nothing is stored from this step on: a later
-    check, report or comparison ends here. The disk is full or read-only, or the directory is gone.
+    Training and judging go on, and alerts still reach the console, but a later check, report or comparison ends here.
+    The disk is full, out of inodes, read-only or not mounted, or the directory is gone. forewarn tries again every few
+    seconds, from the start of a run on. What was measured meanwhile waits in memory, up to 64 MB, and is stored once it
+    can be; what does not fit, or still waits when the process ends, is lost.
 
     ## Example
     fires: 1

@@ -1,0 +1,67 @@
+"""Rows as statements, with numbers for themselves, their layouts, patterns and scopes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from forewarn.store.background import INSERT_ROW, Item
+from forewarn.store.histogram_table import INSERT_DISTRIBUTION
+from forewarn.store.interning import Interning
+from forewarn.store.plain import storable
+
+Band = tuple[int, int, bytes, memoryview]
+
+
+class Row(NamedTuple):
+    """What one call of `append` brought, copied. A tuple, for it is made on the training thread at every step."""
+
+    step: int
+    layouts: list[tuple[str, tuple[str, ...]]]
+    """The name and the scopes of each block."""
+    shared: bool
+    """Whether all blocks have the same time."""
+    times: bytes
+    body: memoryview
+    histograms: list[tuple[float, str, tuple[str, ...], list[Band]]]
+    """The time, name and scopes of each distribution, and its bands."""
+
+
+class Numbering:
+    """Numbers rows from where a run stands. Until that is known, because the run could not be opened, they wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._interning: Interning | None = None
+        self._num_rows = 0
+        self._waiting: list[Row] = []
+
+    def begin(self, interning: Interning, num_rows: int) -> list[Item]:
+        """Go on after `num_rows` rows; returns the statements of those that waited."""
+        with self._lock:
+            self._interning, self._num_rows = interning, num_rows
+            waiting, self._waiting = self._waiting, []
+            return [item for row in waiting for item in self._items(row, interning)]
+
+    def add(self, row: Row, put: Callable[[Sequence[Item], int], None]) -> None:
+        """Hand the statements of a row to `put`, with their size, in the order of the rows' numbers."""
+        with self._lock:
+            num_bytes = len(row.body)
+            for *_, bands in row.histograms:
+                num_bytes += sum(counts.nbytes for *_, counts in bands)
+            if self._interning is None:
+                self._waiting.append(row)
+                put([], num_bytes)
+            else:
+                put(self._items(row, self._interning), num_bytes)
+
+    def _items(self, row: Row, interning: Interning) -> list[Item]:
+        layouts = tuple([interning.layout(name, scopes) for name, scopes in row.layouts])
+        pattern = interning.pattern(row.shared, layouts)
+        items: list[Item] = [(INSERT_ROW, (self._num_rows, row.step, pattern, row.times, row.body))]
+        for time, name, scopes, bands in row.histograms:
+            columns = row.step, time, storable(name), interning.scopes(scopes)
+            items += [(INSERT_DISTRIBUTION, (*columns, *band)) for band in bands]
+        self._num_rows += 1
+        return [*interning.news(), *items]
