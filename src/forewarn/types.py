@@ -368,6 +368,6 @@ def counted(alerts: Sequence[Alert]) -> str:
 
 
 def num_words(counts: Mapping[Severity, int]) -> str:
-    """The same from the number of each severity."""
+    """The number of each severity in words, worst first."""
     plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
     return ", ".join(f"{counts[level]} {plural[level]}" for level in sorted(counts, reverse=True) if counts[level])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,9 +81,11 @@ def kept_summary(directory: Path) -> Summary | None:
     """
     try:
         plain = decoded(read_regular(directory / NAME, _MOST_BYTES).decode())
-        if plain["files"] == _stamp(directory):
-            return Summary.from_json(plain["summary"])
-    except (KeyError, OSError, RecursionError, TypeError, ValueError):
+        summary = Summary.from_json(plain["summary"])
+        loss = None if summary.last_loss is None else float(summary.last_loss)
+        if math.isfinite(summary.updated) and plain["files"] == _stamp(directory):
+            return replace(summary, last_loss=loss)
+    except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
         pass
     return None
 
