@@ -163,7 +163,7 @@ def test_one_that_cannot_be_read_does_not_count(write, tmp_path, text):
 @pytest.mark.parametrize(
     "value", [None, [], {}, "words", {"critical": "many"}, {"critical": [1]}, 10**400, -1, math.inf, -math.inf]
 )
-def test_a_wrong_value_is_refused_or_can_be_shown(write, tmp_path, field, value, capsys):
+def test_a_wrong_value_is_refused_or_can_be_shown(write, tmp_path, field, value):
     from forewarn.cli.ls import _row
 
     write().close()

@@ -24,7 +24,7 @@ from forewarn.store.plain import decoded, encoded
 from forewarn.store.reader import Run, open_run
 from forewarn.store.records import INSERT_EVENT, INSERT_RECORD, Event, event_from, from_text
 from forewarn.store.tail import INSERT_ROW, TailRow
-from forewarn.types import Alert, AlertState, Severity
+from forewarn.types import Alert, Severity
 
 NAME = "summary.json"
 
@@ -136,30 +136,24 @@ class SummaryKeeper:
     def _begin(self) -> None:
         with open_run(self._directory) as run:
             self._summary = summary_of(run)
-            alerts = run.alerts()
-        self._severities = Counter(self._summary.severities)
-        self._open = {_episode(alert): alert for alert in alerts if alert.state is not AlertState.RESOLVED}
-        """The alerts that may still grow worse."""
+            self._severities = {_episode(alert): str(alert.severity) for alert in run.alerts()}
 
     def _take(self, connection: Connection, batch: Sequence[Item]) -> None:
         rows = [TailRow(*parameters) for statement, parameters in batch if statement is INSERT_ROW]
+        alerts = [
+            from_text(Alert, parameters[3])
+            for statement, parameters in batch
+            if statement is INSERT_RECORD and parameters[2] == "alert"
+        ]
+        if alerts:
+            self._severities |= {_episode(alert): str(alert.severity) for alert in alerts}
+            self._change(severities=Counter(self._severities.values()))
         for statement, parameters in batch:
-            if statement is INSERT_RECORD and parameters[2] == "alert":
-                self._take_alert(from_text(Alert, parameters[3]))
-            elif statement is INSERT_EVENT:
+            if statement is INSERT_EVENT:
                 self._take_event(event_from(*parameters))
         if rows:
             self._catalog.refresh(connection)
             self._take_rows(connection, rows)
-
-    def _take_alert(self, alert: Alert) -> None:
-        earlier = self._open.pop(_episode(alert), None)
-        if earlier is not None:
-            self._severities[str(earlier.severity)] -= 1
-        self._severities[str(alert.severity)] += 1
-        if alert.state is not AlertState.RESOLVED:
-            self._open[_episode(alert)] = alert
-        self._change(severities=+self._severities)
 
     def _take_event(self, event: Event) -> None:
         if event.kind in ("end", "resume"):
