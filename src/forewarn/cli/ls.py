@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from forewarn.store.summary import Summary
+    from forewarn.store.run_summary import Summary
 
 SILENT_SECONDS = 600.0
 """A run that was not closed and recorded nothing for so long was probably killed."""
@@ -39,7 +39,7 @@ def command(runs: Path) -> None:
     """
     from forewarn.cli.terminal import Failure, output, show
     from forewarn.store import list_runs
-    from forewarn.store.summary import kept_summary
+    from forewarn.store.run_summary import kept_summary
     from forewarn.views.wording import literal
 
     if not runs.is_dir():
@@ -61,7 +61,7 @@ def command(runs: Path) -> None:
 
 def _summary(path: Path) -> Summary:
     from forewarn.cli.terminal import opened, reading
-    from forewarn.store.summary import summary_of
+    from forewarn.store.run_summary import summary_of
 
     with opened(path) as run, reading():
         return summary_of(run)

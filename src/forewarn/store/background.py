@@ -19,7 +19,7 @@ from forewarn.store.database import generation_of, open_for_writing, transaction
 from forewarn.store.merging import merges
 from forewarn.store.plain import encoded
 from forewarn.store.records import INSERT_EVENT
-from forewarn.store.summary import SummaryKeeper
+from forewarn.store.run_summary import SummaryKeeper
 from forewarn.store.tail import INSERT_ROW
 
 _PAUSE_SECONDS = 0.5

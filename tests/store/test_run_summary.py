@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from forewarn.store import RunWriter, open_run
-from forewarn.store.summary import NAME, Summary, kept_summary, summary_of
+from forewarn.store.run_summary import NAME, Summary, kept_summary, summary_of
 from forewarn.types import Alert, AlertState, Block, Finding, RunInfo, Severity
 
 ONE = ("",)
