@@ -177,6 +177,7 @@ class BackgroundWriter:
                 self._tail_bytes += len(parameters[-1])
         if self._summary is not None:
             self._summary.take(connection, self._batch)
+            self._summary.write()  # before anybody is told, so that a flush waits for it
         with self._changed:
             self._num_written += len(self._batch)
             self._batch = []
