@@ -364,6 +364,10 @@ def in_words(value: float | str | None) -> str:
 
 def counted(alerts: Sequence[Alert]) -> str:
     """The number of alerts per severity, worst first: `2 critical, 3 warnings`; empty if there are none."""
-    counts = {level: sum(alert.severity is level for alert in alerts) for level in reversed(Severity)}
+    return num_words({level: sum(alert.severity is level for alert in alerts) for level in Severity})
+
+
+def num_words(counts: Mapping[Severity, int]) -> str:
+    """The number of each severity in words, worst first."""
     plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
-    return ", ".join(f"{count} {plural[level]}" for level, count in counts.items() if count)
+    return ", ".join(f"{counts[level]} {plural[level]}" for level in sorted(counts, reverse=True) if counts[level])

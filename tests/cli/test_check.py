@@ -243,7 +243,7 @@ def test_a_missing_config_and_a_missing_run_are_one_sentence(forewarn: Call, hea
 
 
 def test_a_damaged_run_is_one_sentence(forewarn: Call, healthy: Path) -> None:
-    (database,) = (path for path in healthy.iterdir() if path.name != "run.json")
+    database = healthy / "run.db"
     content = bytearray(database.read_bytes())
     content[100:] = os.urandom(len(content) - 100)
     database.write_bytes(content)

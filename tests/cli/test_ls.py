@@ -96,3 +96,23 @@ def test_a_long_name_leaves_room_for_the_rest(forewarn: Call, tmp_path: Path, mo
     assert lines[0].split() == ["run", "steps", "last", "loss", "state", "alerts", "age"]
     assert "completed  none" in lines[1]
     assert "…" not in lines[1]
+
+
+def test_no_database_is_opened_for_a_run_whose_summary_is_current(
+    forewarn: Call, healthy: Path, lost: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = forewarn("ls", healthy.parent).out
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a database was opened")
+
+    monkeypatch.setattr("sqlite3.connect", refused)
+    assert forewarn("ls", healthy.parent).out == before
+    assert "completed" in line_of(forewarn("ls", healthy.parent), "healthy")
+
+
+def test_a_run_without_a_summary_is_listed_alike(forewarn: Call, healthy: Path, lost: Path) -> None:
+    before = sorted(forewarn("ls", healthy.parent).out.splitlines())
+    for run in (healthy, lost):
+        (run / "summary.json").unlink()
+    assert sorted(forewarn("ls", healthy.parent).out.splitlines()) == before

@@ -231,8 +231,7 @@ def test_chains_of_causes_are_followed_to_their_root():
     for step, code in enumerate(("U900", "G900", "L900")):
         life.step(step, finding(code, step))
     assert [alert.code for alert in life.ledger.firing] == ["U900", "G900", "L900"]
-    causes = {alert.code: life.ledger.cause_of(alert, life.ledger.alerts) for alert in life.ledger.alerts}
-    assert causes == {"U900": None, "G900": "U900", "L900": "U900"}
+    assert life.ledger.causes(life.ledger.alerts) == {("G900", 1): "U900", ("L900", 2): "U900"}
 
 
 mutual = [rule("L900", keep=99, explains=("G900",)), rule("G900", keep=99, explains=("L900",))]
@@ -275,7 +274,7 @@ def test_what_was_over_before_explains_nothing():
     order = [(alert.code, alert.since) for alert in life.ledger.ranked(life.ledger.alerts)]
     assert order[0] == ("U900", 30)
     (update,) = (alert for alert in life.ledger.alerts if alert.code == "U900")
-    assert life.ledger.cause_of(update, life.ledger.alerts) is None
+    assert ("U900", update.since) not in life.ledger.causes(life.ledger.alerts)
 
 
 def test_information_is_no_reason_for_a_warning():

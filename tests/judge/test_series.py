@@ -196,7 +196,7 @@ def test_the_cadence_is_the_usual_distance_of_two_readings():
     assert spaced([1.0] * 9, every=10).cadence == 10
     assert Series.of([]).cadence == Series.of([1.0]).cadence == 1
     gaps = Panel(("",), np.array([0, 1, 2, 50, 51, 52]), np.ones((6, 1), np.float32))
-    assert gaps.cadence == 1, "a gap is not how it is usually read"
+    assert gaps.series().cadence == 1, "a gap is not how it is usually read"
 
 
 def test_steps_and_readings_are_told_apart_by_the_cadence():

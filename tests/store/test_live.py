@@ -130,7 +130,7 @@ def test_a_writer_that_nobody_closed_is_written_at_the_end_of_the_process(tmp_pa
         assert run.num_steps == 20
         assert run.end is not None
         assert run.end[0] == "not closed"
-    assert sorted(os.listdir(tmp_path / "run")) == ["run.db", "run.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["run.db", "run.json", "summary.json"]
 
 
 _FORK = """

@@ -56,4 +56,4 @@ def test_a_run_on_a_network_file_system_is_kept_without_a_write_ahead_log(tmp_pa
         writer.close()
         check_against(run, rows)
     assert writer.failure is None
-    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["run.db", "run.json"]
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["run.db", "run.json", "summary.json"]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
-    from forewarn.store import Run
+    from forewarn.store.run_summary import Summary
 
 SILENT_SECONDS = 600.0
 """A run that was not closed and recorded nothing for so long was probably killed."""
@@ -36,8 +37,9 @@ def command(runs: Path) -> None:
       forewarn ls
       forewarn ls /data/experiments
     """
-    from forewarn.cli.terminal import Failure, from_run, output, quiet_table, show
+    from forewarn.cli.terminal import Failure, from_run, output, show
     from forewarn.store import list_runs
+    from forewarn.store.run_summary import kept_summary, summary_of
     from forewarn.views.wording import literal
 
     if not runs.is_dir():
@@ -45,52 +47,68 @@ def command(runs: Path) -> None:
     paths = list_runs(runs)
     if not paths:
         raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
-    table = quiet_table()
-    table.add_column("run", style="bold", overflow="fold")  # where there is little room, long names take more lines
-    is_wide = (console := output()).width >= WIDE
-    for name in COLUMNS if is_wide else COLUMNS[1:]:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     unreadable: list[str] = []
+    rows: list[list[Text]] = []
     for path in paths:
         try:
-            run, model, *cells = from_run(path, _row)
-            table.add_row(run, *([model] if is_wide else []), *cells)
+            rows.append(_row(path, kept_summary(path) or from_run(path, summary_of)))
         except Failure as error:
             unreadable.append(str(error))
     errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable]
-    show(table, *errors, "\nJudge one: forewarn check RUN", console=console)
+    console = output()
+    show(_table(rows, console.width), *errors, "\nJudge one: forewarn check RUN", console=console)
 
 
-def _row(run: Run) -> list[Text]:
+def _table(rows: list[list[Text]], width: int) -> Table:
+    """The names, which take more lines where there is little room, and beside them all other cells, side by side.
+
+    Rich would take a second to lay out some thousand rows of them.
+    """
     from rich.text import Text
 
-    from forewarn.types import counted, in_words
+    from forewarn.cli.terminal import quiet_table
+
+    table = quiet_table()
+    first = 1 if width >= WIDE else 2
+    names = COLUMNS[first - 1 :]
+    columns = list(zip([Text(name, style="dim") for name in names], *(row[first:] for row in rows), strict=True))
+    for name, column in zip(names, columns, strict=True):
+        widest = max(cell.cell_len for cell in column)
+        for cell in column:
+            cell.align("right" if name in NUMBERS else "left", widest)
+    heading, *lines = map(Text("  ").join, zip(*columns, strict=True))
+    table.add_column("run", style="bold", overflow="fold")
+    table.add_column(heading, no_wrap=True)
+    for row, line in zip(rows, lines, strict=True):
+        table.add_row(row[0], line)
+    return table
+
+
+def _row(path: Path, summary: Summary) -> list[Text]:
+    from rich.text import Text
+
+    from forewarn.types import in_words, num_words
     from forewarn.views.wording import STYLES, short
 
-    has_loss = "train/loss" in run.names()
-    losses = run.series("train/loss").values.tolist() if has_loss else []
-    alerts, state = run.alerts(), state_of(run)
-    worst = max((alert.severity for alert in alerts), default=None)
+    state, counts = state_of(summary), summary.num_alerts
     return [
-        Text(short(str(run.path))),
-        Text(short(run.info.model)),
-        Text(str(run.num_steps)),
-        Text(in_words(losses[-1]) if losses else "–"),
+        Text(short(str(path))),
+        Text(short(summary.model)),
+        Text(str(summary.num_steps)),
+        Text("–" if summary.last_loss is None else in_words(summary.last_loss)),
         Text(state, style=_STYLES[state]),
-        Text(counted(alerts) or "none", style=STYLES[worst] if worst else "dim"),
-        Text(_age(run.updated or run.info.started), style="dim"),
+        Text(num_words(counts) or "none", style=STYLES[max(counts)] if counts else "dim"),
+        Text(_age(summary.updated), style="dim"),
     ]
 
 
-def state_of(run: Run) -> str:
+def state_of(summary: Summary) -> str:
     """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
-    if run.end is None:
-        silent = time.time() - (run.updated or run.info.started)
-        return "interrupted" if silent > SILENT_SECONDS else "running"
-    reason = run.end[0]
-    if reason.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
+    if summary.end is None:
+        return "interrupted" if time.time() - summary.updated > SILENT_SECONDS else "running"
+    if summary.end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return "interrupted"
-    return "completed" if reason == "completed" else "failed"
+    return "completed" if summary.end == "completed" else "failed"
 
 
 def _age(then: float) -> str:

@@ -71,12 +71,10 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
         ledger.update(judge(step, history, history.append(blocks)), history, run.info)
     not_judged = rule_set.not_loaded(run.info)
     alerts = tuple(sorted([*ledger.alerts, *_recorded(run, not_judged)], key=lambda alert: alert.fired or 0))
-    onsets = {(alert.code, alert.since): alert for alert in alerts}
-    causes = {onset: cause for onset, alert in onsets.items() if (cause := ledger.cause_of(alert, alerts))}
     return Diagnosis(
         alerts=alerts,
         ranked=ledger.ranked(alerts),
-        causes=causes,
+        causes=ledger.causes(alerts),
         checklist=checklist(run, rule_set, alerts),
         last_step=run.last_step,
         end=run.end,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.catalogue import Cadence, Catalogue, Scope
-from forewarn.judge.series import Baseline, Panel, Series
+from forewarn.judge.series import Baseline, Panel, RollingMedian, Series
 from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
 from forewarn.types import Block
@@ -35,8 +35,6 @@ _UNJUDGED_WINDOW = 8
 _FEW_SCOPES = 8
 """Up to this many scopes, a ring is stored scope by scope, because rules then read one series at a time."""
 
-_NO_PANEL = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
-
 
 class _Ring:
     """The last readings of one metric; somewhat longer than its window, so that a window is always one slice."""
@@ -47,6 +45,8 @@ class _Ring:
         self.seen = 0
         self.baselines: dict[tuple[str, tuple[float, ...]], Baseline] = {}
         """By scope and by the settings of the baseline."""
+        self._medians: dict[tuple[str, int], RollingMedian] = {}
+        """By scope and window."""
         self._end = 0
         self._panel: Panel | None = None
         """The readings as rules see them; None until a rule asks."""
@@ -85,8 +85,9 @@ class _Ring:
 
     def panel(self) -> Panel:
         if self._panel is None:
-            window = slice(max(0, self._end - self.window), self._end)
-            self._panel = Panel(self.scopes, self._steps[window], self._values[window], self.baseline)
+            end = self._end
+            start = end - self.window if end > self.window else 0
+            self._panel = Panel(self.scopes, self._steps[start:end], self._values[start:end], self)
         return self._panel
 
     def baseline(self, scope: str, spike: Spike) -> Baseline:
@@ -96,11 +97,24 @@ class _Ring:
         if baseline is None:
             baseline = self.baselines[identity] = Baseline(spike)
             baseline.seen = self.seen - len(self.panel())
-        new = min(self.seen - baseline.seen, self._end)
-        for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
-            baseline.observe(value)
-        baseline.seen = self.seen  # what fell out of the ring unseen does not come back
+        self._catch_up(baseline, scope)
         return baseline
+
+    def rolling_median(self, scope: str, window: int) -> RollingMedian:
+        """The same for medians; they are not saved, because the readings that are kept make them anew."""
+        rolling = self._medians.get((scope, window))
+        if rolling is None:
+            rolling = self._medians[scope, window] = RollingMedian(window)
+            rolling.seen = self.seen - len(self.panel())
+        self._catch_up(rolling, scope)
+        return rolling
+
+    def _catch_up(self, level: Baseline | RollingMedian, scope: str) -> None:
+        if level.seen != self.seen:
+            new = min(self.seen - level.seen, self._end)
+            for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
+                level.observe(value)
+            level.seen = self.seen  # what fell out of the ring unseen does not come back
 
     def state_dict(self) -> dict[str, Any]:
         panel = self.panel()
@@ -174,6 +188,7 @@ class History:
         self._window = window
         self._detail_window = detail_window
         self._rings: dict[str, _Ring] = {}
+        self._never_read = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
     def __contains__(self, name: str) -> bool:
         return name in self._rings
@@ -236,11 +251,11 @@ class History:
     def panel(self, name: str) -> Panel:
         """All scopes of a metric; empty if it was never read."""
         ring = self._rings.get(name)
-        return _NO_PANEL if ring is None else ring.panel()
+        return self._never_read if ring is None else ring.panel()
 
     def series(self, name: str, scope: str = "") -> Series:
         """One scope of a metric; empty if it was never read."""
-        return Series(self.panel(name), scope)
+        return self.panel(name).series(scope)
 
     def state_dict(self) -> dict[str, Any]:
         rings = {name: ring.state_dict() for name, ring in self._rings.items()}

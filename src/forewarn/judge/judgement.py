@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ import numpy as np
 
 from forewarn.judge.derived import derivations
 from forewarn.judge.history import History
-from forewarn.judge.registry import NO_BOUND, Rule
+from forewarn.judge.registry import NO_BOUND, Gate, Judging, Rule
 from forewarn.judge.rules import all_rules
 from forewarn.metrics import catalogue_of
 from forewarn.settings import Settings
@@ -25,6 +26,8 @@ RULE_FAILED = "X102"
 
 _PATTERNS = 64
 """Combinations of metrics whose rules are remembered: the steps of a run differ in few ways."""
+
+_WHOLE = ("",)
 
 S = TypeVar("S", bound=Settings)
 
@@ -88,6 +91,10 @@ class Judgement:
         }
 
 
+_DueRule = tuple[str, tuple[str, ...], Judging, Gate | None, int]
+"""A code, the new metrics, what judges them, its gate and the place of the block that the gate looks at."""
+
+
 class Judge:
     """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
 
@@ -100,6 +107,7 @@ class Judge:
         self._patterns = frozenset(rule.code for rule in rules if rule.is_about_a_pattern)
         self._names = {rule.code: rule.name for rule in rules}
         self._judging = {rule.code: rule.judging(rule_set.settings.get(rule.code), info) for rule in rules}
+        self._gates = {rule.code: rule.gate(rule_set.settings.get(rule.code), info) for rule in rules if rule.gate}
         self._due = lru_cache(_PATTERNS)(self._due_for)
         self._concerned: dict[str, list[str]] = {}
         """By metric: the codes of the rules that new readings of it are for."""
@@ -107,13 +115,15 @@ class Judge:
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks have just joined the history."""
         blocks = tuple(blocks)
-        due = self._due(tuple([block.name for block in blocks]))
+        due, judgings = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []
-        for code, names in due.items():
+        for code, names, judging, gate, place in judgings:
             if code in self.failed:
                 continue
             try:
-                new = self._judging[code](step, history, names)
+                if gate is not None and not gate(step, _of_the_whole(blocks[place])):
+                    continue
+                new = judging(step, history, names)
                 if new:
                     findings += _read_now(new, blocks, names) if code in self._patterns else new
             except Exception:
@@ -124,13 +134,19 @@ class Judge:
         judged = {code: names for code, names in due.items() if code not in self.failed} if self.failed else due
         return Judgement(step, blocks, judged, tuple(findings), self._patterns)
 
-    def _due_for(self, metrics: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """The codes of the rules that new readings of these metrics are for, and which of them each is to judge."""
+    def _due_for(self, metrics: tuple[str, ...]) -> tuple[dict[str, tuple[str, ...]], list[_DueRule]]:
+        """The codes of the rules that new readings of these metrics are for, and which of them each is to judge.
+
+        Then the same with what judges them; a gate looks at the last block of the metric.
+        """
         due: dict[str, tuple[str, ...]] = {}
         for metric in dict.fromkeys(metrics):
             for code in self._rules_of(metric):
                 due[code] = (*due.get(code, ()), metric)
-        return due
+        last = {metric: place for place, metric in enumerate(metrics)}
+        return due, [
+            (code, names, self._judging[code], self._gates.get(code), last[names[0]]) for code, names in due.items()
+        ]
 
     def _rules_of(self, metric: str) -> list[str]:
         codes = self._concerned.get(metric)
@@ -139,6 +155,11 @@ class Judge:
             codes = [rule.code for rule in rules if any(fnmatchcase(metric, name) for name in rule.when)]
             self._concerned[metric] = codes
         return codes
+
+
+def _of_the_whole(block: Block) -> float:
+    """The value of a metric of the run as a whole; NaN of any other."""
+    return block.values.item() if block.scopes == _WHOLE else math.nan
 
 
 def _read_now(findings: Iterable[Finding], blocks: Iterable[Block], names: Collection[str]) -> list[Finding]:

@@ -6,6 +6,8 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from forewarn.judge.families import Phase
@@ -53,6 +55,8 @@ class Ledger:
                 continue
             seen.add(identity)
             changed += self._see(finding, history, info)
+        if not self._open:
+            return self.ranked(changed) if changed else ()
         covered = {code: judgement.covered(code) for code in {alert.code for alert in self._open.values()}}
         for identity, alert in list(self._open.items()):
             if identity in seen or alert.scope not in covered[alert.code]:
@@ -120,11 +124,15 @@ class Ledger:
 
         return tuple(alerts[index] for index in sorted(range(len(alerts)), key=importance))
 
-    def cause_of(self, alert: Alert, among: Sequence[Alert]) -> str | None:
-        """The code of the alert among these that is the root cause of this one, if any."""
-        episodes = self._episodes([alert, *among])
-        root, _ = _chains(list(dict.fromkeys(episodes)), self._explained)[episodes[0]]
-        return None if root == episodes[0] else root.code
+    def causes(self, alerts: Sequence[Alert]) -> dict[tuple[str, int], str]:
+        """For the code and first step of each symptom among these: the code of the alert that is its root cause."""
+        episodes = self._episodes(alerts)
+        chains = _chains(list(dict.fromkeys(episodes)), self._explained)
+        return {
+            (alert.code, alert.since): root.code
+            for alert, episode in zip(alerts, episodes, strict=True)
+            if (root := chains[episode][0]) != episode
+        }
 
     def _episodes(self, alerts: Sequence[Alert]) -> list[_Episode]:
         """The episode of each alert: alerts of one code that were open at the same time share one."""
@@ -199,19 +207,32 @@ def _chains(
         return symptom.code in explained(cause.code) and not cause.severity is Severity.INFO < symptom.severity
 
     causes: dict[_Episode, _Episode | None] = {}
-    for symptom in in_order:
-        open_then = (cause for cause in in_order if cause.began <= symptom.since <= cause.until)
+    begun = iter(in_order)
+    upcoming = next(begun, None)
+    open_then: list[_Episode] = []
+    for symptom in sorted(episodes, key=lambda episode: episode.since):
+        while upcoming is not None and upcoming.began <= symptom.since:
+            open_then.append(upcoming)
+            upcoming = next(begun, None)
+        open_then = [cause for cause in open_then if symptom.since <= cause.until]
         candidates = (cause for cause in open_then if explains(cause, symptom))
         earlier = (cause for cause in candidates if cause.began < symptom.since or cause.phase <= symptom.phase)
         causes[symptom] = next(earlier, None)
-    roots = {episode for episode, cause in causes.items() if cause is None}
-    for symptom in roots:
-        outside = (episode for episode in in_order if episode in roots and explains(episode, symptom))
-        causes[symptom] = next((episode for episode in outside if episode.began == symptom.since), None)
+    roots = {
+        began: list(together)
+        for began, together in groupby(
+            (episode for episode in in_order if causes[episode] is None), attrgetter("began")
+        )
+    }
+    for symptom in [episode for together in roots.values() for episode in together]:
+        outside = (episode for episode in roots.get(symptom.since, ()) if explains(episode, symptom))
+        causes[symptom] = next(outside, None)
 
-    def trace(episode: _Episode, below: int = 0) -> tuple[_Episode, int]:
-        cause = causes[episode]
-        return (episode, below) if cause is None or below > len(causes) else trace(cause, below + 1)
+    def trace(episode: _Episode) -> tuple[_Episode, int]:
+        below = 0
+        while (cause := causes[episode]) is not None and below <= len(causes):
+            episode, below = cause, below + 1
+        return episode, below
 
     return {episode: trace(episode) for episode in in_order}
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from forewarn.judge.series import Bools, Floats, Panel, Steps
-from forewarn.types import RunInfo, peak_lr
+from forewarn.types import RunInfo, Values, peak_lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,17 @@ def rates(lr: Panel, steps: Steps | None = None) -> Floats:
 
     NaN for a step before the first one in memory.
     """
-    highest: Floats = np.fmax.reduce(lr.values.astype(np.float64), axis=1, initial=np.nan)
     if steps is None:
-        return highest
+        return _highest(lr.values)
+    if not len(lr):
+        return np.full(len(steps), np.nan)
     index = np.searchsorted(lr.steps, steps, side="right") - 1
-    return np.where(index >= 0, np.append(highest, np.nan)[index], np.nan)
+    return np.where(index >= 0, _highest(lr.values[index]), np.nan)
+
+
+def _highest(rows: Values) -> Floats:
+    highest: Floats = np.fmax.reduce(rows.astype(np.float64), axis=1, initial=np.nan)
+    return highest
 
 
 def declared_peak(info: RunInfo) -> float:
@@ -59,7 +65,7 @@ def _named_peaks(info: RunInfo) -> list[float]:
 
 def peak_rate(lr: Panel, info: RunInfo) -> float:
     """The highest learning rate observed or declared; 0 if there is none."""
-    return float(np.fmax.reduce(rates(lr), initial=declared_peak(info)))
+    return max(declared_peak(info), float(np.fmax.reduce(lr.values, axis=None, initial=-np.inf)))
 
 
 def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
@@ -70,7 +76,7 @@ def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
 
 def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
     """Whether the learning rate is below this share of its peak, observed or declared; False without a peak."""
-    return bool(len(lr)) and bool(rates(lr)[-1] < share * peak_rate(lr, info))
+    return bool(_highest(lr.last[None])[0] < share * peak_rate(lr, info))
 
 
 def is_rising(lr: Panel, since: int) -> bool:
@@ -85,8 +91,8 @@ def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> 
     """The jump at the newest step, if any; the usual answer reads only two rows."""
     if len(lr) < 2:
         return None
-    before, after = lr.values[-2:].astype(np.float64)
-    if not (after >= settings.factor * before).any():
+    before, after = lr.values[-2:].tolist()
+    if not any(new >= settings.factor * old for old, new in zip(before, after, strict=True)):
         return None
     return _last(lr, _jumps(lr, plan, settings, info)[-1:])
 

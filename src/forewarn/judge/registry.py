@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from string import Formatter
 from typing import Any
 
@@ -28,6 +28,10 @@ _GIVEN_BY_NAME = ("settings", "info", "metric")
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
 Judging = Callable[[int, History, Iterable[str]], list[Finding]]
+Gate = Callable[[int, float], bool]
+"""Whether a finding is possible at a step with this new value; it is NaN if the metric is not of the run as a whole."""
+MakeGate = Callable[[Any, RunInfo], Gate]
+"""Makes the gate of a run from the rule's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,9 @@ class Rule:
     check: Check
     settings: type[Settings] | None = None
     """Its thresholds; None if it compares with nothing that could be set."""
+    gate: MakeGate | None = None
+    """Most steps are quiet, and the newest value alone says so: one that the gate does not let pass is not checked,
+    because the check would find nothing."""
     per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
     hold: int = 1
@@ -97,9 +104,11 @@ class Rule:
         named = {name: value for name, value in available.items() if name in parameters}
         wants_metric = "metric" in parameters
 
+        check_of_run = partial(check, **named)
+
         def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
-            result = check(*map(look, reads), **named)
+            result = check_of_run(*map(look, reads))
             if result is None:
                 return []
             return [replace(raw_finding, code=self.code, step=step) for raw_finding in _several(result)]
@@ -134,6 +143,7 @@ def rule(
     message: str | tuple[str, ...],
     remedies: tuple[Prescription, ...],
     settings: type[Settings] | None = None,
+    gate: MakeGate | None = None,
     when: tuple[str, ...] = (),
     per_scope: bool = False,
     hold: int = 1,
@@ -146,7 +156,8 @@ def rule(
 
     The check takes one series (or panel) per name it reads, then `settings` and `info` if it names them. It is called
     when a metric in `when` has a new reading; by default that is the first that it reads. Of a pattern such as
-    `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`.
+    `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`. With a
+    `gate` it is not called where that says False.
     """
 
     def declare(check: Check) -> Rule:
@@ -157,7 +168,7 @@ def rule(
             )
         declared = Rule(
             code=code, name=name, family=BY_LETTER[code[0]], reads=reads, when=when or reads[:1], check=check,
-            settings=settings, per_scope=per_scope, hold=hold, keep=keep,
+            settings=settings, gate=gate, per_scope=per_scope, hold=hold, keep=keep,
             messages=(message,) if isinstance(message, str) else message, remedies=remedies, explains=explains,
         )  # fmt: skip
         for defect in _defects(declared):
@@ -196,6 +207,8 @@ def _defects_of_metrics(declared: Rule) -> Iterable[str]:
         yield f"it reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
     elif not set(declared.when) <= set(declared.reads):
         yield f"when={declared.when!r} must be among what it reads"
+    elif declared.gate is not None and len(declared.when) != 1:
+        yield f"it has a gate, so when={declared.when!r} must be one metric"
     elif declared.is_about_a_pattern and not (declared.per_scope and declared.reads == declared.when[:1]):
         yield "a rule about a pattern of metrics reads that pattern alone, with per_scope=True"
     arguments = [name for name in _parameters(declared.check) if name not in _GIVEN_BY_NAME]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,17 +63,25 @@ class Deviation(NamedTuple):
         return self.value / self.level
 
 
+class Levels(Protocol):
+    """Keeps the levels of the scopes of a metric from one reading to the next; each reading joins them once."""
+
+    def baseline(self, scope: str, spike: Spike) -> Baseline: ...
+
+    def rolling_median(self, scope: str, window: int) -> RollingMedian: ...
+
+
 class Panel:
     """All scopes of one metric over the last readings, oldest first; a missing reading is NaN."""
 
-    __slots__ = ("_baseline", "at", "scopes", "steps", "values")
+    __slots__ = ("_series", "at", "last", "levels", "scopes", "steps", "values")
 
     def __init__(
         self,
         scopes: tuple[str, ...],
         steps: Steps,
         values: Values,
-        baseline: Callable[[str, Spike], Baseline] | None = None,
+        levels: Levels | None = None,
     ) -> None:
         self.scopes = scopes
         self.steps = steps
@@ -80,21 +89,21 @@ class Panel:
         """Shape [readings × scopes]."""
         self.at = int(steps[-1]) if len(steps) else -1
         """The step of the newest reading; -1 if there is none."""
-        self._baseline = baseline
-        """What keeps the usual level of a scope from one step to the next; without it all readings are gone over."""
+        self.last: Values = values[-1] if len(steps) else np.full(len(scopes), np.nan, np.float32)
+        """The newest reading of every scope; all NaN if there is none."""
+        self.levels = levels
+        """Without it all readings are gone over to find a level."""
+        self._series: dict[str, Series] = {}
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    @property
-    def cadence(self) -> float:
-        """Steps from one reading to the next: the median, and 1 below two readings."""
-        return max(1.0, float(np.median(np.diff(self.steps)))) if len(self) > 1 else 1.0
-
-    @property
-    def last(self) -> Values:
-        """The newest reading of every scope; all NaN if there is none."""
-        return self.values[-1] if len(self) else np.full(len(self.scopes), np.nan, np.float32)
+    def series(self, scope: str = "") -> Series:
+        """One scope; empty if the metric has no such scope. Rules that read the same one share it."""
+        series = self._series.get(scope)
+        if series is None:
+            series = self._series[scope] = Series(self, scope)
+        return series
 
     def median(self, window: int, skip: int = 0) -> Floats:
         """The median of the finite values of the last `window` readings per scope, the newest `skip` left out."""
@@ -106,45 +115,39 @@ class Panel:
         count: NDArray[np.int64] = np.isfinite(self.values).sum(axis=0)
         return count
 
-    def deviation(self, scope: str, spike: Spike) -> Deviation:
-        """How the newest value of a scope stands to its usual level."""
-        if self._baseline is not None:
-            return self._baseline(scope, spike).latest
-        baseline = Baseline(spike)
-        for value in self.values[:, self.scopes.index(scope)].tolist():
-            baseline.observe(value)
-        return baseline.latest
-
 
 class Series:
     """One scope of one metric over the last readings, oldest first."""
 
-    __slots__ = ("_panel", "at", "scope", "steps", "values")
+    __slots__ = ("_levels", "at", "last", "scope", "steps", "values")
 
     def __init__(self, panel: Panel, scope: str = "") -> None:
-        self._panel = panel
         self.scope = scope
+        self._levels = panel.levels
         if scope in panel.scopes:
             self.steps = panel.steps
             self.values: Values = panel.values[:, panel.scopes.index(scope)]
             self.at = panel.at
             """The step of the newest reading; -1 if there is none."""
         else:
+            self._levels = None
             self.steps, self.values, self.at = _NO_STEPS, _NO_VALUES, -1
+        self.last = float(self.values[-1]) if len(self.values) else math.nan
+        """The newest reading; NaN if there is none."""
 
     @classmethod
     def of(cls, values: Any, scope: str = "") -> Series:
         """A series of plain numbers at steps 0, 1, 2, …"""
         column = np.asarray(values, np.float32).reshape(-1, 1)
-        return cls(Panel((scope,), np.arange(len(column)), column), scope)
+        return Panel((scope,), np.arange(len(column)), column).series(scope)
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
     def cadence(self) -> float:
-        """Steps from one reading to the next, usually: 1 for what is read on every step."""
-        return self._panel.cadence if len(self) else 1.0
+        """Steps from one reading to the next: the median, and 1 below two readings."""
+        return max(1.0, float(np.median(np.diff(self.steps)))) if len(self) > 1 else 1.0
 
     def readings_in(self, steps: int) -> int:
         """How many readings so many steps hold, one at least."""
@@ -153,11 +156,6 @@ class Series:
     def steps_of(self, readings: int) -> int:
         """How many steps so many readings stand for."""
         return round(readings * self.cadence)
-
-    @property
-    def last(self) -> float:
-        """The newest reading; NaN if there is none."""
-        return float(self.values[-1]) if len(self) else float("nan")
 
     def finite(self, window: int | None = None) -> Floats:
         """The finite values among the last `window` readings."""
@@ -186,7 +184,21 @@ class Series:
 
     def deviation(self, spike: Spike) -> Deviation:
         """The newest value compared with its usual level."""
-        return self._panel.deviation(self.scope, spike) if self.scope in self._panel.scopes else Deviation()
+        if self._levels is not None:
+            return self._levels.baseline(self.scope, spike).latest
+        baseline = Baseline(spike)
+        for value in self.values.tolist():
+            baseline.observe(value)
+        return baseline.latest
+
+    def rolling_median(self, window: int) -> RollingMedian:
+        """The medians of the last `window` readings at the newest reading and at those before it."""
+        if self._levels is not None:
+            return self._levels.rolling_median(self.scope, window)
+        rolling = RollingMedian(window)
+        for value in self.values.tolist():
+            rolling.observe(value)
+        return rolling
 
 
 def aligned(*series: Series) -> tuple[Steps, Floats]:
@@ -197,12 +209,13 @@ def aligned(*series: Series) -> tuple[Steps, Floats]:
 
 def median(values: NDArray[Any]) -> float:
     """The median of the finite values; NaN if there is none."""
-    finite = values[np.isfinite(values)]
-    finite.sort()
-    return _middle(finite) if len(finite) else math.nan
+    ordered = np.sort(values)
+    if not len(ordered) or not (ordered[0] > -math.inf and ordered[-1] < math.inf):  # NaN is sorted to the end
+        ordered = ordered[np.isfinite(ordered)]
+    return _middle(ordered) if len(ordered) else math.nan
 
 
-def _middle(ordered: Sequence[Any]) -> float:
+def _middle(ordered: Sequence[Any] | NDArray[Any]) -> float:
     """The median of values in rising order."""
     half = len(ordered) // 2
     return (float(ordered[-half - 1]) + float(ordered[half])) / 2
@@ -224,6 +237,38 @@ def nanmedian(rows: NDArray[Any]) -> Floats:
     lower = clean[np.maximum(count - 1, 0) // 2, columns]
     upper = clean[np.minimum(count // 2, len(clean) - 1), columns]
     return np.where(count > 0, (lower + upper) / 2, np.nan)
+
+
+class RollingMedian:
+    """The median of the finite values among the last `window` readings, now and up to two windows ago.
+
+    It costs a microsecond a reading, where sorting the window anew for each costs several.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.seen = 0
+        """Values observed so far."""
+        self._recent: deque[float] = deque()
+        self._ordered: list[float] = []
+        """The finite ones in rising order."""
+        self._medians: deque[float] = deque(maxlen=2 * window + 1)
+
+    def observe(self, value: float) -> None:
+        """Let one value join, and the oldest leave."""
+        self.seen += 1
+        if len(self._recent) == self.window:
+            oldest = self._recent.popleft()
+            if math.isfinite(oldest):
+                del self._ordered[bisect_left(self._ordered, oldest)]
+        self._recent.append(value)
+        if math.isfinite(value):
+            insort(self._ordered, value)
+        self._medians.append(_middle(self._ordered) if self._ordered else math.nan)
+
+    def at(self, windows_ago: int) -> float:
+        """The median 0, 1 or 2 windows ago; NaN if nothing of that window was finite."""
+        return self._medians[-1 - windows_ago * self.window]
 
 
 class Baseline:

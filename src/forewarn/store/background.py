@@ -20,9 +20,9 @@ from forewarn.store.compaction import TAIL_BYTES, TAIL_ROWS, compact
 from forewarn.store.database import generation_of, open_for_writing, transaction
 from forewarn.store.merging import merges
 from forewarn.store.plain import encoded
-
-INSERT_ROW = "INSERT INTO tail (row, step, pattern, times, body) VALUES (?, ?, ?, ?, ?)"
-INSERT_EVENT = "INSERT INTO events (time, kind, data) VALUES (?, ?, ?)"
+from forewarn.store.records import INSERT_EVENT
+from forewarn.store.run_summary import SummaryKeeper
+from forewarn.store.tail import INSERT_ROW
 
 _PAUSE_SECONDS = 0.5
 """Longest time that a row waits, and so the most that a killed process loses."""
@@ -72,6 +72,7 @@ class BackgroundWriter:
         self._begin = begin
         self._beginning = None if isinstance(beginning, Exception) else beginning
         self._catalog = Catalog()
+        self._summary: SummaryKeeper | None = None
         self._changed = threading.Condition()
         self._items: list[Item] = []
         self._batch: list[Item] = []
@@ -152,6 +153,8 @@ class BackgroundWriter:
                 self._write(connection)
                 self._tidy(connection, all_of_it=stopping)
                 self._recover(connection)
+                if self._summary is not None:
+                    self._summary.write()
             except Exception as error:  # whatever it is, training goes on
                 self._fail(error)
                 if connection is not None:
@@ -160,6 +163,8 @@ class BackgroundWriter:
                 connection = None
         if connection is not None:
             _leave(connection)
+            if self._summary is not None:
+                self._summary.write()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; True if the writer is stopping."""
@@ -175,6 +180,7 @@ class BackgroundWriter:
             self.put(self._beginning.waiting)
         connection = open_for_writing(self._database, self._beginning.journal)
         self._measure_tail(connection)
+        self._summary = SummaryKeeper(self._database.parent)
         return connection
 
     def _measure_tail(self, connection: sqlite3.Connection) -> None:
@@ -200,6 +206,9 @@ class BackgroundWriter:
             if statement is INSERT_ROW:
                 self._tail_rows += 1
                 self._tail_bytes += len(parameters[-1])
+        if self._summary is not None:
+            self._summary.take(connection, self._batch)
+            self._summary.write()  # before anybody is told, so that a flush waits for it
         with self._changed:
             self._num_written += len(self._batch)
             self._batch = []

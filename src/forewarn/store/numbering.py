@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from forewarn.store.background import INSERT_ROW, Item
+from forewarn.store.background import Item
 from forewarn.store.histogram_table import INSERT_DISTRIBUTION
 from forewarn.store.interning import Interning
 from forewarn.store.plain import storable
+from forewarn.store.tail import INSERT_ROW
 
 Band = tuple[int, int, bytes, memoryview]
 

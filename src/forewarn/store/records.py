@@ -11,6 +11,9 @@ from forewarn.store.errors import RunError
 from forewarn.store.plain import decoded, encoded
 from forewarn.types import Action, Alert, Finding
 
+INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
+INSERT_EVENT = "INSERT INTO events (time, kind, data) VALUES (?, ?, ?)"
+
 Record = Finding | Alert | Action
 T = TypeVar("T", bound=Noun)
 

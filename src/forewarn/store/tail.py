@@ -15,6 +15,8 @@ from forewarn.store.chunks import FLOATS
 from forewarn.store.errors import RunError
 from forewarn.types import Values
 
+INSERT_ROW = "INSERT INTO tail (row, step, pattern, times, body) VALUES (?, ?, ?, ?, ?)"
+
 
 @dataclass(frozen=True, slots=True)
 class TailRow:

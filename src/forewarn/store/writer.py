@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forewarn.store import database, manifest
-from forewarn.store.background import INSERT_EVENT, BackgroundWriter, Begin, Beginning, SupersededError
+from forewarn.store.background import BackgroundWriter, Begin, Beginning, SupersededError
 from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
@@ -25,11 +25,10 @@ from forewarn.store.manifest import Manifest, read_manifest, write_manifest
 from forewarn.store.mounts import network_file_system
 from forewarn.store.numbering import Numbering, Row
 from forewarn.store.plain import encoded, storable
-from forewarn.store.records import Record, to_text
+from forewarn.store.records import INSERT_EVENT, INSERT_RECORD, Record, to_text
 from forewarn.store.truncation import truncate
 from forewarn.types import Action, Alert, Block, Distribution, Finding, RunInfo, Values
 
-_INSERT_RECORD = "INSERT INTO records (time, step, kind, body) VALUES (?, ?, ?, ?)"
 _MOST_STEPS = 1 << 63
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -157,7 +156,7 @@ class RunWriter:
         background = self._ready()
         if background is not None and not background.full:
             text = to_text(record)
-            background.put([(_INSERT_RECORD, (time.time(), step, kind, text))], len(text))
+            background.put([(INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
 
 def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering) -> Beginning:

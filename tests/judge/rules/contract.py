@@ -93,6 +93,18 @@ def bears_strange_values(rule: Rule, values: np.ndarray, scopes: tuple[str, ...]
     rule.judge(0, History(), settings, RunInfo())
 
 
+def gate_hides_nothing(rule: Rule, values: np.ndarray, scopes: tuple[str, ...]) -> None:
+    """With its gate it finds what it would find without, whatever the values, and where a total of steps is known."""
+    names = metrics_of(rule)
+    for facts in (FACTS, dataclasses.replace(FACTS, hyperparameters={"total_steps": 50})):
+        rule_sets = [RuleSet.of([kind]) for kind in (rule, dataclasses.replace(rule, gate=None))]
+        judges = [(Judge(rule_set, facts), rule_set.history(facts)) for rule_set in rule_sets]
+        for step, row in enumerate(values):
+            blocks = [Block(step, 0.0, name, scopes, row[: len(scopes)]) for name in names]
+            gated, whole = (judge(step, history, history.append(blocks)).findings for judge, history in judges)
+            assert repr(gated) == repr(whole), "the gate hides a finding"
+
+
 def bears_missing_companions(rule: Rule, value: float) -> None:
     """None of the metrics in `when` makes it raise if it is the only one that was ever read."""
     settings = default_settings(rule)

@@ -94,6 +94,15 @@ def test_nothing_makes_it_raise(rule, values, scopes):
     contract.bears_strange_values(rule, values, scopes)
 
 
+@pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.gate], ids=lambda rule: rule.code)
+@pytest.mark.parametrize("scopes", [contract.SCOPES, ("",), ("", *contract.SCOPES[1:]), (*contract.SCOPES[1:], "")])
+def test_its_gate_hides_nothing(rule, scopes):
+    for values in contract.strange_values().values():
+        contract.gate_hides_nothing(rule, values, scopes)
+    rising = np.geomspace(1e-4, 1e4, 100, dtype=np.float32)[:, None]
+    contract.gate_hides_nothing(rule, rising.repeat(len(scopes), axis=1), scopes)
+
+
 @every_rule
 @pytest.mark.parametrize("value", [0.0, 1e-9, 1.0, 1e9, math.nan])
 def test_a_missing_companion_does_not_make_it_raise(rule, value):
@@ -223,6 +232,12 @@ def test_a_rule_that_speaks_of_what_was_not_read_is_noticed():
         contract.speaks_only_of_new_readings(dataclasses.replace(SOUND, check=any_scope, per_scope=True))
 
 
+def test_a_gate_that_hides_a_finding_is_noticed():
+    rule = dataclasses.replace(SOUND, gate=lambda settings, info: lambda step, loss: loss > 2 * settings.limit)
+    with pytest.raises(AssertionError, match="hides a finding"):
+        contract.gate_hides_nothing(rule, np.linspace(0, 100, 50, dtype=np.float32)[:, None], ("",))
+
+
 def test_a_rule_that_takes_an_old_companion_for_news_is_noticed():
     def of_two(loss: Series, level: Series, settings: TooHigh) -> Finding | None:
         """Loss or its level above a limit.
@@ -345,6 +360,10 @@ undocumented.__name__ = "too_high"
         ({"reads": ("loss",)}, "must be names of metrics"),
         ({"reads": ("train/loss", "train/lr")}, "it reads 2 metrics, but its function takes 1: loss"),
         ({"when": ("train/lr",)}, "must be among what it reads"),
+        (
+            {"reads": ("train/loss", "train/lr"), "when": ("train/loss", "train/lr"), "gate": lambda _s, _i: bool},
+            "must be one metric",
+        ),
         ({"hold": 0}, "hold and keep must be 1 or more"),
     ],
 )

@@ -219,7 +219,7 @@ def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
     """The layers whose values have become non-finite, unless the first layer of all is among them."""
     if nonfinite.at != now or not len(nonfinite):
         return np.zeros(len(nonfinite.scopes), np.bool_)
-    lost = len(loss) > 0 and not math.isfinite(Series(loss).last)
+    lost = len(loss) > 0 and not math.isfinite(loss.series().last)
     bad: Bools = (nonfinite.last > 0) & (lost | (nonfinite.values[0] == 0))
     return bad & (not (len(bad) and nonfinite.last[0] > 0))
 
@@ -306,7 +306,7 @@ def representation_collapse(
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
             finite_ranks = column[np.isfinite(column)]
             if finite_ranks.max(initial=0.0) >= settings.earlier_rank:
-                severity = Severity.INFO if _falls(Series(loss), settings.learning) else Severity.WARNING
+                severity = Severity.INFO if _falls(loss.series(), settings.learning) else Severity.WARNING
                 yield finding(severity, newest, settings.rank, scope, row_cosine=value, earlier_rank=finite_ranks.max())
 
 

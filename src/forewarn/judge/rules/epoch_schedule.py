@@ -14,7 +14,7 @@ from forewarn.judge.remedies import (
     declared,
     plan_steps,
 )
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Panel
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -61,7 +61,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     quiet: _x49 5 | train/lr{0} 1e-3x50 | facts/epochs 10 | facts/total_steps 100
     quiet: _x49 5 | train/lr{0} 1e-3x20 1e-6x30
     """
-    count = Series(epoch).last
+    count = epoch.series().last
     if not count > 0:
         return None
     done = epoch.at + 1

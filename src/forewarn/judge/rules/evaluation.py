@@ -128,8 +128,8 @@ def slow_improvement(
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.7
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68 | train/lr{0} 1e-3x3 1e-4
     """
-    epochs = _Epochs.of(Series(train), Series(validation))
-    if len(epochs) < 3 or _is_negligible(epochs.validation, Series(level), settings.negligible_share):
+    epochs = _Epochs.of(train.series(), validation.series())
+    if len(epochs) < 3 or _is_negligible(epochs.validation, level.series(), settings.negligible_share):
         return None
     *earlier, gained = epochs.improvements()
     learnt = improvement(*epochs.train[-2:])
@@ -189,14 +189,14 @@ def validation_plateau(
     quiet: 3.0 2.0 1.9 1.85 | evaluation/epoch 1+1x4
     quiet: 3.0 2.0 2.0 2.01
     """
-    losses = Series(validation)
+    losses = validation.series()
     readings = losses.finite()
     if len(readings) < 2 or not math.isfinite(losses.last):
         return None
-    if _is_negligible(readings, Series(level), settings.negligible_share):
+    if _is_negligible(readings, level.series(), settings.negligible_share):
         return None
     severity = Severity.INFO if has_decayed(lr, settings.decayed_share, info) else Severity.WARNING
-    ends, (at_ends, _) = aligned(losses, Series(epoch))
+    ends, (at_ends, _) = aligned(losses, epoch.series())
     by_epoch = [loss for loss in at_ends.tolist() if math.isfinite(loss)]
     if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))

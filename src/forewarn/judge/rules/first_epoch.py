@@ -53,7 +53,7 @@ def first_epoch_flat(end: Panel, start: Panel, lr: Panel, settings: FirstEpochFl
     quiet: _x299 4.10 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
     quiet: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7+1e-7x300
     """
-    last, first = Series(end), Series(start)
+    last, first = end.series(), start.series()
     if first.at != last.at or last.at < settings.steps or is_rising(lr, last.at // 2):
         return None
     moved = improvement(first.last, last.last)

@@ -109,6 +109,7 @@ class OptimizerNotStepping(Settings):
 
 @rule(
     "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
+    gate=lambda _settings, _info: lambda _step, num_steps: not num_steps > 0,
     explains=("U101",),
     settings=OptimizerNotStepping,
     message=(

@@ -196,12 +196,12 @@ def gain_drift(
     quiet: gain/drift 0.05x3 | gain/mean 1.3x3 | gain/amplification 25x3
     quiet: gain/drift 0.15x3 | gain/mean 1.2x3 | gain/amplification 5x3
     """
-    rise, product = Series(drift).last, Series(amplification).last
+    rise, product = drift.series().last, amplification.series().last
     if not (rise > settings.mean_gain_drift_threshold and product > settings.amplification):
         return None
     return finding(
         _severity(norm, settings.norm_growth, settings.norm), rise, settings.mean_gain_drift_threshold, "",
-        mean_gain=Series(mean).last, amplification=product, **_in_force(lr, clip),
+        mean_gain=mean.series().last, amplification=product, **_in_force(lr, clip),
     )  # fmt: skip
 
 
@@ -250,8 +250,8 @@ def gain_too_high(
     fires: gain/mean 1.3x3 | gain/amplification 540x3
     quiet: gain/mean 1.3x3 | gain/amplification 4.8x3
     """
-    gain = Series(mean).last
-    product = Series(amplification).last if amplification.at == mean.at else np.nan
+    gain = mean.series().last
+    product = amplification.series().last if amplification.at == mean.at else np.nan
     depth = max(1, info.depth)
     if settings.mean_gain_absolute_threshold is not None:
         value, bound = gain, settings.mean_gain_absolute_threshold
@@ -275,13 +275,13 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:
     """A warning if the gradient norm has also grown or is large; otherwise the amplification is harmless."""
-    before, now = Series(norm).ends(4)
+    before, now = norm.series().ends(4)
     return Severity.INFO if now <= large and now <= growth * before else Severity.WARNING
 
 
 def _in_force(lr: Panel, clip: Panel) -> dict[str, float]:
     """The current learning rate and clip value, shown with the finding."""
-    rates, bounds = lr.last[np.isfinite(lr.last)], Series(clip).finite(1)
+    rates, bounds = lr.last[np.isfinite(lr.last)], clip.series().finite(1)
     return {
         **({"lr": float(rates.max())} if len(rates) else {}),
         **({"clip": float(bounds[-1])} if len(bounds) else {}),

@@ -66,10 +66,11 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     fires: gradient/nonfinite{layer.weight} 0x5 12
     quiet: 1.0x5 1e30 | gradient/nonfinite{layer.weight} 0x6
     """
-    now = max(norm.at, nonfinite.at)
+    now, whole = max(norm.at, nonfinite.at), norm.series()
+    if nonfinite.at != now and math.isfinite(whole.last):
+        return
     bad = np.flatnonzero(nonfinite.last > 0) if nonfinite.at == now else np.empty(0, np.intp)
-    whole = Series(norm)
-    left_out = steps.at == now and Series(steps).last == 0
+    left_out = steps.at == now and steps.series().last == 0
     severity = Severity.INFO if left_out else Severity.CRITICAL
     evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
@@ -99,6 +100,7 @@ class ExplodingGradient(Settings):
 
 @rule(
     "G102", "exploding-gradient", reads=("gradient/global_norm", "gradient/norm"), per_scope=True, keep=50,
+    gate=lambda settings, _info: lambda _step, norm: not norm <= settings.warning,
     explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
@@ -123,7 +125,7 @@ def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient)
     fires: 1.0x20 150.0 | gradient/norm{layer.weight} 0.5x20 140.0
     quiet: 1.0x20 90.0
     """
-    whole = Series(norm)
+    whole = norm.series()
     if not settings.warning < whole.last < math.inf:
         return None
     severity = Severity.CRITICAL if whole.last > settings.critical else Severity.WARNING
@@ -181,9 +183,9 @@ def vanishing_gradient(
     quiet: 1e-4x5 | train/loss 0.001x5
     """
     now = max(norm.at, tensors.at)
-    level = abs(Series(loss).last)
+    level = abs(loss.series().last)
     scale = level if level < 1 else 1.0
-    whole, least = Series(norm), scale * settings.global_norm
+    whole, least = norm.series(), scale * settings.global_norm
     if whole.at == now and whole.last < least:
         yield finding(Severity.WARNING, whole.last, least, loss=level)
     if tensors.at == now:

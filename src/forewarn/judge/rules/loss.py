@@ -35,6 +35,7 @@ _QUARTILES = 0.25, 0.75
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
+    gate=lambda _settings, _info: lambda _step, loss: not math.isfinite(loss),
     explains=("G101", "W101", "M101"),
     message="The training loss is not a finite number (last finite loss {last_finite}).",
     remedies=(
@@ -202,7 +203,7 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
     quiet: 2.0x200 6.0x10 2.0x150
     quiet: 2.0x200 2.0+0.1x16 3.6x150
     """
-    readings = Series(loss)
+    readings = loss.series()
     for window in (settings.window, settings.slow_window):
         diverging = _divergence(readings, lr, window, settings, info)
         if diverging is not None:
@@ -215,8 +216,8 @@ def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
 
     The levels reach much further back than the individual losses.
     """
-    losses = Series(loss)
-    highest = np.fmax.reduce(np.append(losses.finite(), Series(levels).finite()), initial=0.0)
+    losses = loss.series()
+    highest = np.fmax.reduce(np.append(losses.finite(), levels.series().finite()), initial=0.0)
     return bool(losses.last < share * highest)
 
 
@@ -225,13 +226,13 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     values = loss.values
     if len(values) < 4 * window:
         return None
-    oldest, middle, newest = values[-3 * window :].reshape(3, window)
-    least = settings.factor * np.float64(np.fmin.reduce(values))
-    if 2 * np.count_nonzero(newest <= least) > window:
-        return None  # so their median does not exceed it either
-    level = median(newest)
-    if not level > least:
+    medians = loss.rolling_median(window)
+    level = medians.at(0)
+    if level <= medians.at(1) or medians.at(1) <= medians.at(2):
+        return None  # nothing has risen; where a median is missing, the losses themselves are looked at
+    if not level > settings.factor * np.float64(np.fmin.reduce(values)):
         return None
+    oldest, middle, newest = values[-3 * window :].reshape(3, window)
     if not (_rise(middle, newest) > settings.significance and _rise(oldest, middle) > settings.significance):
         return None
     if not _rise(newest[: window // 2], newest[window // 2 :]) > settings.significance / 2:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.registry import finding, rule
@@ -64,7 +66,7 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     quiet: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x30 1e-4x21
     quiet: 5.0 4.0-0.2x20 0.1x30 | train/lr{0} 1e-3x51
     """
-    steps, levels = _finite(Series(level))
+    steps, levels = _finite(level.series())
     begin = len(levels) // 2
     if len(levels) - begin < settings.levels or has_decayed(lr, settings.decayed_share, info):
         return None
@@ -124,8 +126,8 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: 
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    steps, levels = _finite(Series(level))
-    if len(levels) <= settings.levels or int(Series(level).steps[0]) > 0:
+    steps, levels = _finite(level.series())
+    if len(levels) <= settings.levels or int(level.series().steps[0]) > 0:
         return None
     if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
         return None
@@ -188,7 +190,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
     quiet: 2.0x300 | train/loss_level 2.0x300
     quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
-    readings = Series(loss)
+    readings = loss.series()
     num_readings = readings.readings_in(settings.steps)
     recent = readings.values[-num_readings:]
     if len(recent) < num_readings or not np.isfinite(recent[-1]):
@@ -196,7 +198,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
     earlier, later = median(recent[: num_readings // 2]), median(recent[num_readings // 2 :])
     if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-num_readings])):
         return None
-    highest = max(earlier, later, *_finite(Series(level))[1])
+    highest = max(earlier, later, _finite(level.series())[1].max(initial=-math.inf))
     correlation, spread = _correlation(recent), _spread(recent)
     if not (later > settings.negligible_share * highest and spread > settings.spread * later):
         return None
@@ -213,8 +215,15 @@ def theil_sen(steps: Steps, values: Floats) -> float:
     """The median slope between all pairs of points: outliers up to three in ten do not move it."""
     every = max(1, math.ceil(len(steps) / _MOST_POINTS))
     x, y = steps[::-every].astype(np.float64), values[::-every]
-    later, before = np.tril_indices(len(x), -1)
+    later, before = _pairs(len(x))
     return float(np.median((y[later] - y[before]) / (x[later] - x[before])))
+
+
+@lru_cache(maxsize=_MOST_POINTS)
+def _pairs(num_points: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The indices of the later and the earlier point of every pair."""
+    later, before = np.tril_indices(num_points, -1)
+    return later, before
 
 
 def _finite(level: Series) -> tuple[Steps, Floats]:

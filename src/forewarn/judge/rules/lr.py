@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.lr_course import peak_rates
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
 from forewarn.settings import Settings, between
@@ -170,8 +170,20 @@ class WarmUpWithoutEnd(Settings):
     """The same in steps, where no total is declared; this is information."""
 
 
+def _longest_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> tuple[Severity, float]:
+    """How bad it is to have none that ends, and the step by which it should have."""
+    total = declared(info, "total_steps")
+    return (Severity.INFO, settings.steps) if math.isnan(total) else (Severity.WARNING, settings.share * total)
+
+
+def _past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Gate:
+    _, least = _longest_warm_up(settings, info)
+    return lambda step, _lr: step >= least
+
+
 @rule(
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
+    gate=_past_a_warm_up,
     settings=WarmUpWithoutEnd,
     message="The learning rate of group {scope} is still rising at step {value} (now {lr}); a warm-up should end by "
     "step {bound}.",
@@ -191,10 +203,7 @@ def warm_up_without_end(lr: Panel, settings: WarmUpWithoutEnd, info: RunInfo) ->
     fires: train/lr{0} 1e-6+1e-6x400 | facts/total_steps 1000
     quiet: train/lr{0} 1e-6+1e-6x100 1e-4x300 | facts/total_steps 1000
     """
-    total = declared(info, "total_steps")
-    severity, least = (
-        (Severity.INFO, settings.steps) if math.isnan(total) else (Severity.WARNING, settings.share * total)
-    )
+    severity, least = _longest_warm_up(settings, info)
     if lr.at < least or len(lr) < 2 or not (lr.values[-1] > lr.values[-2]).any():
         return
     rises = lr.values[1:] > lr.values[:-1]
@@ -212,8 +221,14 @@ class LrNeverDecays(Settings):
     """Share of its peak that it must have fallen by to have begun."""
 
 
+def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
+    since = settings.share * declared(info, "total_steps")
+    return lambda step, _lr: step + 1 >= since
+
+
 @rule(
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
+    gate=_near_the_end,
     settings=LrNeverDecays,
     message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (at step "
     "{total_steps}).",

@@ -9,7 +9,7 @@ import numpy as np
 
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, shift_task_weight, snapshot
-from forewarn.judge.series import Floats, Panel, Series
+from forewarn.judge.series import Floats, Panel
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
@@ -175,7 +175,7 @@ def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict)
     lasting = finite.all(axis=0) & (negative >= settings.negative_share)
     for index in np.flatnonzero(lasting & (means < settings.cosine)):
         severe = means[index] < settings.severe
-        ratio = Series(ratios, cosines.scopes[index]).last
+        ratio = ratios.series(cosines.scopes[index]).last
         dominating, other = _strong_and_weak(cosines.scopes[index], not ratio < 1)
         yield finding(
             Severity.WARNING if severe else Severity.INFO, means[index], settings.severe if severe else settings.cosine,
@@ -214,7 +214,7 @@ def _apart(
         means, apart = np.exp(logs), np.exp(np.abs(logs))
     for index in np.flatnonzero(apart > bound):
         strong, weak = _strong_and_weak(ratios.scopes[index], bool(means[index] > 1))
-        of_weak, of_strong = (Series(remaining, task).median(settings.window) for task in (weak, strong))
+        of_weak, of_strong = (remaining.series(task).median(settings.window) for task in (weak, strong))
         learned = of_weak < settings.solved or of_weak < settings.ahead * of_strong
         if not learned and not _risen(weights, weak, strong) > settings.mending:
             yield _Apart(ratios.scopes[index], float(means[index]), float(apart[index]), strong, weak)
@@ -235,7 +235,7 @@ def _mean_log(ratios: Floats, window: int) -> float:
 
 def _risen(weights: Panel, weak: str, strong: str) -> float:
     """Factor by which one task's weight has risen relative to another's over the readings in memory."""
-    mine, theirs = (Series(weights, task).values.astype(np.float64) for task in (weak, strong))
+    mine, theirs = (weights.series(task).values.astype(np.float64) for task in (weak, strong))
     if not len(mine) or not len(theirs):
         return 1.0
     with np.errstate(all="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,10 +84,10 @@ def update_ratio_high(
     quiet: update/ratio{layer.bias} 0.2x120
     quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
-    overall = Series(median)
+    overall = median.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
-    if starting and _has_fallen(Series(loss), settings.learning):
+    if starting and _has_fallen(loss.series(), settings.learning):
         return
     if overall.at == now:
         typical = _median_of_matrices(ratios, info, settings.near_zero_ratio) if ratios.at == now else overall.last
@@ -243,11 +244,11 @@ def update_ratio_jump(
     quiet: 0.001x13 | train/lr{0} 1e-3x12 3e-2
     quiet: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2 | train/lr_plan{0} 1e-3x12 3e-2
     """
-    typical = Series(median)
+    typical = median.series()
     if len(typical) < settings.minimum:
         return None
     now = max(typical.at, lr.at)
-    measured = typical.at == now and np.isfinite(typical.last)
+    measured = typical.at == now and math.isfinite(typical.last)
     jump = newest_jump(lr, plan, settings, info) if lr.at == now else None
     if not measured and jump is None:
         return None

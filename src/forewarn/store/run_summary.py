@@ -1,0 +1,202 @@
+"""summary.json: a run in a few numbers, kept by its writer, so that a list of runs opens no database."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+import numpy as np
+
+from forewarn.codec import Noun
+from forewarn.files import read_regular, replacing
+from forewarn.store import database, manifest
+from forewarn.store.catalog import Catalog
+from forewarn.store.chunks import FLOATS
+from forewarn.store.columns import TIMES
+from forewarn.store.plain import decoded, encoded
+from forewarn.store.reader import Run, open_run
+from forewarn.store.records import INSERT_EVENT, INSERT_RECORD, Event, event_from, from_text
+from forewarn.store.tail import INSERT_ROW, TailRow
+from forewarn.types import Alert, Severity
+
+NAME = "summary.json"
+
+_FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
+"""What a summary is about: it counts as long as these are as its writer left them."""
+_MOST_BYTES = 1 << 16
+_LOSS = "train/loss"
+
+_log = logging.getLogger("forewarn")
+
+Item = tuple[str, Sequence[Any]]
+"""A statement and its parameters."""
+Stamp = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary(Noun):
+    """How far a run has come, and how it stands."""
+
+    model: str
+    num_steps: int
+    last_step: int | None
+    last_loss: float | None
+    updated: float
+    """When the newest block was measured, or the run began, in seconds since the epoch."""
+    end: str | None
+    """Why the run ended; None while it runs, or if it was killed."""
+    severities: Mapping[str, int]
+    """How many alerts there are of each severity, by the worst that was seen of each."""
+
+    @property
+    def num_alerts(self) -> dict[Severity, int]:
+        return {severity: count for severity in Severity if (count := self.severities.get(str(severity), 0)) > 0}
+
+
+def summary_of(run: Run) -> Summary:
+    """The summary of a run, from its database."""
+    losses = run.series(_LOSS).values[-1:].tolist() if _LOSS in run.names() and "" in run.scopes(_LOSS) else []
+    return Summary(
+        model=run.info.model,
+        num_steps=run.num_steps,
+        last_step=run.last_step,
+        last_loss=losses[-1] if losses else None,
+        updated=run.updated or run.info.started,
+        end=None if run.end is None else run.end[0],
+        severities=Counter(str(alert.severity) for alert in run.alerts()),
+    )
+
+
+def kept_summary(directory: Path) -> Summary | None:
+    """The summary that the writer has kept; None if there is none, or if the run has changed since.
+
+    Then the database tells: a run of an earlier version has no summary, and after a kill the last one may be too old.
+    """
+    try:
+        plain = decoded(read_regular(directory / NAME, _MOST_BYTES).decode())
+        summary = Summary.from_json(plain["summary"])
+        loss = None if summary.last_loss is None else float(summary.last_loss)
+        if math.isfinite(summary.updated) and plain["files"] == _stamp(directory):
+            return replace(summary, last_loss=loss)
+    except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _stamp(directory: Path) -> Stamp:
+    """The size and the time of the last change of each file; a log that is empty is as good as none."""
+    stamp: Stamp = {}
+    for name in _FILES:
+        try:
+            status = os.stat(directory / name)
+        except FileNotFoundError:
+            continue
+        if status.st_size:
+            stamp[name] = [status.st_size, status.st_mtime_ns]
+    return stamp
+
+
+class SummaryKeeper:
+    """Follows what is written to a run, batch by batch, and keeps its summary beside it.
+
+    It never raises: a summary that cannot be kept is left alone, and readers turn to the database.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._catalog = Catalog()
+        self._summary: Summary | None = None
+        self._written: tuple[Stamp, Summary] | None = None
+        self._guarded(self._begin)
+
+    def take(self, connection: Connection, batch: Sequence[Item]) -> None:
+        """Add statements that were just executed."""
+        if self._summary is not None:
+            self._guarded(self._take, connection, batch)
+
+    def write(self) -> None:
+        """Put the summary in place."""
+        if self._summary is not None:
+            self._guarded(self._write, self._summary)
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception:
+            _log.debug("the summary of %s is not kept any more", self._directory, exc_info=True)
+            self._summary = None
+
+    def _begin(self) -> None:
+        with open_run(self._directory) as run:
+            self._summary = summary_of(run)
+            self._severities = {_episode(alert): str(alert.severity) for alert in run.alerts()}
+
+    def _take(self, connection: Connection, batch: Sequence[Item]) -> None:
+        rows = [TailRow(*parameters) for statement, parameters in batch if statement is INSERT_ROW]
+        alerts = [
+            from_text(Alert, parameters[3])
+            for statement, parameters in batch
+            if statement is INSERT_RECORD and parameters[2] == "alert"
+        ]
+        if alerts:
+            self._severities |= {_episode(alert): str(alert.severity) for alert in alerts}
+            self._change(severities=Counter(self._severities.values()))
+        for statement, parameters in batch:
+            if statement is INSERT_EVENT:
+                self._take_event(event_from(*parameters))
+        if rows:
+            self._catalog.refresh(connection)
+            self._take_rows(connection, rows)
+
+    def _take_event(self, event: Event) -> None:
+        if event.kind in ("end", "resume"):
+            self._change(end=str(event.data.get("reason", "")) if event.kind == "end" else None)
+
+    def _change(self, **changes: Any) -> None:
+        assert self._summary is not None
+        self._summary = replace(self._summary, **changes)
+
+    def _take_rows(self, connection: Connection, rows: Sequence[TailRow]) -> None:
+        assert self._summary is not None
+        num_steps, last = self._summary.num_steps, self._summary.last_step
+        for row in rows:
+            if last is not None and row.step < last:
+                return self._begin()  # only the database tells whether this step is a new one
+            num_steps += row.step != last
+            last = row.step
+        self._change(num_steps=num_steps, last_step=last)
+        for loss in (loss for row in reversed(rows) for loss in self._losses(connection, row)):
+            self._change(last_loss=loss)
+            break
+        for times in (row.times for row in reversed(rows) if row.times):
+            self._change(updated=float(np.frombuffer(times, TIMES)[-1]))
+            break
+        return None
+
+    def _losses(self, connection: Connection, row: TailRow) -> Iterator[float]:
+        """The training losses in a row, the last first."""
+        pattern = self._catalog.patterns[row.pattern]
+        end = pattern.num_values
+        for number in reversed(pattern.layouts):
+            layout = self._catalog.layouts[number]
+            end -= layout.num_scopes
+            if layout.name == _LOSS and "" in (scopes := self._catalog.scopes_of(layout, connection)):
+                yield float(np.frombuffer(row.body, FLOATS)[end + scopes.index("")])
+
+    def _write(self, summary: Summary) -> None:
+        state = _stamp(self._directory), summary
+        if state != self._written:
+            with replacing(self._directory / NAME, durable=False) as file:
+                file.write(encoded({"files": state[0], "summary": summary.to_json()}).encode())
+            self._written = state
+
+
+def _episode(alert: Alert) -> tuple[str, str, int]:
+    return alert.code, alert.scope, alert.since
