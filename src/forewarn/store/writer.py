@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from forewarn.store import database, manifest
 from forewarn.store.background import INSERT_EVENT, INSERT_ROW, BackgroundWriter, Item
 from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
+from forewarn.store.claim import Claim
 from forewarn.store.columns import TIMES
 from forewarn.store.errors import RunError
 from forewarn.store.histogram_table import INSERT_DISTRIBUTION
@@ -47,13 +49,15 @@ class RunWriter:
     ) -> None:
         """Begin a new run, or with `resume_at` go on with the one that is there, without anything from that step on.
 
-        A path that holds a run is refused with FileExistsError unless it is resumed, a path that is a file with
-        NotADirectoryError, and a run that is to be resumed but is missing or damaged with RunError.
+        A path that holds a run, or that a live process writes to, is refused with FileExistsError unless it is resumed,
+        a path that is a file with NotADirectoryError, and a run that is to be resumed but is missing or damaged with
+        RunError.
         """
         self.path = Path(path)
         self.journal = "WAL"
         self._failure: str | None = None
         self._background: BackgroundWriter | None = None
+        self._claim = Claim()
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._interning = Interning()
@@ -65,11 +69,16 @@ class RunWriter:
                 self._create(Manifest(info, config, self.journal))
             else:
                 self._resume(Manifest(info, config, self.journal), resume_at)
+        except BlockingIOError as error:
+            raise FileExistsError(
+                f"{self.path} is being written by a process that is still running; name another path with run=, or"
+                " close its monitor first if it is in this process"
+            ) from error
         except FileExistsError as error:
             if not os.path.exists(self.path / manifest.NAME):
                 raise FileExistsError(
-                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}; remove it if it is of no use, or"
-                    " name another path with run="
+                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}, as if a process were starting a"
+                    " run there or was killed at it; name another path with run="
                 ) from error
             raise FileExistsError(
                 f"{self.path} already holds a run; go on with it by resume=True, or name another path with run="
@@ -78,6 +87,9 @@ class RunWriter:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 raise RunError(f"{self.path} cannot be resumed: {database.NAME} is damaged ({error})") from error
             self._failure = f"{self.path} cannot be written ({error}): this run is not recorded"
+        finally:
+            if self._background is None:
+                self._claim.release()
 
     @property
     def failure(self) -> str | None:
@@ -151,7 +163,7 @@ class RunWriter:
         """Record the end of the run and leave one tidy file. Closing again does nothing."""
         background = self._ready()
         if background is not None and self._finalizer.detach() is not None:
-            _finish(background, reason)
+            _finish(background, self._claim, reason)
 
     def _ready(self) -> BackgroundWriter | None:
         """The background writer; None without a directory, after closing and in a forked child."""
@@ -167,6 +179,7 @@ class RunWriter:
 
     def _create(self, description: Manifest) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
+        self._claim.take(self.path)
         if (self.path / manifest.NAME).exists():
             raise FileExistsError(self.path / manifest.NAME)
         self.journal = _journal_for(self.path)
@@ -184,9 +197,12 @@ class RunWriter:
         if not (self.path / manifest.NAME).exists() or not file.exists():
             raise RunError(f"{self.path} holds no run to resume; begin one by leaving resume out, or name another path")
         started = read_manifest(self.path).info.started
+        with suppress(BlockingIOError):  # a process that hangs, say: it notices that it was left behind
+            self._claim.take(self.path)
         self.journal = _journal_for(self.path)
         connection = database.open_for_writing(file, self.journal)
         try:
+            database.check_schema(connection, file)
             database.upgrade(connection)
             truncate(connection, step, time.time())
             self._num_rows = database.num_rows(connection)
@@ -203,7 +219,7 @@ class RunWriter:
     def _start(self, generation: int) -> None:
         self._background = BackgroundWriter(self.path / database.NAME, self.journal, generation)
         # Not only at the end of the process: a writer that nobody holds any more is closed as well.
-        self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
+        self._finalizer = weakref.finalize(self, _finish, self._background, self._claim, "not closed")
 
 
 def _joined(values: Sequence[Values]) -> memoryview:
@@ -214,11 +230,12 @@ def _joined(values: Sequence[Values]) -> memoryview:
     return joined.view(np.uint8).data
 
 
-def _finish(background: BackgroundWriter, reason: str) -> None:
+def _finish(background: BackgroundWriter, claim: Claim, reason: str) -> None:
     if os.getpid() != background.process:
         return
     background.put([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
     background.stop()
+    claim.release()
 
 
 def _journal_for(path: Path) -> str:
