@@ -37,26 +37,26 @@ def command(run: Path, step_ahead: int | None, target: float | None, as_json: bo
     """
     import dataclasses
 
-    from forewarn.cli.terminal import Failure, opened, print_json, reading, show
+    from forewarn.cli.terminal import Failure, opened, print_json, show
     from forewarn.judge.forecast import LossCurve, forecast
     from forewarn.judge.remedies import declared
 
-    with opened(run) as stored, reading():
+    with opened(run) as stored:
         if "train/loss" not in stored.names():
             raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
         losses = stored.series("train/loss")
         total = declared(stored.info, "total_steps")
-    curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
-    if step_ahead is None and len(losses.steps):
-        step_ahead = _if_ahead(total, int(losses.steps[-1]))
-    try:
-        result = forecast(curve, step_ahead, target)
-    except ValueError as error:
-        raise Failure(str(error)) from error
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        show(*_picture(curve, result))
+        curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
+        if step_ahead is None and len(losses.steps):
+            step_ahead = _if_ahead(total, int(losses.steps[-1]))
+        try:
+            result = forecast(curve, step_ahead, target)
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        if as_json:
+            print_json(dataclasses.asdict(result))
+        else:
+            show(*_picture(curve, result))
 
 
 def _if_ahead(total: float, now: int) -> int | None:

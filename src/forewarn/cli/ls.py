@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def command(runs: Path) -> None:
     from forewarn.store import list_runs
     from forewarn.views.wording import literal
 
-    if not runs.is_dir():
+    if not os.path.isdir(runs):  # unlike Path's it never raises
         raise Failure(f"there is no directory {runs}; give the one that holds your runs, or make a run: forewarn demo")
     paths = list_runs(runs)
     if not paths:
@@ -64,11 +65,11 @@ def command(runs: Path) -> None:
 def _row(path: Path) -> list[Text]:
     from rich.text import Text
 
-    from forewarn.cli.terminal import opened, reading
+    from forewarn.cli.terminal import opened
     from forewarn.types import counted, in_words
     from forewarn.views.wording import STYLES, short
 
-    with opened(path) as run, reading():
+    with opened(path) as run:
         has_loss = "train/loss" in run.names()
         losses = run.series("train/loss").values.tolist() if has_loss else []
         alerts, state = run.alerts(), state_of(run)

@@ -65,7 +65,7 @@ def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType
     """Every histogram of a tensor, each with its shape in words and its percentiles."""
     from rich.text import Text
 
-    from forewarn.cli.terminal import Failure, opened, output, reading
+    from forewarn.cli.terminal import Failure, opened, output
     from forewarn.store.errors import UnknownSeriesError
     from forewarn.views.bars import ASCII_BARS, BARS
     from forewarn.views.histogram import picture, words
@@ -73,7 +73,7 @@ def _histograms(path: Path, step: int | None, scope: str) -> list[RenderableType
 
     options = output().options
     parts: list[RenderableType] = []
-    with opened(path) as run, reading():
+    with opened(path) as run:
         names = run.distributions()
         if not names:
             raise Failure(f"{run.path} has no histograms: {_why_no_histograms(run)}")
@@ -131,11 +131,11 @@ def _picture(
     """The step, its key numbers and its table of layers."""
     from rich.text import Text
 
-    from forewarn.cli.terminal import opened, reading
+    from forewarn.cli.terminal import opened
     from forewarn.metrics import catalogue_of
     from forewarn.views.wording import short
 
-    with opened(path) as run, reading():
+    with opened(path) as run:
         catalogue = catalogue_of(run.info)
         names = _chosen(run, metric, catalogue)
         measured = _measured_step(run, names, step)
@@ -144,14 +144,13 @@ def _picture(
         blocks = [block for block in recorded if not metric or metric.search(block.name)]
         with_ratios = {"update/ratio", MEDIAN_RATIO} & {block.name for block in blocks}
         ratio = _update_ratio(run, measured, recorded) if with_ratios else []
-        last_step = run.last_step
-    of = f" of {last_step}" if last_step != measured else ""
-    parts: list[RenderableType] = [
-        Text.assemble((short(str(path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
-    ]
-    of_the_run = [block for block in blocks if _is_of_the_run(block.name, block.scopes, catalogue)]
-    parts += _key_numbers(of_the_run, catalogue)
-    return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope, catalogue)]
+        of = f" of {run.last_step}" if run.last_step != measured else ""
+        parts: list[RenderableType] = [
+            Text.assemble((short(str(path)), "bold"), f"  step {measured}{of}{_instead_of(step, measured)}\n")
+        ]
+        of_the_run = [block for block in blocks if _is_of_the_run(block.name, block.scopes, catalogue)]
+        parts += _key_numbers(of_the_run, catalogue)
+        return [*parts, *ratio, *_layers([block for block in blocks if block.name in names], scope, catalogue)]
 
 
 def _chosen(run: Run, metric: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forewarn.judge.registry import Rule
     from forewarn.store import Run
 
+_log = logging.getLogger("forewarn")
 
 PLAIN_WIDTH = 160
 """Columns of a file or a pipe, unless the environment says COLUMNS."""
@@ -62,14 +64,28 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
     _write("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def opened(path: Path) -> Run:
-    """The stored run at a path, or a Failure that says what is there instead."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Run]:
+    """The stored run at a path. Whatever is wrong with it, now or as it is read and shown, is a Failure."""
     from forewarn.store import RunError, open_run
 
     try:
-        return open_run(path)
+        with open_run(path) as run:
+            yield run
     except (RunError, OSError) as error:
         raise Failure(str(error)) from error
+    except _MADE_BY_WRONG_VALUES as error:
+        _log.debug("%s cannot be read", path, exc_info=True)
+        reason = f"{type(error).__name__}: {error}"
+        raise Failure(
+            f"{path} cannot be read ({reason:.200}): it is damaged; if forewarn left it so, please report this defect"
+        ) from error
+
+
+_MADE_BY_WRONG_VALUES = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""What code raises that meets a value which nobody expected."""
 
 
 def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
@@ -79,17 +95,6 @@ def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
     try:
         return own_rules(modules=modules)
     except (TypeError, ValueError) as error:
-        raise Failure(str(error)) from error
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Turns what a damaged run raises while it is read into a Failure."""
-    from forewarn.store import RunError
-
-    try:
-        yield
-    except RunError as error:
         raise Failure(str(error)) from error
 
 
