@@ -8,11 +8,12 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "types", "histograms", "settings", "catalogue", "metrics"}
+LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics"}
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
     "codec": set(),
+    "files": set(),
     "types": {"codec"},
     "settings": set(),
     "histograms": {"types"},
@@ -34,8 +35,8 @@ ALLOWED: dict[str, set[str]] = {
 """What a part may import at any level; the command line may import everything."""
 
 TORCH_FREE = {
-    "codec", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store", "views",
-    "cli", "__init__", "__main__",
+    "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store",
+    "views", "cli", "__init__", "__main__",
 }  # fmt: skip
 
 
