@@ -262,15 +262,22 @@ def _is_key_part(text: str) -> bool:
 
 def _measured(stored: Mapping[str, Any]) -> dict[str, Any]:
     """What a stored config says of measuring, also where an earlier version kept it elsewhere."""
-    tables = stored.get("thresholds", {})
-    sources = [(stored, Config), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
+    tables = _table(stored, "thresholds")
+    sources = [(stored, Config), *((_table(tables, name), kind) for name, kind in get_type_hints(Thresholds).items())]
     earlier = {
         place.removeprefix("measure."): plain[name]
         for plain, kind in sources
         for name, place in kind._moved().items()
         if name in plain
     }
-    return {**earlier, **stored.get("measure", {})}
+    return {**earlier, **_table(stored, "measure")}
+
+
+def _table(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = stored.get(name, {})
+    if not isinstance(table, Mapping):
+        raise TypeError(f"setting {name!r} is a table of settings, not {table!r:.80}")
+    return table
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ USAGE_ERROR = 64
 """As in sysexits.h; click's own 2 would read as a critical run."""
 DEFECT = 70
 """An error of forewarn itself, as in sysexits.h."""
+LONGEST_ERROR = 2000
+"""Characters; a value in a damaged run can be as long as you like."""
 
 SECTIONS = {
     "See it work": {
@@ -151,4 +153,6 @@ def _tell(error: click.ClickException) -> None:
         if error.ctx is not None:
             hint = f"Try '{error.ctx.command_path} {error.ctx.help_option_names[0]}' for help."
             click.echo(f"{error.ctx.get_usage()}\n{hint}\n", err=True)
-    click.echo("Error: " + "\n".join(map(literal, lines)), err=True)
+    text = "\n".join(map(literal, lines))
+    half = LONGEST_ERROR // 2
+    click.echo(f"Error: {text if len(text) <= LONGEST_ERROR else f'{text[:half]}…{text[-half:]}'}", err=True)

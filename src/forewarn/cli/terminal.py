@@ -68,12 +68,15 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 def opened(path: Path) -> Iterator[Run]:
     """The stored run at a path. Whatever is wrong with it, now or as it is read and shown, is a Failure."""
     from forewarn.store import RunError, open_run
+    from forewarn.store.errors import UnknownSeriesError
 
     try:
         with open_run(path) as run:
             yield run
     except (RunError, OSError) as error:
         raise Failure(str(error)) from error
+    except UnknownSeriesError as error:
+        raise Failure(f"{path} cannot be read: {error}") from error
     except _MADE_BY_WRONG_VALUES as error:
         _log.debug("%s cannot be read", path, exc_info=True)
         reason = f"{type(error).__name__}: {error}"

@@ -12,6 +12,9 @@ from forewarn.store.catalog import Catalog
 from forewarn.store.columns import PATTERNS, STEPS, TIMES, Columns, joined, unpacked
 from forewarn.store.errors import RunError
 
+_MOST_EMPTY_ROWS = 1 << 20
+"""Rows without a block take no room in a database, so it could hold any number of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -45,7 +48,7 @@ class Occurrences:
 def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) -> Index:
     """The index of all compacted rows; `earlier` is the result of an earlier call, so that only new rows are read."""
     parts: list[Columns] = []
-    after = len(earlier)
+    after, num_empty = len(earlier), 0
     for first, last, *columns in connection.execute(
         "SELECT first, last, steps, patterns, times FROM spans WHERE last >= ? ORDER BY first", [after]
     ):
@@ -58,6 +61,9 @@ def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) 
         skipped_times = _num_times(span.patterns[:skipped], catalog)
         parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
         after = last + 1
+        num_empty += len(span) - min(len(span), len(span.times))
+        if num_empty > _MOST_EMPTY_ROWS:
+            raise RunError(f"rows {first} to {last} are damaged: they hold nothing")
     return _extended(earlier, catalog, parts)
 
 
