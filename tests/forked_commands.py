@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LONGEST_SECONDS = 10.0
+LONGEST_SECONDS = 20.0
 """After this a command is killed: it hangs."""
 
 
@@ -66,6 +67,7 @@ def _serve() -> None:
     import forewarn.config
     import forewarn.views.console  # noqa: F401  # before the first fork, so that none has to import it
 
+    gc.freeze()  # or collecting garbage would copy all of it in every fork
     for line in sys.stdin:
         arguments, environment = json.loads(line)
         ended = _forked([os.fsdecode(argument.encode("latin-1")) for argument in arguments], environment)

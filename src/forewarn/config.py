@@ -110,9 +110,9 @@ class Config(Settings):
 
     measure: Measure = Measure()
     """What is read from the training loop; a stored run keeps it, whatever it is judged by later."""
-    history_window: int = between(1024, 64)
+    history_window: int = between(1024, 64, 1_000_000)
     """Values kept in memory per metric of the run as a whole."""
-    detail_window: int = between(64, 16)
+    detail_window: int = between(64, 16, 10_000)
     """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
     them up."""
     escalation_steps: int = between(20, 0)

@@ -7,8 +7,9 @@ import os
 import socket
 import sqlite3
 import struct
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,16 +29,20 @@ class Variant:
     change: Change
 
 
-def all_variants(run: Path, random: Random, share: float) -> Iterator[Variant]:
-    """Changes of this run: all of those with a reason of their own, and a share of those that are one of very many."""
-    plain = json.loads((run / "run.json").read_text())
+def fixed_variants(run: Path) -> Iterator[Variant]:
+    """Changes that have a reason of their own."""
     yield from _texts()
     yield from _kinds_of_files()
     yield from _schemas(run)
     yield from _pages()
-    for many in (_wrong_values(plain), _wrong_cells(run), _cuts(run), _flips(run, random), _wrong_records(run)):
+    yield from _bombs()
+
+
+def random_variants(run: Path, random: Random, num_each: int) -> Iterator[Variant]:
+    """So many of each kind of which there are thousands."""
+    for many in (_wrong_values(run), _wrong_cells(run), _wrong_records(run), _cuts(run), _flips(run, random)):
         members = list(many)
-        yield from random.sample(members, max(1, round(share * len(members))))
+        yield from random.sample(members, min(num_each, len(members)))
 
 
 # run.json
@@ -81,6 +86,8 @@ WRONG: dict[str, Any] = {
     "true": True,
     "minus 1": -1,
     "0": 0,
+    "10 million": 10**7,
+    "a billion": 10**9,
     "a float": 0.5,
     "a huge float": 1e308,
     "NaN": float("nan"),
@@ -100,8 +107,9 @@ WRONG: dict[str, Any] = {
 }
 
 
-def _wrong_values(plain: Any) -> Iterator[Variant]:
+def _wrong_values(run: Path) -> Iterator[Variant]:
     """A wrong value at every key of run.json, and every key missing."""
+    plain = json.loads((run / "run.json").read_text())
     for keys in _places(plain):
         where = ".".join(map(str, keys))
         yield Variant(f"run.json: {where} is missing", lambda path, keys=keys: _edit(path, keys))
@@ -139,11 +147,22 @@ def _edited(plain: Any, keys: tuple[Any, ...], *value: Any) -> Any:
 def _schemas(run: Path) -> Iterator[Variant]:
     """Databases with something in them that is not ours."""
     with _database(run) as connection:
-        tables = {name: [column[1] for column in connection.execute(f"PRAGMA table_info({name})")] for name in _tables(connection)}
+        tables = {
+            name: [column[1] for column in connection.execute(f"PRAGMA table_info({name})")]
+            for name in _tables(connection)
+        }
     for table, columns in tables.items():
-        yield _sql(f"an endless view as {table}", f"DROP TABLE {table}", f"CREATE VIEW {table} AS {ENDLESS} {', '.join(f'n AS {column}' for column in columns)} FROM rows")
+        endless = ", ".join(f"n AS {column}" for column in columns)
+        large = ", ".join(f"{column} AS (hex(zeroblob(1000000)))" for column in columns if column != "id")
         yield _sql(f"no table {table}", f"DROP TABLE {table}")
-        yield _sql(f"generated columns in {table}", f"DROP TABLE {table}", f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(f'{column} AS (hex(zeroblob(100000000)))' for column in columns if column != 'id')})", f"INSERT INTO {table} DEFAULT VALUES")
+        yield _sql(
+            f"an endless view as {table}", f"DROP TABLE {table}",
+            f"CREATE VIEW {table} AS {ENDLESS} {endless} FROM rows",
+        )  # fmt: skip
+        yield _sql(
+            f"generated columns in {table}", f"DROP TABLE {table}",
+            f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {large})", f"INSERT INTO {table} DEFAULT VALUES",
+        )  # fmt: skip
     yield _sql("a view", f"CREATE VIEW more AS {ENDLESS} n FROM rows")
     yield _sql("a trigger", "CREATE TRIGGER more AFTER INSERT ON tail BEGIN DELETE FROM tail; END")
     yield _sql("a virtual table", "CREATE VIRTUAL TABLE more USING fts5(x)")
@@ -153,7 +172,7 @@ def _schemas(run: Path) -> Iterator[Variant]:
     yield _sql("a foreign application", "PRAGMA application_id = 7")
     yield _sql("a newer format", "PRAGMA user_version = 99")
     yield _sql("a negative format", "PRAGMA user_version = -99")
-    yield _sql(f"a hostile name", f'CREATE TABLE "{ESCAPES}" (x)')
+    yield _sql("a hostile name", f'CREATE TABLE "{ESCAPES}" (x)')
     yield Variant("run.db: a schema that is no SQL", lambda path: _rewrite_schema(path, "nonsense \x1b[31m"))
     yield Variant("run.db: a long schema", lambda path: _rewrite_schema(path, f"CREATE TABLE tail ({'x' * 1_000_000})"))
     yield Variant("run.db: a foreign database", lambda path: _foreign(path, "UTF-8"))
@@ -163,19 +182,36 @@ def _schemas(run: Path) -> Iterator[Variant]:
 def _wrong_cells(run: Path) -> Iterator[Variant]:
     """A wrong value in every column of every table."""
     values = {
-        "a word": "'x'", "no bytes": "x''", "few bytes": "x'0102030405'", "many bytes": "zeroblob(9000000)", "minus 1": "-1", "0": "0",
-        "the largest number": "9223372036854775807", "the smallest number": "-9223372036854775808", "infinity": "9e999", "a fraction": "0.5",
-        "no UTF-8": "CAST(x'ff1b5d' AS TEXT)", "deep JSON": f"'{'[' * 5000}'", "closed deep JSON": f"'{'[' * 200 + ']' * 200}'", "a JSON object": "'{}'",
-        "a JSON list": "'[]'", "a JSON list of a hostile word": f"'{json.dumps([ESCAPES])}'", "a hostile word": "CAST(x'" + ESCAPES.encode().hex() + "' AS TEXT)",
-        "JSON with a long number": f"'[{'9' * 4000}]'", "bytes of ff": "x'" + "ff" * 64 + "'",
-    }  # fmt: skip
+        "a word": "'x'",
+        "no bytes": "x''",
+        "few bytes": "x'0102030405'",
+        "many bytes": "zeroblob(300000)",
+        "bytes of ff": "x'" + "ff" * 64 + "'",
+        "minus 1": "-1",
+        "0": "0",
+        "the largest number": "9223372036854775807",
+        "the smallest number": "-9223372036854775808",
+        "infinity": "9e999",
+        "a fraction": "0.5",
+        "no UTF-8": "CAST(x'ff1b5d' AS TEXT)",
+        "a hostile word": f"CAST(x'{ESCAPES.encode().hex()}' AS TEXT)",
+        "a JSON object": "'{}'",
+        "a JSON list": "'[]'",
+        "a JSON list of a hostile word": f"'{json.dumps([ESCAPES])}'",
+        "JSON with a long number": f"'[{'9' * 4000}]'",
+        "deep JSON": f"'{'[' * 5000}'",
+        "closed deep JSON": f"'{'[' * 200 + ']' * 200}'",
+    }
     with _database(run) as connection:
         for table in _tables(connection):
             for column in [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]:
                 for name, value in values.items():
                     first = f"WHERE rowid = (SELECT min(rowid) FROM {table})"
                     yield _sql(f"{table}.{column} is {name}", f"UPDATE OR IGNORE {table} SET {column} = {value}")
-                    yield _sql(f"the first {table}.{column} is {name}", f"UPDATE OR IGNORE {table} SET {column} = {value} {first}")
+                    yield _sql(
+                        f"the first {table}.{column} is {name}",
+                        f"UPDATE OR IGNORE {table} SET {column} = {value} {first}",
+                    )
             yield _sql(f"{table} is empty", f"DELETE FROM {table}")
             yield _sql(f"{table} is half empty", f"DELETE FROM {table} WHERE rowid % 2")
             yield _sql(f"{table} is turned round", f"UPDATE OR REPLACE {table} SET rowid = -rowid")
@@ -201,9 +237,14 @@ def _cuts(run: Path) -> Iterator[Variant]:
     """Both files cut off."""
     for name in ("run.json", "run.db"):
         size = (run / name).stat().st_size
-        for length in sorted({0, 1, 15, 16, 99, 100, 511, 512, 4095, 4096, 4097, size // 3, size // 2, size - 4096, size - 1}):
+        for length in sorted(
+            {0, 1, 15, 16, 99, 100, 511, 512, 4095, 4096, 4097, size // 3, size // 2, size - 4096, size - 1}
+        ):
             if 0 <= length < size:
-                yield Variant(f"{name}: cut to {length} bytes", lambda path, name=name, length=length: os.truncate(path / name, length))
+                yield Variant(
+                    f"{name}: cut to {length} bytes",
+                    lambda path, name=name, length=length: os.truncate(path / name, length),
+                )
 
 
 def _flips(run: Path, random: Random) -> Iterator[Variant]:
@@ -217,8 +258,8 @@ def _flips(run: Path, random: Random) -> Iterator[Variant]:
             places = [4096 * random.randrange(pages) + random.randrange(24)]
         if number % 4 == 2:  # the header of the file
             places = [random.randrange(100)]
-        values = [random.choice((0, 0x7F, 0x80, 0xFF, random.randrange(256))) for _ in places]
-        yield Variant(f"{name}: bytes {places} become {values}", lambda path, name=name, new=tuple(zip(places, values, strict=True)): _poke(path / name, new))
+        new = {place: random.choice((0, 0x7F, 0x80, 0xFF, random.randrange(256))) for place in places}
+        yield Variant(f"{name}: new bytes {new}", lambda path, name=name, new=new: _poke(path / name, new))
 
 
 def _pages() -> Iterator[Variant]:
@@ -234,9 +275,25 @@ def _pages() -> Iterator[Variant]:
     yield Variant("run.db: a row of 900 MB in a sparse file", _long_row)
     yield _sql("one page size after another", "PRAGMA journal_mode = DELETE", "PRAGMA page_size = 512", "VACUUM")
     yield _sql("vacuum on its own", "PRAGMA auto_vacuum = FULL", "VACUUM")
-    yield _sql("a million layouts", "WITH RECURSIVE n(x) AS (SELECT 1000 UNION ALL SELECT x + 1 FROM n WHERE x < 300000) INSERT INTO layouts SELECT x, 'a/b', 0, 1 FROM n")
+    numbers = "WITH RECURSIVE n(x) AS (SELECT 1000 UNION ALL SELECT x + 1 FROM n WHERE x < 300000)"
+    yield _sql("very many layouts", f"{numbers} INSERT INTO layouts SELECT x, 'a/b', 0, 1 FROM n")
     yield _sql("layouts of many scopes", "UPDATE layouts SET num_scopes = 1 << 40")
     yield _sql("a chunk of many rows", "UPDATE chunks SET count = 1 << 40, last = 1 << 41")
+
+
+def _bombs() -> Iterator[Variant]:
+    """Few bytes that ask for much memory, where histograms are read."""
+    yield Variant("run.db: histograms of 400 MB in a zlib stream", lambda path: _set_histograms(path, 400 << 20))
+    yield Variant("run.db: histograms in zlib streams cut off", lambda path: _set_histograms(path, 1 << 20, 1000))
+    yield _sql("histograms of another kind", "UPDATE distributions SET body = x'07070707070707070707'")
+    yield _sql("histograms of many scopes", "UPDATE distributions SET count = 1 << 40")
+    yield _sql("histograms of no scopes", "UPDATE distributions SET count = 0, first = -5")
+    yield _sql("histograms of scopes that are missing", "UPDATE distributions SET scopes = 1 << 50")
+
+
+def _set_histograms(path: Path, num_bytes: int, cut: int | None = None) -> None:
+    with _database(path) as connection:
+        connection.execute("UPDATE distributions SET body = ?", [zlib.compress(bytes(num_bytes))[:cut]])
 
 
 # The files
@@ -244,21 +301,35 @@ def _pages() -> Iterator[Variant]:
 
 def _kinds_of_files() -> Iterator[Variant]:
     """Everything that can have the name of a file of ours."""
-    targets = {"nowhere": "/nowhere/at/all", "a directory": "/", "zeros": "/dev/zero", "random bytes": "/dev/urandom", "null": "/dev/null"}
+    targets = {
+        "nowhere": "/nowhere/at/all",
+        "a directory": "/",
+        "zeros": "/dev/zero",
+        "random bytes": "/dev/urandom",
+        "null": "/dev/null",
+    }
     for name in FILES:
         yield Variant(f"{name} is a FIFO", lambda path, name=name: os.mkfifo(_gone(path / name)))
         yield Variant(f"{name} is a socket", lambda path, name=name: _socket(_gone(path / name)))
         yield Variant(f"{name} is a directory", lambda path, name=name: _gone(path / name).mkdir())
         yield Variant(f"{name} is a link to itself", lambda path, name=name: _gone(path / name).symlink_to(name))
         for word, target in targets.items():
-            yield Variant(f"{name} is a link to {word}", lambda path, name=name, target=target: _gone(path / name).symlink_to(target))
+            yield Variant(
+                f"{name} is a link to {word}",
+                lambda path, name=name, target=target: _gone(path / name).symlink_to(target),
+            )
         yield Variant(f"{name} is a link to a FIFO", lambda path, name=name: _link_to_fifo(path / name))
         yield Variant(f"{name} is missing", lambda path, name=name: _gone(path / name) and None)
         yield Variant(f"{name} is empty", lambda path, name=name: _put(path / name, b""))
         yield Variant(f"{name} is noise", lambda path, name=name: _put(path / name, Random(0).randbytes(9999)))
-        yield Variant(f"{name} may not be read", lambda path, name=name: (path / name).touch() or (path / name).chmod(0))
-        yield Variant(f"{name} is 1 TB of nothing", lambda path, name=name: (path / name).touch() or os.truncate(path / name, 1 << 40))
-    yield Variant("a journal of a killed writer", lambda path: _old_journal(path, b""))
+        yield Variant(
+            f"{name} may not be read", lambda path, name=name: (path / name).touch() or (path / name).chmod(0)
+        )
+        yield Variant(
+            f"{name} is 1 TB of nothing",
+            lambda path, name=name: (path / name).touch() or os.truncate(path / name, 1 << 40),
+        )
+    yield Variant("a journal of a killed writer", lambda path: old_journal(path, b""))
     yield Variant("the directory links to itself a hundred times", _links_to_itself)
 
 
@@ -271,9 +342,9 @@ def _put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _poke(path: Path, new: tuple[tuple[int, int], ...]) -> None:
+def _poke(path: Path, new: dict[int, int]) -> None:
     content = bytearray(path.read_bytes())
-    for place, value in new:
+    for place, value in new.items():
         content[place] = value
     path.write_bytes(content)
 
@@ -300,7 +371,7 @@ def _links_to_itself(path: Path) -> None:
         (path / f"loop{number}").symlink_to(".")
 
 
-def _old_journal(path: Path, names: bytes) -> None:
+def old_journal(path: Path, names: bytes) -> None:
     """A journal that waits to be rolled back: the header, one page, and at the end the name of a further journal."""
     database = (path / "run.db").read_bytes()
     magic = bytes.fromhex("d9d505f920a163d7")
@@ -316,17 +387,8 @@ def _old_journal(path: Path, names: bytes) -> None:
 # SQLite
 
 
-class _database:
-    """A connection that is closed at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path / "run.db", isolation_level=None)
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
+def _database(path: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(path / "run.db", isolation_level=None))
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
@@ -406,10 +468,12 @@ def _rows_out_of_nothing(path: Path) -> None:
             connection.execute(f"DELETE FROM {table}")
         connection.execute("INSERT INTO patterns VALUES (0, 1, x'')")
         rows = 1 << 18
+        connection.execute("BEGIN")
         connection.executemany(
             "INSERT INTO spans VALUES (?, ?, 0, ?, x'00000000', x'')",
             [(n * rows, (n + 1) * rows - 1, struct.pack("<qq", n * rows, 1)) for n in range(2000)],
         )
+        connection.execute("COMMIT")
 
 
 def _long_row(path: Path) -> None:

@@ -88,7 +88,9 @@ def test_of_processes_that_name_the_same_run_one_has_it_and_the_others_are_told_
     assert outcomes.count("has runs/mine") == 1
     for outcome in outcomes:
         if outcome != "has runs/mine":
-            assert outcome.startswith("refused runs/mine is being written by a process that is still running; name another")
+            assert outcome.startswith(
+                "refused runs/mine is being written by a process that is still running; name another"
+            )
             assert "remove" not in outcome
             assert "delete" not in outcome
     open_run(tmp_path / "runs" / "mine").close()

@@ -172,7 +172,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     try:
         return _checked(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        reason = error.sqlite_errorcode & 0xFF
+        reason = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Python's own errors have none
         if reason == sqlite3.SQLITE_READONLY and _left_behind(path):
             _checked(path, "mode=rw").close()
             return _checked(path, "mode=ro")
