@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 
-.PHONY: help demo test test-slow test-ci test-triton test-avx512 check format docs bench clean
+.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-avx512 check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -24,7 +24,7 @@ demo: $(INSTALLED)  ## train a small GPT, break it midway, and see the warning
 	$(BIN)/forewarn demo
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not ci"
 
 test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
@@ -35,7 +35,10 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-triton  ## run the tests of CI that need more than make check installs
+test-ci: test-triton test-fuzz  ## run the tests of CI that make check leaves out
+
+test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
+	$(BIN)/pytest -n 2 -m ci
 
 test-triton: $(TRITON)/.installed  ## test the CUDA backend without a GPU, in Triton's interpreter and compiler
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton

@@ -6,6 +6,7 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,7 @@ def watch(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
     )  # fmt: skip
-    path = Path(run) if run is not None else _new_directory()
-    earlier = open_run(path) if resume and (path / "run.json").exists() else None
+    earlier = open_run(run) if resume and run is not None and (Path(run) / "run.json").exists() else None
     if earlier is not None:
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
@@ -122,6 +122,7 @@ def watch(
     if first:
         resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
         try:
+            path = Path(run) if run is not None else _new_directory()
             writer = RunWriter(path, info=info, config=settings.to_dict(), resume_at=resume_at)
         except BaseException:
             loop.close()
@@ -351,12 +352,25 @@ def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
 
 
 def _new_directory() -> Path:
-    """An unused directory under `runs/`, named after the current time."""
+    """A directory under `runs/` that this process alone has made, named after the current time."""
     first_choice = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
     names = itertools.chain(
         [first_choice], (first_choice.with_name(f"{first_choice.name}-{number}") for number in itertools.count(2))
     )
-    return next(path for path in names if not path.exists())
+    with suppress(OSError):
+        first_choice.parent.mkdir(exist_ok=True)
+    return next(path for path in names if not _is_taken(path))
+
+
+def _is_taken(path: Path) -> bool:
+    """Make a directory; True if there is one already. Where none can be made, the writer says why."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_first_process(policy: Policy) -> bool:

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
+
+_MOST_LEVELS = 64
+"""Deepest nesting of plain values from a file; what reads, copies or prints them calls itself for each level."""
+
+
+def check_depth(value: Any) -> None:
+    """Raise ValueError for plain values that are nested too deeply."""
+    level = [[value]]
+    for _ in range(_MOST_LEVELS):
+        level = [item for holder in level for item in _items(holder)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
+
+
+def _items(holder: Any) -> Iterable[Any]:
+    """The items of a list or a dict that may hold items themselves."""
+    items = holder.values() if isinstance(holder, dict) else holder
+    return [item for item in items if isinstance(item, dict | list)]
 
 
 class Noun:

@@ -5,13 +5,17 @@ The bounds of a rule stand above it in its own file; those of `loss-spike` are `
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self, cast, get_type_hints
 
+from forewarn.codec import check_depth
+from forewarn.files import read_regular
 from forewarn.judge.judgement import RuleSet
 from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
@@ -35,6 +39,12 @@ from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
 from forewarn.settings import Settings, between
+
+_MOST_BYTES = 1 << 20
+_MOST_KEY_PARTS = 64
+"""Most parts of a key such as a.b.c: the time that tomllib takes grows with the square of their number."""
+_QUOTED = re.compile(r"""\"(?:[^"\\\n]|\\.)*\"|'[^'\n]*'""")
+_KEY_PART = re.compile(r"[\w \t-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +110,9 @@ class Config(Settings):
 
     measure: Measure = Measure()
     """What is read from the training loop; a stored run keeps it, whatever it is judged by later."""
-    history_window: int = between(1024, 64)
+    history_window: int = between(1024, 64, 1_000_000)
     """Values kept in memory per metric of the run as a whole."""
-    detail_window: int = between(64, 16)
+    detail_window: int = between(64, 16, 10_000)
     """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
     them up."""
     escalation_steps: int = between(20, 0)
@@ -225,23 +235,49 @@ def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The settings in a TOML file as they stand there."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+        text = read_regular(path, _MOST_BYTES).decode("utf-8")
+        if _longest_key(text) > _MOST_KEY_PARTS:
+            raise ValueError(f"a key has more than {_MOST_KEY_PARTS} parts")
+        plain = tomllib.loads(text)
+        check_depth(plain)
+    except RecursionError:
+        raise ValueError(f"{path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
+    return plain
+
+
+def _longest_key(text: str) -> int:
+    """At least the number of parts of the longest dotted key, without its first and its last."""
+    lines = (line.split(".") for line in _QUOTED.sub("x", text).splitlines())
+    runs = (
+        sum(1 for _ in parts) for line in lines for is_key, parts in groupby(line, key=_is_key_part) if is_key
+    )  # fmt: skip
+    return max(runs, default=0)
+
+
+def _is_key_part(text: str) -> bool:
+    return _KEY_PART.fullmatch(text) is not None
 
 
 def _measured(stored: Mapping[str, Any]) -> dict[str, Any]:
     """What a stored config says of measuring, also where an earlier version kept it elsewhere."""
-    tables = stored.get("thresholds", {})
-    sources = [(stored, Config), *((tables.get(name, {}), kind) for name, kind in get_type_hints(Thresholds).items())]
+    tables = _table(stored, "thresholds")
+    sources = [(stored, Config), *((_table(tables, name), kind) for name, kind in get_type_hints(Thresholds).items())]
     earlier = {
         place.removeprefix("measure."): plain[name]
         for plain, kind in sources
         for name, place in kind._moved().items()
         if name in plain
     }
-    return {**earlier, **stored.get("measure", {})}
+    return {**earlier, **_table(stored, "measure")}
+
+
+def _table(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = stored.get(name, {})
+    if not isinstance(table, Mapping):
+        raise TypeError(f"setting {name!r} is a table of settings, not {table!r:.80}")
+    return table
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_a_run_that_could_not_be_begun_leaves_nothing_behind(tmp_path, write, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("forewarn.store.manifest.os.fsync", refuse)
+        patch.setattr("forewarn.files.os.fsync", refuse)
         assert "No space left" in write().failure
     assert list((tmp_path / "run").iterdir()) == []
     assert write().failure is None

@@ -156,5 +156,5 @@ def test_a_run_is_not_overwritten(tmp_path, write):
     ):
         write()
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(FileExistsError, match=r"holds a run\.db without its run\.json; remove it"):
+    with pytest.raises(FileExistsError, match=r"holds a run\.db without its run\.json, as if .*; name another path"):
         write()

@@ -24,6 +24,8 @@ USAGE_ERROR = 64
 """As in sysexits.h; click's own 2 would read as a critical run."""
 DEFECT = 70
 """An error of forewarn itself, as in sysexits.h."""
+LONGEST_ERROR = 2000
+"""Characters; a value in a damaged run can be as long as you like."""
 
 SECTIONS = {
     "See it work": {
@@ -127,16 +129,30 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = cli.main(arguments, prog_name="forewarn", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.UsageError as error:
-        error.show()
-        return USAGE_ERROR
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        _tell(error)
+        return USAGE_ERROR if isinstance(error, click.UsageError) else error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return INTERRUPTED
     except Exception:
-        traceback.print_exc()
+        from forewarn.views.wording import literal
+
+        click.echo("\n".join(map(literal, traceback.format_exc().splitlines())), err=True)
         click.echo("This is a defect of forewarn. Please report it with the lines above.", err=True)
         return DEFECT
+
+
+def _tell(error: click.ClickException) -> None:
+    """An error on standard error. What a file, a run or an argument brings into it never commands the terminal."""
+    from forewarn.views.wording import literal
+
+    lines = [error.format_message()]
+    if isinstance(error, click.UsageError):
+        lines = lines[0].expandtabs().split("\n")  # click puts choices in lines of their own
+        if error.ctx is not None:
+            hint = f"Try '{error.ctx.command_path} {error.ctx.help_option_names[0]}' for help."
+            click.echo(f"{error.ctx.get_usage()}\n{hint}\n", err=True)
+    text = "\n".join(map(literal, lines))
+    half = LONGEST_ERROR // 2
+    click.echo(f"Error: {text if len(text) <= LONGEST_ERROR else f'{text[:half]}…{text[-half:]}'}", err=True)

@@ -196,10 +196,11 @@ def _draw(out: Path, sweeps: Sequence[Sweep]) -> None:
     """Write the plot and print its path."""
     from forewarn.cli.terminal import Failure
     from forewarn.lab.coordinates.picture import draw
+    from forewarn.views.wording import literal
 
     try:
         draw(out, sweeps)
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
     else:
-        click.echo(f"Written: {out}", err=True)
+        click.echo(f"Written: {literal(str(out))}", err=True)

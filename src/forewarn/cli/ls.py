@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ def command(runs: Path) -> None:
     from forewarn.store.run_summary import kept_summary, summary_of
     from forewarn.views.wording import literal
 
-    if not runs.is_dir():
+    if not os.path.isdir(runs):  # unlike Path's it never raises
         raise Failure(f"there is no directory {runs}; give the one that holds your runs, or make a run: forewarn demo")
     paths = list_runs(runs)
     if not paths:

@@ -97,7 +97,8 @@ def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
 
 
 def _why_no_histograms(run: Run) -> str:
-    if run.config.get("measure", run.config).get("histograms") == "off":
+    measure = run.config.get("measure", run.config)
+    if isinstance(measure, dict) and measure.get("histograms") == "off":
         return 'it was recorded with Measure(histograms="off")'
     if not {"gradient/norm", "weight/norm"} & set(run.names()):
         return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forewarn.judge.registry import Rule
     from forewarn.store import Run
 
+_log = logging.getLogger("forewarn")
 
 T = TypeVar("T")
 
@@ -67,14 +69,33 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
     _write("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def opened(path: Path) -> Run:
-    """The stored run at a path, or a Failure that says what is there instead."""
-    from forewarn.store import RunError, open_run
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Run]:
+    """The stored run at a path. Whatever is wrong with it, now or as it is read and shown, is a Failure."""
+    from forewarn.store import ResumedError, RunError, open_run
+    from forewarn.store.errors import UnknownSeriesError
 
     try:
-        return open_run(path)
+        with open_run(path) as run:
+            yield run
+    except ResumedError:
+        raise
     except (RunError, OSError) as error:
         raise Failure(str(error)) from error
+    except UnknownSeriesError as error:
+        raise Failure(f"{path} cannot be read: {error}") from error
+    except _MADE_BY_WRONG_VALUES as error:
+        _log.debug("%s cannot be read", path, exc_info=True)
+        reason = f"{type(error).__name__}: {error}"
+        raise Failure(
+            f"{path} cannot be read ({reason:.200}): it is damaged; if forewarn left it so, please report this defect"
+        ) from error
+
+
+_MADE_BY_WRONG_VALUES = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""What code raises that meets a value which nobody expected."""
 
 
 def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
@@ -92,7 +113,7 @@ def from_run(path: Path, read: Callable[[Run], T]) -> T:
 
     If the run is resumed from an earlier step meanwhile, `read` is called again. A damaged run is a Failure.
     """
-    from forewarn.store import ResumedError, RunError
+    from forewarn.store import ResumedError
 
     for _ in range(_MOST_READS):
         try:
@@ -100,8 +121,6 @@ def from_run(path: Path, read: Callable[[Run], T]) -> T:
                 return read(run.freeze())
         except ResumedError:
             continue
-        except RunError as error:
-            raise Failure(str(error)) from error
     raise Failure(f"{path} was resumed from an earlier step {_MOST_READS} times while it was read; try again later")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from forewarn.files import check_regular
 from forewarn.judge.families import Family
 from forewarn.judge.registry import Rule, check_distinct
 from forewarn.judge.rules import all_rules, find_rule
@@ -69,6 +70,7 @@ def _from_path(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
+    check_regular(path)
     for module in list(sys.modules.values()):
         file = Path(getattr(module, "__dict__", {}).get("__file__") or "")
         if file.name == path.name and file.resolve() == path:

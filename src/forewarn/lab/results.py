@@ -7,8 +7,13 @@ import itertools
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+
+from forewarn.files import read_regular, replacing
+
+_MOST_BYTES = 64 << 20
 
 _log = logging.getLogger("forewarn")
 
@@ -25,7 +30,7 @@ class ResultDirectory:
         file = self.path / "model.json"
         if not file.exists():
             return
-        if json.loads(file.read_text()) != self._shapes:
+        if self._stored(file) != self._shapes:
             raise ValueError(
                 f"{self.path} holds the results of a different model; name another result_dir or model_name"
             )
@@ -35,13 +40,19 @@ class ResultDirectory:
                 "model_name"
             )
 
+    def _stored(self, file: Path) -> Any:
+        try:
+            return json.loads(read_regular(file, _MOST_BYTES))
+        except (OSError, RecursionError, ValueError) as error:
+            raise ValueError(f"{file} cannot be read ({error}); name another result_dir or model_name") from error
+
     def claim(self) -> None:
         """Write down whose results these are; the monitor reports a directory that cannot be written."""
         file = self.path / "model.json"
         with contextlib.suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            file.with_suffix(".partial").write_text(json.dumps(self._shapes))
-            file.with_suffix(".partial").replace(file)
+            with replacing(file) as draft:
+                draft.write(json.dumps(self._shapes).encode())
 
     def put_run_aside(self) -> None:
         """Rename a run without a snapshot to resume from, so that a new one can begin."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from forewarn.files import replacing
 from forewarn.measure.portable_state import to_tensors
 
 _log = logging.getLogger("forewarn")
@@ -29,19 +29,13 @@ class Snapshots:
     def save(self, step: int, state: dict[str, Any]) -> Path | None:
         """Write a snapshot; None if the disk refuses, in which case every older snapshot is still there."""
         target = self.folder / f"step-{step:08d}.pt"
-        partial = target.with_suffix(".partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb") as file:
+            with replacing(target) as file:
                 torch.save(to_tensors(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
         except (OSError, RuntimeError) as error:  # torch wraps what the disk says into a RuntimeError
             _log.error("the snapshot of step %d could not be saved (%s); training goes on", step, error)
             return None
-        finally:
-            partial.unlink(missing_ok=True)
         for old in self.all()[: -self._keep]:
             old.unlink(missing_ok=True)
         return target

@@ -12,15 +12,20 @@ Histograms lie beside the rows, in a table of their own: nothing is judged by th
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+from forewarn.files import check_regular
+from forewarn.store.errors import RunError
 from forewarn.store.histogram_table import teach_packing
 from forewarn.store.manifest import FORMAT
+from forewarn.store.read_limits import ReadLimits
 
 NAME = "run.db"
 
@@ -69,6 +74,11 @@ CREATE INDEX IF NOT EXISTS distributions_by_name ON distributions (name, scopes,
 """
 """Made when they are missing, too: a run that was begun by an older version is resumed by this one."""
 
+_BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database, under its name with this at the end."""
+_ANOTHER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+"""The end of a journal that names a further file, which SQLite deletes; we write none of this kind."""
+
 
 def page_bytes_for(num_tensors: int) -> int:
     """The size of a page for a run of so many tensors, a power of two.
@@ -87,8 +97,7 @@ def create_database(path: Path, journal: str, page_bytes: int) -> None:
         connection = open_for_writing(path, journal, page_bytes)
         try:
             with transaction(connection):
-                for statement in (_TABLES + _TABLES_OF_HISTOGRAMS).split(";"):
-                    connection.execute(statement)
+                _make_tables(connection)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
         finally:
@@ -96,6 +105,30 @@ def create_database(path: Path, journal: str, page_bytes: int) -> None:
     except (OSError, sqlite3.Error):
         delete_database(path)
         raise
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    for statement in (_TABLES + _TABLES_OF_HISTOGRAMS).split(";"):
+        connection.execute(statement)
+
+
+_SCHEMA = "SELECT type, name, sql FROM sqlite_master"
+
+
+@cache
+def _own_schema() -> frozenset[tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        _make_tables(connection)
+        return frozenset(connection.execute(_SCHEMA))
+
+
+def check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise RunError unless all tables and indexes are our own: a view or a trigger is a program of somebody else."""
+    for kind, name, statement in connection.execute(_SCHEMA):
+        if (kind, name, statement) not in _own_schema():
+            raise RunError(
+                f"{path} holds a {kind!s:.20} {name!r:.80} that forewarn did not make; restore it from a copy"
+            )
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
@@ -107,7 +140,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 def delete_database(path: Path) -> None:
     """Delete the database of a run that could not be started."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
+    for suffix in ("", *_BESIDE):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
@@ -116,7 +149,7 @@ def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) ->
 
     `page_bytes` is for a new database; one that has content keeps the size of its pages.
     """
-    connection = sqlite3.connect(_uri(path, "mode=rw"), uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    connection = _connected(path, "mode=rw")
     try:
         if page_bytes is not None:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
@@ -134,11 +167,12 @@ def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) ->
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write."""
+    """A connection that cannot write. Raises RunError if the database is not one of ours."""
+    path = Path(os.path.realpath(path))  # where SQLite keeps its other files
     try:
         return _checked(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        reason = error.sqlite_errorcode & 0xFF
+        reason = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Python's own errors have none
         if reason == sqlite3.SQLITE_READONLY and _left_behind(path):
             _checked(path, "mode=rw").close()
             return _checked(path, "mode=ro")
@@ -148,12 +182,29 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _checked(path: Path, options: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(_uri(path, options), uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    connection = _connected(path, options)
     try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+        connection.execute("PRAGMA cell_size_check = ON")
+        ReadLimits(connection, path)
+        if not _is_ours(connection):
+            raise RunError(f"{path} is a database of something else; restore it from a copy")
+        check_schema(connection, path)
+        connection.execute("PRAGMA query_only = ON")
+    except (RunError, sqlite3.Error):
         connection.close()
         raise
+    return connection
+
+
+def _connected(path: Path, options: str) -> sqlite3.Connection:
+    """A connection to a regular file that trusts nothing in it. SQLite itself opens whatever has the right name."""
+    path = Path(os.path.realpath(path))
+    check_regular(path)
+    for suffix in _BESIDE:
+        check_regular(path.with_name(path.name + suffix), links=False)
+    uri = f"file:{quote(os.fsencode(path))}?{options}"
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    connection.execute("PRAGMA trusted_schema = OFF")
     return connection
 
 
@@ -164,7 +215,11 @@ def _left_behind(path: Path) -> bool:
     the only safe sign that nobody is at work.
     """
     journal = path.with_name(path.name + "-journal")
-    return _size(path, "-journal") > 0 and time.time() - journal.stat().st_mtime > _LEFT_BEHIND_SECONDS
+    if _size(path, "-journal") == 0 or time.time() - journal.stat().st_mtime <= _LEFT_BEHIND_SECONDS:
+        return False
+    with journal.open("rb") as file:
+        file.seek(max(0, _size(path, "-journal") - len(_ANOTHER_JOURNAL)))
+        return file.read() != _ANOTHER_JOURNAL
 
 
 def _size(path: Path, suffix: str) -> int:
@@ -172,7 +227,7 @@ def _size(path: Path, suffix: str) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def is_ours(connection: sqlite3.Connection) -> bool:
+def _is_ours(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION)
 
 
@@ -201,7 +256,3 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         with suppress(sqlite3.Error):  # SQLite may have rolled back by itself, as it does on a full disk
             connection.execute("ROLLBACK")
         raise
-
-
-def _uri(path: Path, options: str) -> str:
-    return f"file:{quote(str(path.absolute()))}?{options}"

@@ -14,6 +14,8 @@ from forewarn.store.errors import RunError
 
 _MOST_REPEATED = 1 << 22
 """Most occurrences of a metric that some rows hold several times, so that they fit in memory."""
+_MOST_EMPTY_ROWS = 1 << 20
+"""Rows without a block take no room in a database, so it could hold any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) 
         skipped_times = _num_times(span.patterns[:skipped], catalog)
         parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
         after = last + 1
+        num_empty += len(span) - min(len(span), len(span.times))
+        if num_empty > _MOST_EMPTY_ROWS:
+            raise RunError(f"rows {first} to {last} are damaged: they hold nothing")
     return _extended(earlier, catalog, parts)
 
 

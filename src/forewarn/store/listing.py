@@ -13,12 +13,17 @@ _DEPTH = 4
 
 def list_runs(root: str | Path) -> list[Path]:
     """Run directories at or below `root`, most recently written first; empty if there is no such directory."""
-    runs = _runs_below(Path(root), _DEPTH)
+    runs = _runs_below(Path(root), _DEPTH, {})
     return [path for _, path in sorted(runs, key=lambda run: run[0], reverse=True)]
 
 
-def _runs_below(directory: Path, depth: int) -> list[tuple[float, Path]]:
+def _runs_below(directory: Path, depth: int, visited: dict[tuple[int, int], int]) -> list[tuple[float, Path]]:
     try:
+        status = os.stat(directory)
+        identity = status.st_dev, status.st_ino
+        if visited.get(identity, -1) >= depth:  # links may lead in circles
+            return []
+        visited[identity] = depth
         entries = {entry.name: entry for entry in os.scandir(directory)}
     except OSError:  # gone meanwhile, or not ours to read
         return []
@@ -27,7 +32,7 @@ def _runs_below(directory: Path, depth: int) -> list[tuple[float, Path]]:
     if depth == 0:
         return []
     below = [Path(entry.path) for name, entry in entries.items() if not name.startswith(".") and _is_directory(entry)]
-    return [run for path in below for run in _runs_below(path, depth - 1)]
+    return [run for path in below for run in _runs_below(path, depth - 1, visited)]
 
 
 def _written(entries: dict[str, os.DirEntry[str]]) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forewarn.files import read_regular, replacing
 from forewarn.store.errors import RunError
 from forewarn.store.plain import decoded, encoded
 from forewarn.types import RunInfo
@@ -19,6 +20,11 @@ FORMAT = 2
 
 2: histograms are packed without zlib. Runs of format 1 are read, and become 2 when they are resumed.
 """
+
+_MOST_BYTES = 16 << 20
+"""Largest run.json; a model of 100,000 tensors has one of about this size."""
+_MOST_VALUES = 1_500_000
+"""Most values in it: small ones take many times as much memory as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +45,27 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
             "config": manifest.config,
         }
     )
-    draft = directory / f"{NAME}.{os.getpid()}.draft"
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(directory / NAME)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    if _is_too_large(content := text.encode() + b"\n"):
+        raise OSError(errno.EFBIG, f"{NAME} would be too large to be read: shorten the hyperparameters or the config")
+    with replacing(directory / NAME) as file:
+        file.write(content)
+
+
+def _is_too_large(content: bytes) -> bool:
+    return len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES
 
 
 def read_manifest(directory: Path) -> Manifest:
     path = directory / NAME
     try:
-        plain = decoded(path.read_text(encoding="utf-8"))
+        content = read_regular(path, _MOST_BYTES)
+        if _is_too_large(content):
+            raise RunError(f"{path} is damaged: it holds more than {_MOST_VALUES} values; restore it from a copy")
+        plain = decoded(content.decode("utf-8"))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except RunError:
+        raise
     except ValueError as error:
         raise RunError(f"{path} is not JSON ({error}); restore it from a copy") from error
     if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
@@ -69,5 +78,5 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         info = RunInfo.from_json(plain["facts"])
         return Manifest(info, dict(plain["config"]), str(plain["journal"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error!r:.200}); restore it from a copy") from error

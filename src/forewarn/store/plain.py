@@ -7,8 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from forewarn.codec import check_depth
+
 # JSON has no word for a float that is not finite: {"__float__": "nan"} stands for it, so that any reader can parse it.
 _FLOAT = "__float__"
+
+_MOST_DIGITS = 300
+"""A whole number with more of them is no float, so nothing can be reckoned with it: it is read as text."""
 
 
 def encoded(value: Any) -> str:
@@ -21,7 +26,12 @@ def encoded(value: Any) -> str:
 
 def decoded(text: str) -> Any:
     """The value passed to `encoded`, with tuples as lists. Raises ValueError for invalid JSON."""
-    return json.loads(text, object_hook=_float_or_object)
+    try:
+        value = json.loads(text, object_hook=_float_or_object, parse_int=_whole_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_depth(value)
+    return value
 
 
 def storable(text: str) -> str:
@@ -44,6 +54,10 @@ def _plain(value: Any) -> Any:
 
 
 def _float_or_object(data: dict[str, Any]) -> Any:
-    if data.keys() == {_FLOAT}:
+    if data.keys() == {_FLOAT} and isinstance(data[_FLOAT], str):
         return float(data[_FLOAT])
     return data
+
+
+def _whole_number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _MOST_DIGITS else digits

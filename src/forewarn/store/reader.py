@@ -23,6 +23,7 @@ from forewarn.store.histogram_table import StoredHistograms, histograms_of, name
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
 from forewarn.store.manifest import Manifest, read_manifest
+from forewarn.store.read_limits import ReadLimits
 from forewarn.store.records import Change, Event, event_from, from_text
 from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
@@ -57,6 +58,7 @@ class Run:
         self.config: dict[str, Any] = dict(description.config)
         self.journal = description.journal
         self._connection = connection
+        self._limits = ReadLimits(connection, path / database.NAME)
         self._generation = -1
         self._catalog = Catalog()
         self._behind = Index()
@@ -215,6 +217,7 @@ class Run:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One state of the database, with the catalog up to date. Damage raises RunError."""
         try:
+            self._limits.begin(self._connection)
             with database.transaction(self._connection, "DEFERRED"):
                 generation = database.generation_of(self._connection)
                 if generation != self._generation:
@@ -290,15 +293,14 @@ def open_run(path: str | Path) -> Run:
     try:
         return Run(path, description, _opened(file))
     except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
         advice = _advice(error) or "it is damaged; restore it from a copy"
-        raise RunError(f"{file} cannot be opened ({error}): {advice}") from error
+        raise RunError(f"{file} cannot be opened ({reason}): {advice}") from error
 
 
 def _opened(file: Path) -> sqlite3.Connection:
     connection = database.open_for_reading(file)
     try:
-        if not database.is_ours(connection):
-            raise RunError(f"{file} is a database of something else; restore it from a copy")
         if (version := database.format_of(connection)) > manifest.FORMAT:
             raise RunError(
                 f"{file} has format {version}, and this forewarn reads up to {manifest.FORMAT}: it was written by a"

@@ -7,6 +7,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from forewarn.store import database, manifest
 from forewarn.store.background import BackgroundWriter, Begin, Beginning, SupersededError
 from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
+from forewarn.store.claim import Claim
 from forewarn.store.columns import TIMES
 from forewarn.store.errors import RunError
 from forewarn.store.interning import Interning
@@ -46,38 +48,53 @@ class RunWriter:
     ) -> None:
         """Begin a new run, or with `resume_at` go on with the one that is there, without anything from that step on.
 
-        A path that holds a run is refused with FileExistsError unless it is resumed, a path that is a file with
-        NotADirectoryError, and a run that is to be resumed but is missing or damaged with RunError.
+        A path that holds a run, or that a live process writes to, is refused with FileExistsError unless it is resumed,
+        a path that is a file with NotADirectoryError, and a run that is to be resumed but is missing or damaged with
+        RunError.
         """
         self.path = Path(path)
         self._process = os.getpid()
         self._numbering = Numbering()
+        self._claim = Claim()
         if os.path.exists(self.path) and not os.path.isdir(self.path):  # unlike Path's these never raise
             raise NotADirectoryError(f"{self.path} is a file; a run needs a directory, so name another path with run=")
         begin: Begin
         if resume_at is None:
-            begin = partial(_create, self.path, info, config, self._numbering)
+            begin = partial(_create, self.path, info, config, self._numbering, self._claim)
         else:
-            begin = _Resume(self.path, info, config, self._numbering, resume_at)
-        beginning: Beginning | Exception
+            begin = _Resume(self.path, info, config, self._numbering, self._claim, resume_at)
+        beginning = self._first_try(begin)
+        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
+        # Not only at the end of the process: a writer that nobody holds any more is closed as well.
+        self._finalizer = weakref.finalize(self, _finish, self._background, self._claim, "not closed")
+
+    def _first_try(self, begin: Begin) -> Beginning | Exception:
+        """What `begin` returns, or why the disk refused it; whatever else it raises, the user is told."""
         try:
-            beginning = begin()
+            return begin()
+        except BlockingIOError as error:
+            raise FileExistsError(
+                f"{self.path} is being written by a process that is still running; name another path with run=, or"
+                " close its monitor first if it is in this process"
+            ) from error
         except FileExistsError as error:
+            self._claim.release()
             if not os.path.exists(self.path / manifest.NAME):
                 raise FileExistsError(
-                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}; remove it if it is of no use, or"
-                    " name another path with run="
+                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}, as if a process were starting a"
+                    " run there or was killed at it; name another path with run="
                 ) from error
             raise FileExistsError(
                 f"{self.path} already holds a run; go on with it by resume=True, or name another path with run="
             ) from error
+        except RunError:
+            self._claim.release()
+            raise
         except (ImportError, OSError, sqlite3.Error) as error:  # also a module for which no file could be opened
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+                self._claim.release()
                 raise RunError(f"{self.path} cannot be resumed: {database.NAME} is damaged ({error})") from error
-            beginning = error
-        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
-        # Not only at the end of the process: a writer that nobody holds any more is closed as well.
-        self._finalizer = weakref.finalize(self, _finish, self._background, "not closed")
+            return error
 
     @property
     def failure(self) -> str | None:
@@ -146,7 +163,7 @@ class RunWriter:
         """Record the end of the run and leave one tidy file. Closing again does nothing."""
         background = self._ready()
         if background is not None and self._finalizer.detach() is not None:
-            _finish(background, reason)
+            _finish(background, self._claim, reason)
 
     def _ready(self) -> BackgroundWriter | None:
         """The background writer; None after closing and in a forked child."""
@@ -159,9 +176,10 @@ class RunWriter:
             background.put([(INSERT_RECORD, (time.time(), step, kind, text))], len(text))
 
 
-def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering) -> Beginning:
+def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, claim: Claim) -> Beginning:
     """A new run; nothing is left of it if that fails, so that it can be tried again."""
     path.mkdir(parents=True, exist_ok=True)
+    claim.take(path)
     if (path / manifest.NAME).exists():
         raise FileExistsError(path / manifest.NAME)
     file, journal = path / database.NAME, _journal_for(path)
@@ -177,11 +195,14 @@ def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Num
 class _Resume:
     """Goes on with a run, cut off at a step. It may be tried again unless somebody else has resumed the run since."""
 
-    def __init__(self, path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, step: int) -> None:
+    def __init__(
+        self, path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, claim: Claim, step: int
+    ) -> None:
         self._path = path
         self._info = info
         self._config = config
         self._numbering = numbering
+        self._claim = claim
         self._step = step
         self._generation: int | None = None
 
@@ -190,9 +211,12 @@ class _Resume:
         if not (path / manifest.NAME).exists() or not file.exists():
             raise RunError(f"{path} holds no run to resume; begin one by leaving resume out, or name another path")
         started = read_manifest(path).info.started
+        with suppress(BlockingIOError):  # a process that hangs, say: it notices that it was left behind
+            self._claim.take(path)
         journal = _journal_for(path)
         connection = database.open_for_writing(file, journal)
         try:
+            database.check_schema(connection, file)
             generation = database.generation_of(connection)
             if self._generation not in (None, generation):
                 raise SupersededError
@@ -219,11 +243,12 @@ def _joined(values: Sequence[Values]) -> memoryview:
     return joined.view(np.uint8).data
 
 
-def _finish(background: BackgroundWriter, reason: str) -> None:
+def _finish(background: BackgroundWriter, claim: Claim, reason: str) -> None:
     if os.getpid() != background.process:
         return
     background.put([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
     background.stop()
+    claim.release()
 
 
 def _journal_for(path: Path) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from forewarn.types import Action, Alert, AlertState, Block, Severity
 from forewarn.views.depth import depth_profile
-from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, numbers
+from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, literal, numbers
 
 MOST_GROUPS = 3
 """Most kinds of alert with a line of their own at one step; the others share one."""
@@ -92,6 +93,14 @@ def _is_news(alert: Alert, step: int, earlier: _Saying | None) -> bool:
 
 
 class _PlainConsole(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Segments without control characters: whatever a name holds, it does not reach the terminal as a command."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text == "\n" or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(literal, segment.text.split("\n"))), segment.style)
+
     def on_broken_pipe(self) -> None:
         """Stop printing; rich would end the process, and with it the training run."""
         self.quiet = True

@@ -40,7 +40,7 @@ class AlertGroup:
 
     @property
     def title(self) -> str:
-        return f"{self.alerts[0].name} ({self.alerts[0].code})"
+        return f"{short(self.alerts[0].name)} ({short(self.alerts[0].code)})"
 
     @property
     def place(self) -> str:
