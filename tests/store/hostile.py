@@ -20,7 +20,7 @@ Change = Callable[[Path], None]
 ESCAPES = "[red]x[/red]\x1b]0;y\x07\x9b31m\u202e\n"
 """What must not reach a terminal as it is."""
 ENDLESS = "WITH RECURSIVE rows(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM rows) SELECT"
-FILES = ("run.json", "run.db", "run.db-wal", "run.db-shm", "run.db-journal")
+FILES = ("run.json", "summary.json", "run.db", "run.db-wal", "run.db-shm", "run.db-journal")
 
 
 @dataclass(frozen=True)
@@ -282,13 +282,15 @@ def _pages() -> Iterator[Variant]:
 
 
 def _bombs() -> Iterator[Variant]:
-    """Few bytes that ask for much memory, where histograms are read."""
-    yield Variant("run.db: histograms of 400 MB in a zlib stream", lambda path: _set_histograms(path, 400 << 20))
+    """Histograms that ask for more memory than they take."""
     yield Variant("run.db: histograms in zlib streams cut off", lambda path: _set_histograms(path, 1 << 20, 1000))
     yield _sql("histograms of another kind", "UPDATE distributions SET body = x'07070707070707070707'")
     yield _sql("histograms of many scopes", "UPDATE distributions SET count = 1 << 40")
     yield _sql("histograms of no scopes", "UPDATE distributions SET count = 0, first = -5")
     yield _sql("histograms of scopes that are missing", "UPDATE distributions SET scopes = 1 << 50")
+
+
+ZLIB_BOMB = Variant("run.db: histograms of 400 MB in a zlib stream", lambda path: _set_histograms(path, 400 << 20))
 
 
 def _set_histograms(path: Path, num_bytes: int, cut: int | None = None) -> None:

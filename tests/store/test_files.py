@@ -39,7 +39,7 @@ def test_a_planted_link_is_not_followed_when_a_run_begins_or_is_resumed(tmp_path
     _plant(tmp_path / "run", "run.json", victim)
     write(resume_at=0).close()
     assert victim.read_text() == "precious"
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.db", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.db", "run.json", "summary.json"]
     open_run(tmp_path / "run").close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from forewarn.store import RunWriter
 from forewarn.types import RunInfo
 from tests.forked_commands import Ended, ForkedCommands, forked_commands
-from tests.store.hostile import Variant, fixed_variants, random_variants
+from tests.store.hostile import ZLIB_BOMB, Variant, fixed_variants, random_variants
 from tests.store.rows import append_all, training
 
 STORED = Path(__file__).parents[1] / "golden" / "stored"
@@ -91,6 +91,11 @@ def test_a_command_survives_what_a_run_directory_holds(command, real_runs, tmp_p
     for number, variant in enumerate(variants[part::NUM_PARTS]):
         turn = 1 if "histogram" in variant.name else number % len(PICTURES)
         check_variant(command, variant, tmp_path, PICTURES[turn : turn + 1])
+
+
+def test_a_command_survives_a_stream_that_inflates_without_end(command, real_runs, tmp_path):
+    shutil.copytree(real_runs["failing-probe"], tmp_path / "sound")
+    check_variant(command, ZLIB_BOMB, tmp_path, PICTURES)
 
 
 @pytest.mark.ci

@@ -72,11 +72,13 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Run]:
     """The stored run at a path. Whatever is wrong with it, now or as it is read and shown, is a Failure."""
+    import numpy as np
+
     from forewarn.store import ResumedError, RunError, open_run
     from forewarn.store.errors import UnknownSeriesError
 
     try:
-        with open_run(path) as run:
+        with open_run(path) as run, np.errstate(all="ignore"):  # a value may be as large as you like
             yield run
     except ResumedError:
         raise

@@ -190,7 +190,7 @@ def _checked(path: Path, options: str) -> sqlite3.Connection:
             raise RunError(f"{path} is a database of something else; restore it from a copy")
         check_schema(connection, path)
         connection.execute("PRAGMA query_only = ON")
-    except (RunError, sqlite3.Error):
+    except BaseException:
         connection.close()
         raise
     return connection

@@ -292,7 +292,7 @@ def open_run(path: str | Path) -> Run:
         raise RunError(f"{path} has a {manifest.NAME} but no {database.NAME}; restore it from a copy")
     try:
         return Run(path, description, _opened(file))
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, UnicodeError, sqlite3.Error) as error:  # SQLite may quote names that are no text
         reason = getattr(error, "strerror", None) or error
         advice = _advice(error) or "it is damaged; restore it from a copy"
         raise RunError(f"{file} cannot be opened ({reason}): {advice}") from error
@@ -306,7 +306,7 @@ def _opened(file: Path) -> sqlite3.Connection:
                 f"{file} has format {version}, and this forewarn reads up to {manifest.FORMAT}: it was written by a"
                 " newer version, so upgrade with pip install -U forewarn"
             )
-    except (RunError, sqlite3.Error):
+    except BaseException:
         connection.close()
         raise
     return connection
