@@ -97,8 +97,9 @@ def watch(
     predicate = as_predicate(every)
     settings, own_rules = Config.with_rules(config, rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
-    parameter_index = ParameterIndex(model, optimizers)
-    _check_parameters(parameter_index, model)
+    parameter_index, unreadable = _parameter_index(model, optimizers)
+    if unreadable is None:
+        _check_parameters(parameter_index, model)
     _check_plan(parameter_index, settings.measure.plan)
     stopwatch = Stopwatch()
     all_probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
@@ -118,31 +119,43 @@ def watch(
         info = _with_earlier(info, earlier.info)
     first = _is_first_process(policy)
     loop = Loop(model, optimizers, list(all_probes.values()) if first else [], stopwatch, parameter_index)
-    writer = None
-    if first:
-        resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
-        try:
+    writer: RunWriter | None = None
+    try:
+        if unreadable is not None:
+            loop.report("model", "model", unreadable)
+        if first:
+            resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
             writer = RunWriter(path, info=info, config=settings.to_dict(), resume_at=resume_at)
-        except BaseException:
-            loop.close()
-            raise
-    monitor = Monitor(
-        loop=loop,
-        probes=all_probes,
-        stopwatch=stopwatch,
-        schedule=Escalation(predicate, settings.escalation_steps),
-        config=settings,
-        rule_set=rule_set,
-        info=info,
-        writer=writer,
-        views=([AlertLines()] if views is None else views) if first else [],
-        policy=policy,
-        optimizers=optimizers,
-    )
-    if earlier is not None:
-        with earlier:
-            _recall(monitor, earlier)
-    return monitor
+        monitor = Monitor(
+            loop=loop,
+            probes=all_probes,
+            stopwatch=stopwatch,
+            schedule=Escalation(predicate, settings.escalation_steps),
+            config=settings,
+            rule_set=rule_set,
+            info=info,
+            writer=writer,
+            views=([AlertLines()] if views is None else views) if first else [],
+            policy=policy,
+            optimizers=optimizers,
+        )
+        if earlier is not None:
+            with earlier:
+                _recall(monitor, earlier)
+        return monitor
+    except BaseException:  # also an interrupt: nobody would be left to take the hooks back
+        loop.close()
+        if writer is not None:
+            writer.close("not started")
+        raise
+
+
+def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:
+    """The parameters of a model, or none and the reason why they cannot be listed."""
+    try:
+        return ParameterIndex(model, optimizers), None
+    except Exception as error:
+        return ParameterIndex(nn.Module(), optimizers), error
 
 
 def _checked_optimizers(
@@ -271,11 +284,12 @@ def _run_info(
     predicate: Callable[[int], bool],
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
+    some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
     return RunInfo(
-        model=type(unwrapped(model)).__name__,
+        model=type(parameter_index.model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
-        blocks=block_names(model, config.measure.blocks),
+        blocks=block_names(parameter_index.model, config.measure.blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
@@ -283,12 +297,12 @@ def _run_info(
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},
-        device=str(parameter_index.parameters[0].device),
+        device=str(some_tensor.device),
         versions={
             "forewarn": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "statistics": backend_of(parameter_index.parameters[0]),
+            "statistics": backend_of(some_tensor),
         },
         started=time.time(),
     )
