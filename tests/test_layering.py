@@ -8,11 +8,12 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "types", "histograms", "settings", "catalogue", "metrics"}
+LOW = {"codec", "types", "histograms", "settings", "catalogue", "metrics", "random_states"}
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
     "codec": set(),
+    "random_states": set(),
     "types": {"codec"},
     "settings": set(),
     "histograms": {"types"},
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "codec", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store", "views",
-    "cli", "__init__", "__main__",
+    "cli", "random_states", "__init__", "__main__",
 }  # fmt: skip
 
 

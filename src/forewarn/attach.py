@@ -118,7 +118,8 @@ def watch(
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
     first = _is_first_process(policy)
-    loop = Loop(model, optimizers, list(all_probes.values()) if first else [], stopwatch, parameter_index)
+    running = list(all_probes.values()) if first else []
+    loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     writer: RunWriter | None = None
     try:
         if unreadable is not None:
@@ -142,6 +143,7 @@ def watch(
         if earlier is not None:
             with earlier:
                 _recall(monitor, earlier)
+        loop.attach()  # last: whatever raises before has touched neither model nor optimizer
         return monitor
     except BaseException:  # also an interrupt: nobody would be left to take the hooks back
         loop.close()

@@ -43,7 +43,10 @@ class Loop:
         probes: Sequence[Probe],
         stopwatch: Stopwatch,
         parameter_index: ParameterIndex | None = None,
+        *,
+        attach: bool = True,
     ) -> None:
+        """With `attach=False` there is no hook yet."""
         self.step = Step()
         """The step under way."""
         self.availability = Availability()
@@ -72,19 +75,17 @@ class Loop:
         """The classes of modules that refuse hooks and were named in the log."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
-        try:
-            self._attach(model, optimizers)
-        except BaseException:
-            self.close()
-            raise
+        self._optimizers = tuple(optimizers)
+        if attach:
+            self.attach()
 
-    def _attach(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def attach(self) -> None:
         """Put the hooks on the model and its optimizers that stay; where one is refused, the others do their part."""
         hooks: list[tuple[Any, str, Callable[..., None], dict[str, bool]]] = [
-            (model, "register_forward_pre_hook", self._forward_begins, {"with_kwargs": True}),
-            (model, "register_forward_hook", self._forward_ended, {"always_call": True}),
+            (self.model, "register_forward_pre_hook", self._forward_begins, {"with_kwargs": True}),
+            (self.model, "register_forward_hook", self._forward_ended, {"always_call": True}),
         ]
-        for index, optimizer in enumerate(optimizers):
+        for index, optimizer in enumerate(self._optimizers):
             hooks.append((optimizer, "register_step_pre_hook", self._stepper("before_update", index), {}))
             hooks.append((optimizer, "register_step_post_hook", self._stepper("after_update", index), {}))
         for owner, register, target, settings in hooks:
