@@ -158,13 +158,19 @@ def train(seed: int, run: Path | None) -> Any:
     optimizers = made_optimizers(choose, model, sparse)
     make_scheduler = made_scheduler(choose, optimizers[0])
     scheduler = make_scheduler() if make_scheduler is not None else None
-    passes, clip, autocast = choose.choice([1, 1, 2, 3]), choose.choice([None, "torch", "monitor"]), choose.random() < 0.25
+    passes, clip, autocast = (
+        choose.choice([1, 1, 2, 3]),
+        choose.choice([None, "torch", "monitor"]),
+        choose.random() < 0.25,
+    )
     closure_only = isinstance(optimizers[0], torch.optim.LBFGS)
     average = copy.deepcopy(model) if choose.random() < 0.3 else None
     every, validate = choose.choice([1, 2, 5]), choose.random() < 0.3
     monitor = None
     if run is not None:
-        monitor = forewarn.watch(model, optimizers if len(optimizers) > 1 else optimizers[0], run, every=every, views=[])
+        monitor = forewarn.watch(
+            model, optimizers if len(optimizers) > 1 else optimizers[0], run, every=every, views=[]
+        )
     losses = []
 
     def backward() -> Tensor:
@@ -184,7 +190,9 @@ def train(seed: int, run: Path | None) -> Any:
             loss = optimizers[0].step(backward)
         else:
             loss = backward()
-            trained = [parameter for parameter in model.parameters() if not (sparse and parameter is model.embed.weight)]
+            trained = [
+                parameter for parameter in model.parameters() if not (sparse and parameter is model.embed.weight)
+            ]
             if clip == "monitor" and monitor is not None and not sparse:
                 monitor.clip_grad_norm_(0.5)
             elif clip is not None:

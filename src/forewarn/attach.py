@@ -98,16 +98,19 @@ def watch(
     settings, own_rules = Config.with_rules(config, rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
     parameter_index, unreadable = _parameter_index(model, optimizers)
+    measure = settings.measure
     if unreadable is None:
         _check_parameters(parameter_index, model)
-    _check_plan(parameter_index, settings.measure.plan)
+    else:  # what names a part of the model finds none, for which the user is not to blame
+        metrics, measure = (), replace(measure, blocks="", router="")
+    _check_plan(parameter_index, measure.plan)
     stopwatch = Stopwatch()
-    all_probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
+    all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics)
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
     all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
-    info = _run_info(model, parameter_index, settings, predicate, metrics)
+    info = _run_info(parameter_index, settings, measure.blocks, predicate, metrics)
     info = replace(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
@@ -280,9 +283,9 @@ def _probes(
 
 
 def _run_info(
-    model: nn.Module,
     parameter_index: ParameterIndex,
     config: Config,
+    blocks: str,
     predicate: Callable[[int], bool],
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
@@ -291,7 +294,7 @@ def _run_info(
         model=type(parameter_index.model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
-        blocks=block_names(parameter_index.model, config.measure.blocks),
+        blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),

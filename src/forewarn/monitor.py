@@ -45,6 +45,8 @@ from forewarn.views.view_set import ViewSet
 
 _log = logging.getLogger("forewarn")
 
+_CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True goes on with its run)"
+
 _UNSAVED = "unsaved"
 """In place of a state that could not be saved: why."""
 
@@ -121,7 +123,8 @@ class Monitor:
 
         On an accelerator the outcome is that of the steps whose values have arrived: usually the step before.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         outcome = Outcome()
         try:
             with self._stopwatch:
@@ -148,7 +151,8 @@ class Monitor:
         `train_loss` is by default the mean of the losses that `step` was given since the last epoch. With
         `Config(early_stopping_patience=…)` a validation loss that no longer improves sets `should_stop`.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         probe = self._probes["evaluation"]
         assert isinstance(probe, EvaluationProbe)
         try:
@@ -174,7 +178,8 @@ class Monitor:
         The learning rate may be lowered and the weight decay raised; each finding is acted on once. `scheduler` is the
         one that sets the learning rate, if any: what it makes the next ones from is lowered as well.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -194,7 +199,8 @@ class Monitor:
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         if not hasattr(max_norm, "__float__"):
             raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")
         norm = torch.nn.utils.clip_grad_norm_(
@@ -229,7 +235,8 @@ class Monitor:
 
         `shared`, `every` and `balance` are those of the first call.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         try:
             with self._stopwatch:
                 checked = _checked(self._tasks.prepare, losses, shared, weights, every, balance)
@@ -247,7 +254,8 @@ class Monitor:
 
         It belongs to the step under way, or with `completed=True` to the one that ended last.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         user = self._probes["user"]
         assert isinstance(user, UserProbe)
         try:
@@ -268,29 +276,29 @@ class Monitor:
 
         May be called twice: one that was interrupted is finished by the next.
         """
-        try:
-            self._safely(self._loop.close)
-            if not self._closed:
-                self._closed = True
-                self._safely(self._judge_the_rest)
-        finally:
+        parts: list[Callable[[], None]] = [self._loop.close]
+        if not self._closed:
+            self._closed = True
+            parts.append(self._judge_the_rest)
+        parts.append(self._views.close)
+        if self._writer is not None:
+            parts.append(functools.partial(self._writer.close, reason))
+        parts.append(self._loop.close)  # again, if the first try failed or was interrupted
+        interrupt: BaseException | None = None
+        for part in parts:
             try:
-                self._safely(self._views.close)
-            finally:
-                if self._writer is not None:
-                    self._safely(self._writer.close, reason)
+                part()
+            except Exception:
+                _log.exception("the monitor failed while closing")
+            except BaseException as error:  # the other parts are closed before it goes on
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
 
     def _judge_the_rest(self) -> None:
         with self._stopwatch:
             self._conclude(self._transfer.receive(wait=True))
             self._keep_what_was_logged()
-
-    def _safely(self, call: Callable[..., None], *args: Any) -> None:
-        """One part of closing: the others follow whatever it raises."""
-        try:
-            call(*args)
-        except Exception:
-            _log.exception("the monitor failed while closing")
 
     def __enter__(self) -> Self:
         return self
@@ -328,7 +336,8 @@ class Monitor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         if isinstance(state, Mapping) and _UNSAVED in state:
             _log.warning("the monitor could not save its state (%s): it starts anew", state[_UNSAVED])
             self.at = self._resumed_at = int(state["at"])
@@ -452,12 +461,6 @@ class Monitor:
         """Report a failure of the monitor itself; whatever happens, training goes on."""
         with contextlib.suppress(Exception):  # a logger of the user's that raises: nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError(
-                "the monitor is closed; call forewarn.watch for a new one (resume=True goes on with its run)"
-            )
 
 
 class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user sees
