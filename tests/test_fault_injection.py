@@ -26,6 +26,7 @@ from torch.nn import functional
 
 import forewarn
 from forewarn.views.console import AlertLines
+from tests.bitwise import plain, random_states, seed_everything
 
 SOURCE = str(Path(forewarn.__file__).parent)
 STEPS = 5
@@ -97,22 +98,11 @@ class Drift(forewarn.Probe):
         return forewarn.Pending([norm], lambda arrays: [forewarn.Reading("drift/embed", ("",), arrays[0])])
 
 
-def seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-
-
-def random_states() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().tolist(), name, keys.tolist(), *rest, random.getstate()
-
-
 class Run:
     """The same training, bare or watched."""
 
     def __init__(self) -> None:
-        seed()
+        seed_everything(0)
         self.model = Net()
         late = list(self.model.head.parameters())
         early = [parameter for parameter in self.model.parameters() if all(parameter is not other for other in late)]
@@ -134,7 +124,7 @@ class Run:
         self.monitor = forewarn.watch(self.model, self.optimizers, run, every=2, **self.settings)
 
     def train(self, steps: int = STEPS) -> None:
-        seed()
+        seed_everything(0)
         monitor = self.monitor
         for step in range(steps):
             for _ in range(2 if step == 2 else 1):
@@ -171,15 +161,6 @@ class Run:
 
     def state(self) -> Any:
         return plain((self.losses, self.model.state_dict(), [one.state_dict() for one in self.optimizers]))
-
-
-def plain(value: Any) -> Any:
-    """Tensors as bytes, so that everything compares bit for bit."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def leftovers(run: Run) -> list[Any]:
@@ -219,6 +200,15 @@ def traced(trace: Callable[..., Any], run: Run, path: Path) -> None:
     finally:
         sys.settrace(None)
         sys.unraisablehook = before
+
+
+def raised(trace: Callable[..., Any], run: Run, path: Path) -> BaseException | None:
+    """What comes out of a run under this trace function."""
+    try:
+        traced(trace, run, path)
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return error
+    return None
 
 
 class Census:
@@ -302,14 +292,12 @@ def bare() -> tuple[Any, Any]:
 def check_error(fault: Fault, path: Path, bare: tuple[Any, Any]) -> None:
     """Training is bit-identical, nothing is raised, and nothing is left behind."""
     run = Run()
-    try:
-        traced(fault, run, path)
-    except RuntimeError as error:
-        assert (str(error), fault.door) == ("injected", "watch"), (
-            f"{fault.code.co_qualname} reached the loop: {error!r}"
-        )
+    error = raised(fault, run, path)
+    if fault.door == "watch" and error is not None:
         assert run.monitor is None
         run.train()
+    else:
+        assert error is None, f"{fault.code.co_qualname} reached the loop: {error!r}"
     assert (run.state(), random_states()) == bare, f"a fault in {fault.code.co_qualname} changed the training"
     assert leftovers(run) == [], f"a fault in {fault.code.co_qualname} left hooks behind"
 
@@ -317,13 +305,12 @@ def check_error(fault: Fault, path: Path, bare: tuple[Any, Any]) -> None:
 def check_interrupt(fault: Any, path: Path, name: str) -> None:
     """The interrupt arrives, nothing is left behind after `close`, and training goes on without the monitor."""
     run = Run()
-    try:
-        traced(fault, run, path)
-    except KeyboardInterrupt as interrupt:
-        assert str(interrupt) == "injected"
-    else:
+    error = raised(fault, run, path)
+    if error is None:
         is_generator = isinstance(fault, Fault) and fault.code.co_name == "<genexpr>"
         assert fault.left > 0 or is_generator, f"an interrupt in {name} was swallowed"
+    else:
+        assert (type(error), str(error)) == (KeyboardInterrupt, "injected")
     run.close()
     assert leftovers(run) == [], f"an interrupt in {name} left hooks behind"
     twin = Run()

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import forewarn
-from tests.test_fault_injection import plain, random_states
+from tests.bitwise import plain, random_states, seed_everything
 
 WIDTH, LENGTH, WORDS = 8, 6, 13
 
@@ -150,27 +150,20 @@ def made_scheduler(choose: random.Random, optimizer: torch.optim.Optimizer) -> A
 def train(seed: int, run: Path | None) -> Any:
     """Everything that a run leaves: losses, weights, averaged weights, optimizer and random states."""
     choose = random.Random(seed)
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    seed_everything(seed)
     sparse = choose.random() < 0.15
     model = Model(choose, sparse)
     optimizers = made_optimizers(choose, model, sparse)
     make_scheduler = made_scheduler(choose, optimizers[0])
     scheduler = make_scheduler() if make_scheduler is not None else None
-    passes, clip, autocast = (
-        choose.choice([1, 1, 2, 3]),
-        choose.choice([None, "torch", "monitor"]),
-        choose.random() < 0.25,
-    )
+    passes, autocast = choose.choice([1, 1, 2, 3]), choose.random() < 0.25
+    clip = choose.choice([None, "torch", "monitor"])
     closure_only = isinstance(optimizers[0], torch.optim.LBFGS)
     average = copy.deepcopy(model) if choose.random() < 0.3 else None
     every, validate = choose.choice([1, 2, 5]), choose.random() < 0.3
     monitor = None
     if run is not None:
-        monitor = forewarn.watch(
-            model, optimizers if len(optimizers) > 1 else optimizers[0], run, every=every, views=[]
-        )
+        monitor = forewarn.watch(model, optimizers, run, every=every, views=[])
     losses = []
 
     def backward() -> Tensor:
@@ -190,13 +183,11 @@ def train(seed: int, run: Path | None) -> Any:
             loss = optimizers[0].step(backward)
         else:
             loss = backward()
-            trained = [
-                parameter for parameter in model.parameters() if not (sparse and parameter is model.embed.weight)
-            ]
+            clipped = list(model.parameters())[1 if sparse else 0 :]  # the first is the embedding
             if clip == "monitor" and monitor is not None and not sparse:
                 monitor.clip_grad_norm_(0.5)
             elif clip is not None:
-                torch.nn.utils.clip_grad_norm_(trained, 0.5)
+                torch.nn.utils.clip_grad_norm_(clipped, 0.5)
             for optimizer in optimizers:
                 optimizer.step()
         if scheduler is not None:
