@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import forewarn
 from forewarn.lab.data import TokenBatches, stdlib_text
 from forewarn.lab.gpt import GPT, GPTConfig
+from tests.bitwise import random_states, seed_everything
 
 OPTIMIZERS = {
     "adamw-foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
@@ -23,7 +24,7 @@ OPTIMIZERS = {
 
 
 def train(make_optimizer, watch, *, clip: str, steps: int = 200):
-    torch.manual_seed(0)
+    seed_everything(0)
     model = GPT(GPTConfig(context=16, depth=2, heads=2, width=32, dropout=0.1))
     optimizer = make_optimizer(model.parameters())
     batches = iter(TokenBatches(stdlib_text(200_000), batch_size=4, context=16, seed=0))
@@ -41,7 +42,7 @@ def train(make_optimizer, watch, *, clip: str, steps: int = 200):
         if monitor:
             monitor.step(loss)
         losses.append(loss.item())
-    return losses, model.state_dict(), torch.get_rng_state()
+    return losses, model.state_dict(), random_states()
 
 
 @pytest.mark.parametrize(
@@ -59,12 +60,12 @@ def test_loss_weights_and_random_state_are_bit_identical_over_200_steps(name, cl
     watched = train(OPTIMIZERS[name], watch, clip=clip)
     assert bare[0] == watched[0]
     assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
-    assert torch.equal(bare[2], watched[2])
+    assert bare[2] == watched[2]
 
 
 def train_two_tasks(watch, weights, steps=60):
     """A language model with an auxiliary head; by hand, or through `monitor.combine_losses`."""
-    torch.manual_seed(0)
+    seed_everything(0)
     model = GPT(GPTConfig(context=16, depth=2, heads=2, width=32, dropout=0.1))
     auxiliary = torch.nn.Linear(256, 4)
     both = torch.nn.ModuleDict({"gpt": model, "auxiliary": auxiliary})
@@ -90,7 +91,7 @@ def train_two_tasks(watch, weights, steps=60):
         if monitor:
             monitor.step(loss)
         losses.append(loss.item())
-    return losses, both.state_dict(), torch.get_rng_state()
+    return losses, both.state_dict(), random_states()
 
 
 @pytest.mark.parametrize("weights", [None, {"words": 1.0, "kinds": 0.3, "size": 1e-3}])
@@ -99,7 +100,7 @@ def test_several_tasks_are_bit_identical_to_their_sum_written_by_hand(watch, wei
     watched = train_two_tasks(watch, weights)
     assert bare[0] == watched[0]
     assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
-    assert torch.equal(bare[2], watched[2])
+    assert bare[2] == watched[2]
 
 
 class Mixed(nn.Module):
@@ -120,7 +121,7 @@ class Mixed(nn.Module):
 
 
 def train_mixed(watch, how: str, steps: int = 25):
-    torch.manual_seed(0)
+    seed_everything(0)
     model = Mixed({"checkpointed": False, "checkpointed-reentrant": True}.get(how))
     called = torch.compile(model, backend="eager") if how == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -141,7 +142,7 @@ def train_mixed(watch, how: str, steps: int = 25):
         losses.append(loss.item())
     if monitor:
         assert monitor._loop.failures == {}
-    return losses, model.state_dict(), torch.get_rng_state()
+    return losses, model.state_dict(), random_states()
 
 
 @pytest.mark.parametrize("how", ["plain", "accumulated", "checkpointed", "checkpointed-reentrant", "compiled"])
@@ -149,7 +150,7 @@ def test_looking_into_every_kind_of_layer_changes_no_bit(how, watch):
     bare, watched = train_mixed(None, how), train_mixed(watch, how)
     assert bare[0] == watched[0]
     assert all(torch.equal(bare[1][key], watched[1][key]) for key in bare[1])
-    assert torch.equal(bare[2], watched[2])
+    assert bare[2] == watched[2]
 
 
 def test_a_watched_model_can_be_copied_and_saved_and_its_copies_reach_nobody(small, watch):
@@ -196,7 +197,7 @@ def test_weights_that_are_computed_are_not_asked_for(how, watch):
     """To ask for one runs a power iteration, or draws random numbers."""
 
     def train(watch):
-        torch.manual_seed(0)
+        seed_everything(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 3))
         for layer in (model[0], model[2]):
             if how == "spectral":
@@ -212,30 +213,90 @@ def test_weights_that_are_computed_are_not_asked_for(how, watch):
             optimizer.zero_grad()
             if monitor:
                 monitor.step(loss)
-        return torch.cat([each.detach().flatten() for each in model.parameters()]), torch.get_rng_state()
+        return torch.cat([each.detach().flatten() for each in model.parameters()]), random_states()
 
     bare, watched = train(None), train(watch)
     assert torch.equal(bare[0], watched[0])
-    assert torch.equal(bare[1], watched[1])
+    assert bare[1] == watched[1]
 
+
+STATES = """
+import random
+import sys
+
+def states():
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    of_numpy = None if numpy is None else [str(part) for part in numpy.get_state(legacy=False).items()]
+    return random.getstate(), of_numpy, None if torch is None else torch.get_rng_state().tolist()
+
+random.seed(0)
+"""
 
 FIRST_WATCH = """
-import random
-import torch
+import numpy, torch
+torch.manual_seed(0)
+numpy.random.seed(0)
+before = states()
 import forewarn
-
-model = torch.nn.Linear(2, 1)
+assert "forewarn.attach" not in sys.modules
+assert states() == before, "import"
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-random.seed(0)
-before = random.getstate()
-with forewarn.watch(model, optimizer, "run") as monitor:
-    model(torch.ones(1, 2)).sum().backward()
+before = states()
+
+def check(what):
+    assert states() == before, what
+
+monitor = forewarn.watch(model, optimizer, "run", every=1, views=VIEWS)
+check("watch")
+for step in range(4):
+    loss = model(torch.ones(1, 2)).sum()
+    monitor.combine_losses({"a": loss, "b": loss.square()}).backward()
+    monitor.clip_grad_norm_(1.0)
     optimizer.step()
-    monitor.step(1.0)
-assert random.getstate() == before
+    monitor.log("user/x", 1.0)
+    monitor.step(loss if step < 2 else float("nan"))
+    check("step")
+monitor.end_epoch(val_loss=1.0)
+monitor.state_dict()
+check("end of an epoch")
+monitor.close()
+check("close")
+updates, gradients = forewarn.WeightUpdateMonitor(), forewarn.GradientMonitor(1)
+updates.check_gradients(model, optimizer)
+updates.check_updates(model, optimizer)
+gradients.update(0, model)
+str(gradients.get_summary())
+modules = forewarn.ModuleMonitor(lambda step: True)
+modules.add_activation_metric("mean")
+modules.set_module(model)
+modules.begin_step(0)
+model(torch.ones(1, 2))
+modules.end_step()
+modules.close()
+check("without watch")
+for name in forewarn.__all__:
+    getattr(forewarn, name)
+check("every public name")
 """
 
 
-def test_the_first_watch_of_a_process_leaves_pythons_random_numbers_alone(tmp_path):
-    """What it imports may draw some: only a new process shows it."""
-    subprocess.run([sys.executable, "-c", FIRST_WATCH], cwd=tmp_path, check=True)
+@pytest.mark.parametrize(
+    "views", ["None", "[forewarn.LiveView()]", "[forewarn.TensorBoardView('board')]", "[]"], ids=str.strip
+)
+def test_nothing_of_the_first_run_of_a_process_moves_a_random_state(views, tmp_path):
+    """What it imports may draw a number: only a new process shows it."""
+    program = STATES + FIRST_WATCH.replace("VIEWS", views)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from forewarn.attach import watch", "import forewarn.views.live", "import forewarn.cli.verdict",
+        "import forewarn.lab.callbacks", "from forewarn.standalone import ModuleMonitor",
+    ],
+)  # fmt: skip
+def test_no_import_of_a_part_moves_a_random_state(statement, tmp_path):
+    program = f"{STATES}\nbefore = random.getstate()\n{statement}\nassert random.getstate() == before"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

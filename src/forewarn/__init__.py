@@ -3,11 +3,14 @@
 Public names are resolved when they are first used: `import forewarn` imports neither torch nor numpy.
 """
 
-import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from forewarn.random_states import keep_on_import
+
 __version__ = "0.1.0"
+
+keep_on_import()
 
 if TYPE_CHECKING:
     from forewarn.act.policies import Policy
@@ -212,7 +215,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'forewarn' has no attribute {name!r}")
-    random_state = random.getstate()  # rich draws a number when it is imported; a run must not notice
     try:
         value = getattr(import_module(f"forewarn.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
@@ -221,8 +223,6 @@ def __getattr__(name: str) -> Any:
                 f"forewarn.{name} needs torch: pip install 'forewarn[torch]'", name="torch"
             ) from None
         raise
-    finally:
-        random.setstate(random_state)
     globals()[name] = value
     return value
 

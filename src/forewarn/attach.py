@@ -98,16 +98,20 @@ def watch(
     predicate = as_predicate(every)
     settings, own_rules = Config.with_rules(config, rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
-    parameter_index = ParameterIndex(model, optimizers)
-    _check_parameters(parameter_index, model)
-    _check_plan(parameter_index, settings.measure.plan)
+    parameter_index, unreadable = _parameter_index(model, optimizers)
+    measure = settings.measure
+    if unreadable is None:
+        _check_parameters(parameter_index, model)
+    else:  # what names a part of the model finds none, for which the user is not to blame
+        metrics, measure = (), replace(measure, blocks="", router="")
+    _check_plan(parameter_index, measure.plan)
     stopwatch = Stopwatch()
-    all_probes = _probes(parameter_index, settings.measure, scaler, stopwatch, metrics)
+    all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics)
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
     all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
-    info = _run_info(model, parameter_index, settings, predicate, metrics)
+    info = _run_info(parameter_index, settings, measure.blocks, predicate, metrics)
     info = replace(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
@@ -117,33 +121,47 @@ def watch(
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
     first = _is_first_process(policy)
-    loop = Loop(model, optimizers, list(all_probes.values()) if first else [], stopwatch, parameter_index)
-    writer = None
-    if first:
-        resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
-        try:
+    running = list(all_probes.values()) if first else []
+    loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    writer: RunWriter | None = None
+    try:
+        if unreadable is not None:
+            loop.report("model", "model", unreadable)
+        if first:
+            resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
             path = Path(run) if run is not None else _new_directory()
             writer = RunWriter(path, info=info, config=settings.to_dict(), resume_at=resume_at)
-        except BaseException:
-            loop.close()
-            raise
-    monitor = Monitor(
-        loop=loop,
-        probes=all_probes,
-        stopwatch=stopwatch,
-        schedule=Escalation(predicate, settings.escalation_steps),
-        config=settings,
-        rule_set=rule_set,
-        info=info,
-        writer=writer,
-        views=([AlertLines()] if views is None else views) if first else [],
-        policy=policy,
-        optimizers=optimizers,
-    )
-    if earlier is not None:
-        with earlier:
-            _recall(monitor, earlier)
-    return monitor
+        monitor = Monitor(
+            loop=loop,
+            probes=all_probes,
+            stopwatch=stopwatch,
+            schedule=Escalation(predicate, settings.escalation_steps),
+            config=settings,
+            rule_set=rule_set,
+            info=info,
+            writer=writer,
+            views=([AlertLines()] if views is None else views) if first else [],
+            policy=policy,
+            optimizers=optimizers,
+        )
+        if earlier is not None:
+            with earlier:
+                _recall(monitor, earlier)
+        loop.attach()  # last: whatever raises before has touched neither model nor optimizer
+        return monitor
+    except BaseException:  # also an interrupt: nobody would be left to take the hooks back
+        loop.close()
+        if writer is not None:
+            writer.close("not started")
+        raise
+
+
+def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:
+    """The parameters of a model, or none and the reason why they cannot be listed."""
+    try:
+        return ParameterIndex(model, optimizers), None
+    except Exception as error:
+        return ParameterIndex(nn.Module(), optimizers), error
 
 
 def _checked_optimizers(
@@ -266,17 +284,18 @@ def _probes(
 
 
 def _run_info(
-    model: nn.Module,
     parameter_index: ParameterIndex,
     config: Config,
+    blocks: str,
     predicate: Callable[[int], bool],
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
+    some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
     return RunInfo(
-        model=type(unwrapped(model)).__name__,
+        model=type(parameter_index.model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
-        blocks=block_names(model, config.measure.blocks),
+        blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
@@ -284,12 +303,12 @@ def _run_info(
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},
-        device=str(parameter_index.parameters[0].device),
+        device=str(some_tensor.device),
         versions={
             "forewarn": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "statistics": backend_of(parameter_index.parameters[0]),
+            "statistics": backend_of(some_tensor),
         },
         started=time.time(),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import operator
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,6 +44,11 @@ from forewarn.views import View
 from forewarn.views.view_set import ViewSet
 
 _log = logging.getLogger("forewarn")
+
+_CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True goes on with its run)"
+
+_UNSAVED = "unsaved"
+"""In place of a state that could not be saved: why."""
 
 
 class Monitor:
@@ -99,7 +107,11 @@ class Monitor:
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that are open now, most important first: the cause before its symptoms."""
-        return self._ledger.firing
+        try:
+            return self._ledger.firing
+        except Exception as error:
+            self._failed(error)
+            return ()
 
     @property
     def should_stop(self) -> bool:
@@ -111,23 +123,27 @@ class Monitor:
 
         On an accelerator the outcome is that of the steps whose values have arrived: usually the step before.
         """
-        self._check_open()
-        with self._stopwatch:
-            try:
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        outcome = Outcome()
+        try:
+            with self._stopwatch:
                 self._give(loss, extra)
                 collected = Collected(self.at, time.time(), *self._loop.collect())
                 self._transfer.send(collected, collected.tensors)
                 outcome = self._conclude(self._transfer.receive())
-                self._loop.measured = self._schedule.measured(self.at + 1)
-            except _WrongArgument as error:
-                raise error.cause from None
-            except Exception as error:
-                self._loop.report("monitor itself", "monitor", error)
-                self._told.clear()  # what this step had to tell may have been lost with it
-                outcome = Outcome()
-            finally:
-                self.at += 1
-            return outcome
+        except _WrongArgument as error:
+            raise error.cause from None
+        except Exception as error:
+            self._failed(error)
+            self._told.clear()  # what this step had to tell may have been lost with it
+        finally:
+            self.at += 1
+        try:
+            self._loop.measured = self._schedule.measured(self.at)
+        except Exception as error:  # a schedule of the user's own
+            self._failed(error)
+        return outcome
 
     def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
         """Complete an epoch: record and judge what it has brought, for the step that ended last.
@@ -135,23 +151,26 @@ class Monitor:
         `train_loss` is by default the mean of the losses that `step` was given since the last epoch. With
         `Config(early_stopping_patience=…)` a validation loss that no longer improves sets `should_stop`.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         probe = self._probes["evaluation"]
         assert isinstance(probe, EvaluationProbe)
-        probe.give(train_loss, val_loss)
-        if val_loss is None and "validation" not in self._told:
-            self._told.add("validation")
-            _log.warning("%s", NO_VALIDATION_LOSS)
-        elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
-            self._stop = True
-        with self._stopwatch:
-            try:
+        try:
+            with self._stopwatch:
+                _checked(probe.give, train_loss, val_loss)
+                if val_loss is None and "validation" not in self._told:
+                    self._told.add("validation")
+                    _log.warning("%s", NO_VALIDATION_LOSS)
+                elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
+                    self._stop = True
                 self.at = max(self.at, self._epoch_ended + 2)  # an epoch without a step has a number of its own
                 self._epoch_ended = self.at - 1
                 return self._keep((self._probes["loss"], probe), Step(ends_epoch=True), wait=True)
-            except Exception as error:
-                self._loop.report("monitor itself", "monitor", error)
-                return Outcome()
+        except _WrongArgument as error:
+            raise error.cause from None
+        except Exception as error:
+            self._failed(error)
+            return Outcome()
 
     def adjust(self, scheduler: Any = None) -> tuple[Action, ...]:
         """Apply what the open warnings about epochs advise, where it can be applied to a run; returns what was done.
@@ -159,29 +178,40 @@ class Monitor:
         The learning rate may be lowered and the weight decay raised; each finding is acted on once. `scheduler` is the
         one that sets the learning rate, if any: what it makes the next ones from is lowered as well.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
         step = max(0, self.at - 1)
-        about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-        actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
-        if actions:
-            if self._writer is not None:
-                self._writer.record(step, findings=[], alerts=[], actions=actions)
-            self._views.show(step, [], [], (), actions)
+        actions: tuple[Action, ...] = ()
+        try:
+            about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
+            actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+            if actions:
+                if self._writer is not None:
+                    self._writer.record(step, findings=[], alerts=[], actions=actions)
+                self._views.show(step, [], [], (), actions)
+        except Exception as error:
+            self._failed(error)
         return actions
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         if not hasattr(max_norm, "__float__"):
             raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")
-        gradients = self._probes["gradients"]
-        assert isinstance(gradients, GradientProbe)
-        norm = gradients.clip(max_norm, error_if_nonfinite)
-        self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
+        )
+        try:
+            gradients = self._probes["gradients"]
+            assert isinstance(gradients, GradientProbe)
+            self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+        except Exception as error:
+            self._failed(error)
         return norm
 
     def combine_losses(
@@ -205,41 +235,70 @@ class Monitor:
 
         `shared`, `every` and `balance` are those of the first call.
         """
-        self._check_open()
-        with self._stopwatch:
-            return self._tasks.combine(self.at, losses, shared, weights, every, balance)
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        try:
+            with self._stopwatch:
+                checked = _checked(self._tasks.prepare, losses, shared, weights, every, balance)
+                return self._tasks.combine(self.at, *checked)
+        except _WrongArgument as error:
+            raise error.cause from None
+        except Exception as error:
+            self._failed(error)
+            declared = weights or {}
+            parts = [declared.get(name, 1.0) * loss for name, loss in losses.items()]
+            return functools.reduce(operator.add, parts)
 
     def log(self, name: str, value: Tensor | float, scope: str = "", *, completed: bool = False) -> None:
         """Record a value of your own under a name such as `eval/accuracy`.
 
         It belongs to the step under way, or with `completed=True` to the one that ended last.
         """
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         user = self._probes["user"]
         assert isinstance(user, UserProbe)
-        user.log(name, value, scope)
-        if completed:
-            self._keep_what_was_logged()
+        try:
+            _checked(user.log, name, value, scope)
+            if completed:
+                self._keep_what_was_logged()
+        except _WrongArgument as error:
+            raise error.cause from None
+        except Exception as error:
+            self._failed(error)
 
     def forecast(self, at: int | None = None, target: float | None = None) -> Forecast:
         """Where the loss is heading: at step `at`, by default twice as far as the run has come; when it is `target`."""
         return forecast(self._curve, at, target)
 
     def close(self, reason: str = "completed") -> None:
-        """Take all hooks back, judge what is still under way and write the end of the run. May be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._loop.close()
-        with self._stopwatch:
+        """Take all hooks back, judge what is still under way and write the end of the run.
+
+        May be called twice: one that was interrupted is finished by the next.
+        """
+        parts: list[Callable[[], None]] = [self._loop.close]
+        if not self._closed:
+            self._closed = True
+            parts.append(self._judge_the_rest)
+        parts.append(self._views.close)
+        if self._writer is not None:
+            parts.append(functools.partial(self._writer.close, reason))
+        parts.append(self._loop.close)  # again, if the first try failed or was interrupted
+        interrupt: BaseException | None = None
+        for part in parts:
             try:
-                self._conclude(self._transfer.receive(wait=True))
-                self._keep_what_was_logged()
+                part()
             except Exception:
                 _log.exception("the monitor failed while closing")
-        self._views.close()
-        if self._writer is not None:
-            self._writer.close(reason)
+            except BaseException as error:  # the other parts are closed before it goes on
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
+
+    def _judge_the_rest(self) -> None:
+        with self._stopwatch:
+            self._conclude(self._transfer.receive(wait=True))
+            self._keep_what_was_logged()
 
     def __enter__(self) -> Self:
         return self
@@ -251,8 +310,16 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to go on without a seam; plain values and tensors only."""
+        try:
+            portable: dict[str, Any] = to_tensors(self._state())
+        except Exception as error:
+            self._failed(error)
+            return {"at": self.at, _UNSAVED: f"{type(error).__name__}: {error}"}
+        return portable
+
+    def _state(self) -> dict[str, Any]:
         self._conclude(self._transfer.receive(wait=True))
-        state = {
+        return {
             "at": self.at,
             "dense_until": self._schedule.until,
             "history": self.history.state_dict(),
@@ -266,12 +333,15 @@ class Monitor:
             "unavailable": self._loop.availability.state_dict(),
             "probes": {name: self._loop.guard(probe, probe.state_dict) or {} for name, probe in self._probes.items()},
         }
-        portable: dict[str, Any] = to_tensors(state)
-        return portable
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
-        self._check_open()
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        if isinstance(state, Mapping) and _UNSAVED in state:
+            _log.warning("the monitor could not save its state (%s): it starts anew", state[_UNSAVED])
+            self.at = self._resumed_at = int(state["at"])
+            return
         if not isinstance(state, Mapping) or not {"at", "history", "ledger", "probes"} <= state.keys():
             received = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else repr(state)
             raise ValueError(f"state must be what monitor.state_dict() returned, not {received}")
@@ -320,10 +390,10 @@ class Monitor:
         probe = self._probes["loss"]
         assert isinstance(probe, LossProbe)
         try:
-            probe.give(loss, extra)
-        except (TypeError, ValueError) as error:
+            _checked(probe.give, loss, extra)
+        except _WrongArgument as error:
             if not self.history.names():
-                raise _WrongArgument(error) from None
+                raise
             _log.warning("step %d: %s; the value is left out", self.at, error)
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
@@ -392,14 +462,21 @@ class Monitor:
         self._transfer.send(late, late.tensors)
         return self._conclude(self._transfer.receive(wait=wait))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError(
-                "the monitor is closed; call forewarn.watch for a new one (resume=True goes on with its run)"
-            )
+    def _failed(self, error: Exception) -> None:
+        """Report a failure of the monitor itself; whatever happens, training goes on."""
+        with contextlib.suppress(Exception):  # a logger of the user's that raises: nobody is left to tell
+            self._loop.report("monitor itself", "monitor", error)
 
 
 class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user sees
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def _checked(call: Callable[..., Any], *args: Any) -> Any:
+    """Call what checks arguments of the user: its TypeError or ValueError is theirs, any other error is ours."""
+    try:
+        return call(*args)
+    except (TypeError, ValueError) as error:
+        raise _WrongArgument(error) from None

@@ -131,6 +131,7 @@ class Reason(IntEnum):
     UNEVEN_SCALE = 7
     EVALUATION_MODE = 8
     PROVIDER_FAILED = 9
+    HOOKS_REFUSED = 10
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
@@ -159,6 +160,7 @@ _REASON_IN_WORDS = {
     Reason.RANK_GRADIENT_UNSEEN: "the gradient of one rank can not be seen before those of all ranks are averaged",
     Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
     Reason.PROVIDER_FAILED: "the probe it builds on failed",
+    Reason.HOOKS_REFUSED: "a module of the model refuses hooks; the log names it",
 }
 
 

@@ -36,23 +36,26 @@ class TaskLosses:
         self._saved: dict[str, float] = {}
         self._compared_at = -1
 
-    def combine(
+    def prepare(
         self,
-        step: int,
         losses: Mapping[str, Tensor],
         shared: Shared,
         weights: Mapping[str, Weight] | None,
         every: int | None,
         balance: str | None,
-    ) -> Tensor:
+    ) -> tuple[dict[str, Tensor], dict[str, Weight]]:
+        """Check what was given and return losses and weights; the first call that trains fixes the settings."""
+        checked = _checked_losses(losses)
+        declared = _checked_weights(checked, weights)
+        if torch.is_grad_enabled() and not self._every:
+            self._begin(checked, declared, shared, every, balance)
+        return checked, declared
+
+    def combine(self, step: int, losses: Mapping[str, Tensor], declared: Mapping[str, Weight]) -> Tensor:
         """The weighted sum of the losses of one batch of `step`."""
-        losses = _checked_losses(losses)
-        declared = _checked_weights(losses, weights)
-        if not torch.is_grad_enabled():  # validation: the same sum, nothing to learn from it
-            return _sum(losses, self._weights(losses, declared))
-        if not self._every:
-            self._begin(losses, declared, shared, every, balance)
         present = self._weights(losses, declared)
+        if not torch.is_grad_enabled():  # validation: the same sum, nothing to learn from it
+            return _sum(losses, present)
         norms = self._observe(step, losses, present)
         total = _sum(losses, present)
         if self._balancer is not None:

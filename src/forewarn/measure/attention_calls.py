@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
-"""Receives the arguments of an attention call; must not raise."""
+"""Receives the arguments of an attention call."""
+
+_log = logging.getLogger("forewarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +74,53 @@ class StandIn:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[tuple[int, Listener]] = []
+        self._listeners: list[tuple[int, object, Listener]] = []
+        """Each with its thread and its owner."""
         self._put: Callable[..., Tensor] | None = None
         self._original: Callable[..., Tensor] | None = None
 
-    def add(self, listener: Listener) -> None:
-        self.remove(listener)
-        if not self._listeners:
+    def add(self, owner: object, listener: Listener) -> None:
+        """Listen to the calls of this thread until `remove(owner)`."""
+        self.remove(owner)
+        if self._put is None:
             self._original = functional.scaled_dot_product_attention
-            self._put = functional.scaled_dot_product_attention = self._replacement(self._original)
-        self._listeners.append((threading.get_ident(), listener))
+            self._put = self._replacement(self._original)
+            functional.scaled_dot_product_attention = self._put
+        self._listeners.append((threading.get_ident(), owner, listener))
 
-    def remove(self, listener: Listener) -> None:
-        """The last listener restores the original, unless someone else has replaced it since."""
-        before, self._listeners = self._listeners, [entry for entry in self._listeners if entry[1] != listener]
-        if before and not self._listeners:
+    def remove(self, *owners: object) -> None:
+        """The last listener restores the original, unless someone else has replaced it since.
+
+        May be called again, and finishes what an interrupt left half done.
+        """
+        if self._put is None:
+            return
+        mine = set(map(id, owners))
+        self._listeners = [entry for entry in self._listeners if id(entry[1]) not in mine]
+        if not self._listeners:
             if functional.scaled_dot_product_attention is self._put and self._original is not None:
                 functional.scaled_dot_product_attention = self._original
-            self._put = self._original = None
+            self._put = None
 
     def _replacement(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             output = original(*args, **kwargs)
-            if torch.compiler.is_compiling():
-                return output
-            recomputed = torch._C._current_graph_task_id() != -1
-            if self._put is scaled_dot_product_attention and not recomputed:
-                current_thread = threading.get_ident()
-                for thread, listener in list(self._listeners):
-                    if thread == current_thread:
-                        listener(args, kwargs)
+            if not torch.compiler.is_compiling() and self._put is scaled_dot_product_attention:
+                try:
+                    self._pass_on(args, kwargs)
+                except Exception:
+                    _log.exception("the monitor failed to look at a call of attention; training goes on")
             return output
 
         return scaled_dot_product_attention
+
+    def _pass_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch._C._current_graph_task_id() != -1:  # activation checkpointing computes a forward again
+            return
+        current_thread = threading.get_ident()
+        for thread, _, listener in list(self._listeners):
+            if thread == current_thread:
+                listener(args, kwargs)
 
 
 STAND_IN = StandIn()

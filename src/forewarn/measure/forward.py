@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from forewarn.measure.hooks import Hook
-from forewarn.measure.module_hooks import ModuleHooks, first_forward_only
+from forewarn.measure.module_hooks import first_forward_only
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
@@ -33,10 +33,15 @@ class ForwardPass:
         self._probes = list(loop.probes)
         self._root = root
         self._given = (args, kwargs)
-        self._hooks = ModuleHooks()
         self._is_open = True
-        self._entered: dict[nn.Module, list[_Target]] = {}
-        self._left: dict[nn.Module, list[_Target]] = {}
+        self._entered: dict[int, _Tapped] = {}
+        """By the id of a module, which may define an equality of its own."""
+        self._left: dict[int, _Tapped] = {}
+        self._leaving_root: _Tapped | None = None
+
+    def begin(self) -> None:
+        """Register the hooks."""
+        loop, root = self._loop, self._root
         _passing[id(root)] = loop.tree
         try:
             for probe in self._probes:
@@ -44,31 +49,38 @@ class ForwardPass:
         finally:
             _passing.clear()
         # The root's own hooks are already running, so no more can be added: it is told here and in `end`.
-        if entering_root := self._entered.pop(root, None):
-            first_forward_only(self._telling(entering_root))(root, args, kwargs)
-        self._leaving_root = self._left.pop(root, None)
-        for module, targets in self._entered.items():
-            self._hooks.put_on(ModuleTap(module, entered=self._telling(targets)))
-        for module, targets in self._left.items():
-            self._hooks.put_on(ModuleTap(module, left=self._telling(targets)))
+        if entering_root := self._entered.pop(id(root), None):
+            first_forward_only(self._telling(entering_root.targets))(root, *self._given)
+        self._leaving_root = self._left.pop(id(root), None)
+        for tapped in self._entered.values():
+            self._put(tapped, ModuleTap(tapped.module, entered=self._telling(tapped.targets)))
+        for tapped in self._left.values():
+            self._put(tapped, ModuleTap(tapped.module, left=self._telling(tapped.targets)))
 
     def end(self, output: Any) -> None:
-        """Remove every hook; `output` is None if the forward pass raised."""
-        self._hooks.remove()
+        """Tell the probes, once the hooks are removed; `output` is None if the forward pass raised."""
+        if not self._is_open:
+            return
         if output is not None and self._leaving_root:
-            first_forward_only(self._telling(self._leaving_root))(self._root, *self._given, output)
+            first_forward_only(self._telling(self._leaving_root.targets))(self._root, *self._given, output)
         self._is_open = False
+        self._given = ((), {})  # hooks that tensors keep must not hold what the model was given
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
-        self._given = ((), {})  # hooks that tensors keep must not hold what the model was given
 
     def _begin(self, probe: Probe) -> None:
         probe.forward_begins()
         for tap in probe.module_taps():
-            if tap.entered is not None:
-                self._entered.setdefault(tap.module, []).append((probe, tap.entered))
-            if tap.left is not None:
-                self._left.setdefault(tap.module, []).append((probe, tap.left))
+            for tapped, target in ((self._entered, tap.entered), (self._left, tap.left)):
+                if target is not None:
+                    tapped.setdefault(id(tap.module), _Tapped(tap.module, [])).targets.append((probe, target))
+
+    def _put(self, tapped: _Tapped, tap: ModuleTap) -> None:
+        """Register a hook; of a module that refuses it, what the probes wanted there is unavailable."""
+        try:
+            self._loop.module_hooks.put_on(tap)
+        except Exception as error:
+            self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
     def _telling(self, targets: list[_Target]) -> Callable[..., None]:
         """What a module's hook calls: one for all probes that look at the module."""
@@ -79,22 +91,33 @@ class ForwardPass:
                 return
             with loop.stopwatch:
                 for probe, target in targets:
-                    if loop.failures and probe not in loop.probes:
+                    if loop.failures and not loop.runs(probe):
                         continue
                     try:
                         for tap in target(*args) or ():
-                            tap.tensor.register_hook(Hook(guarded(loop, probe, tap.reached)))
+                            hook = Hook(reaching(loop, probe, tap.reached), loop.hook_failed)
+                            tap.tensor.register_hook(hook)
                     except Exception as error:
                         loop.switch_off(probe, error)
 
         return tell
 
 
-def guarded(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """A gradient hook for a probe that never raises into the backward pass."""
+class _Tapped(NamedTuple):
+    """A module and what looks at it."""
+
+    module: nn.Module
+    targets: list[_Target]
+
+
+def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """Pass a gradient on to a probe that is still switched on; a tensor may keep its hook after the monitor is closed.
+
+    It must not hold the tensor, which would then hold itself.
+    """
 
     def reached(gradient: Tensor) -> None:
-        if probe in loop.probes:
+        if not loop.is_closed and not (loop.failures and not loop.runs(probe)):
             with loop.stopwatch:
                 loop.guard(probe, target, gradient)
 

@@ -1,32 +1,37 @@
-"""Hooks that torch may hold, copy and save without keeping a reference to the monitor."""
+"""Hooks that torch may hold, copy and save: guarded, inert once they are removed, and never lost."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-_own_passes = 0
-"""The monitor's own backward passes in progress; on a GPU they run in one of torch's threads."""
+_own_passes: set[int] = set()
+"""The threads that run a backward pass of the monitor's own; on a GPU its hooks run in one of torch's threads."""
 
 
 @contextlib.contextmanager
 def own_pass() -> Iterator[None]:
     """Mark a backward pass as the monitor's own: hooks ignore it."""
-    global _own_passes
-    _own_passes += 1
     try:
+        _own_passes.add(threading.get_ident())
         yield
     finally:
-        _own_passes -= 1
+        end_own_pass()
+
+
+def end_own_pass() -> None:
+    """No pass of the monitor's own is running in this thread, even if an interrupt kept one from saying so."""
+    _own_passes.discard(threading.get_ident())
 
 
 class Hook:
     """A callable for torch's hooks; its copies and pickles do nothing, so that models can be copied and saved.
 
-    With `failed` it is also the outer guard: exceptions go to `failed` instead of torch.
+    With `failed` it is also the outer guard: exceptions go to `failed` instead of torch. Interrupts pass.
     """
 
     __slots__ = ("_failed", "_target", "_traced")
@@ -34,9 +39,9 @@ class Hook:
 
     def __init__(
         self,
-        target: Callable[..., None] | None = None,
-        traced: bool = False,
+        target: Callable[..., object] | None = None,
         failed: Callable[[Exception], None] | None = None,
+        traced: bool = False,
     ) -> None:
         self._target = target
         self._failed = failed
@@ -54,8 +59,83 @@ class Hook:
                     raise
                 self._failed(error)
 
+    def release(self) -> None:
+        """Do nothing from here on, wherever this hook may still be held."""
+        self._target = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
+
+
+class _Registration:
+    """A hook and where it is registered; without a handle if an interrupt came before torch returned it."""
+
+    __slots__ = ("handle", "hook", "owner")
+
+    def __init__(self, owner: Any, hook: Hook) -> None:
+        self.owner = owner
+        self.hook = hook
+        self.handle: Any = None
+
+    def undo(self) -> None:
+        self.hook.release()
+        if self.handle is not None:
+            self.handle.remove()
+        else:
+            _take_off(self.owner, self.hook)
+        if isinstance(self.owner, torch.Tensor) and not self.owner._backward_hooks:
+            self.owner._backward_hooks = None  # torch spends time on empty hook lists
+
+
+class Hooks:
+    """Guarded hooks on modules, parameters and optimizers, removed together.
+
+    A hook is remembered before it is registered and forgotten after it is removed: an interrupt at any line leaves it
+    in the list, and the next `remove` finishes the work.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None] | None = None, traced: bool = False) -> None:
+        """`failed` receives what a hook raises, else torch does; `traced` is for hooks that torch.compile may trace."""
+        self._failed = failed
+        self._traced = traced
+        self._registrations: list[_Registration] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._registrations)
+
+    def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
+        """Register a hook by this method of its owner, which may refuse: that raises."""
+        registration = _Registration(owner, Hook(target, self._failed, self._traced))
+        self._registrations.append(registration)
+        try:
+            registration.handle = getattr(owner, register)(registration.hook, **settings)
+        except Exception:
+            registration.undo()
+            self._registrations.remove(registration)
+            raise
+
+    def remove(self) -> None:
+        """Remove every hook; may be called again."""
+        registrations = self._registrations
+        while registrations:
+            try:
+                registrations[-1].undo()
+            except Exception:  # a handle of the module's own making: the hook is inert, and torch's lists are clean
+                _take_off(registrations[-1].owner, registrations[-1].hook)
+            registrations.pop()
+
+
+def _take_off(owner: Any, hook: Hook) -> None:
+    """Delete a hook from the dictionaries in which torch keeps the hooks of its owner."""
+    if isinstance(owner, torch.Tensor):
+        dictionaries = [owner._backward_hooks or {}]
+    else:
+        attributes = object.__getattribute__(owner, "__dict__")
+        dictionaries = [held for name, held in attributes.items() if "hooks" in name and isinstance(held, dict)]
+    keys = [key for held in dictionaries for key, value in held.items() if value is hook]
+    for held in dictionaries:
+        for key in keys:
+            held.pop(key, None)

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Tally
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
+from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -30,8 +31,7 @@ def is_leaf(name: str, module: nn.Module) -> bool:
     """Whether a module computes something itself; parametrizing its weight does not change that."""
     if "parametrizations" in name.split(".") or isinstance(module, _PASS_ON):
         return False
-    children = (child for child, _ in module.named_children() if child != "parametrizations")
-    return isinstance(module, nn.MultiheadAttention) or next(children, None) is None
+    return isinstance(module, nn.MultiheadAttention) or not children_of(module).keys() - {"parametrizations"}
 
 
 class Layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
-from forewarn.measure.forward import ForwardPass, differentiable, guarded
-from forewarn.measure.hooks import Hook
+from forewarn.measure.forward import ForwardPass, differentiable, reaching
+from forewarn.measure.hooks import Hook, Hooks, end_own_pass
+from forewarn.measure.module_hooks import ModuleHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Pending, Probe, Reading
@@ -40,7 +43,10 @@ class Loop:
         probes: Sequence[Probe],
         stopwatch: Stopwatch,
         parameter_index: ParameterIndex | None = None,
+        *,
+        attach: bool = True,
     ) -> None:
+        """With `attach=False` there is no hook yet."""
         self.step = Step()
         """The step under way."""
         self.availability = Availability()
@@ -53,19 +59,40 @@ class Loop:
         self._listeners: dict[str, list[Probe]] = {}
         """By event, the probes that handle it; recomputed at the first event after a change."""
         self.stopwatch = stopwatch
+        self.model = model
         self.tree = Tree(model)
         """The modules that hooks can be put on."""
+        self.module_hooks = ModuleHooks(self.hook_failed)
+        """The hooks of the measured forward pass under way."""
+        self._hooks = Hooks(self.hook_failed, traced=True)
+        """The hooks on the model and its optimizers."""
+        self._parameter_hooks = Hooks(self.hook_failed)
+        """The hooks on parameters for this backward pass."""
+        self.is_closed = False
+        self._refused: set[str] = set()
+        """The metrics that lack a module which refused hooks in the last measured pass."""
+        self._refusing: set[str] = set()
+        """The classes of modules that refuse hooks and were named in the log."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
-        self._followed: list[tuple[Tensor, Any]] = []
-        """Parameters with a hook for this backward pass, and the hook's handle."""
-        self._handles = [
-            model.register_forward_pre_hook(self._door(self._forward_begins, traced=True), with_kwargs=True),
-            model.register_forward_hook(self._door(self._forward_ended, traced=True), always_call=True),
+        self._optimizers = tuple(optimizers)
+        if attach:
+            self.attach()
+
+    def attach(self) -> None:
+        """Put the hooks on the model and its optimizers that stay; where one is refused, the others do their part."""
+        hooks: list[tuple[Any, str, Callable[..., None], dict[str, bool]]] = [
+            (self.model, "register_forward_pre_hook", self._forward_begins, {"with_kwargs": True}),
+            (self.model, "register_forward_hook", self._forward_ended, {"always_call": True}),
         ]
-        for index, optimizer in enumerate(optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(self._door(self._stepper("before_update", index))))
-            self._handles.append(optimizer.register_step_post_hook(self._door(self._stepper("after_update", index))))
+        for index, optimizer in enumerate(self._optimizers):
+            hooks.append((optimizer, "register_step_pre_hook", self._stepper("before_update", index), {}))
+            hooks.append((optimizer, "register_step_post_hook", self._stepper("after_update", index), {}))
+        for owner, register, target, settings in hooks:
+            try:
+                self._hooks.put(owner, register, target, **settings)
+            except Exception as error:
+                self.hook_failed(error)
 
     @property
     def measured(self) -> bool:
@@ -77,16 +104,29 @@ class Loop:
         self.step.measured = measured
 
     def close(self) -> None:
-        """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._end_forward(None)
-        self._let_go()
+        """Remove every hook; tensors may keep some that do nothing. May be called again, as after an interrupt."""
+        self.is_closed = True
+        try:
+            self._remove_hooks()
+            self._end_forward(None)
+        except Exception as error:
+            self.hook_failed(error)
+        finally:
+            self._remove_hooks()  # what an interrupt or a failure above has left
+
+    def _remove_hooks(self) -> None:
+        for hooks in (self._hooks, self.module_hooks, self._parameter_hooks):
+            hooks.remove()
+        STAND_IN.remove(*self._dependencies.order)
 
     def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
         """The step that ends now and its readings, ready for the transfer."""
-        self._let_go()  # a pass that raised never ended
+        end_own_pass()
+        try:
+            self._end_forward(None)  # an interrupted pass never ended
+            self._parameter_hooks.remove()  # nor did a backward pass that raised
+        except Exception as error:
+            self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
         return step, self.collect_from(self.probes, step)
 
@@ -108,6 +148,8 @@ class Loop:
             self.availability.regained = []  # it failed in this process
             for metric in self._dependencies.lost(step, self.probes):
                 step.unavailable(metric, Reason.PROVIDER_FAILED)
+        if self._refused and step.measured:
+            step.reasons |= dict.fromkeys(self._refused, Reason.HOOKS_REFUSED)
         if step.reasons or self.availability.regained:
             yield from self.availability.news(step.reasons)
 
@@ -135,9 +177,21 @@ class Loop:
             _log.error("the %s failed; training goes on without it", description, exc_info=error)
             self.failures[name] = f"{type(error).__name__}: {error}"
 
-    def _door(self, target: Callable[..., None], traced: bool = False) -> Hook:
-        """A hook for torch to call that never raises."""
-        return Hook(target, traced, lambda error: self.report("hooks of the monitor", "hooks", error))
+    def hook_failed(self, error: Exception) -> None:
+        """The outer guard of every hook: what no guard of a probe has caught is reported, and never reaches torch."""
+        with contextlib.suppress(Exception):  # a logger of the user's that raises: nobody is left to tell
+            self.report("hooks of the monitor", "hooks", error)
+
+    def refused(self, module: nn.Module, probes: Sequence[Probe], error: Exception) -> None:
+        """A module takes no hook: the readings that need it are missing, and the others go on."""
+        lost = {name for probe in probes for name in probe.from_modules or [own.name for own in probe.metrics or ()]}
+        if type(module).__name__ not in self._refusing:
+            self._refusing.add(type(module).__name__)
+            _log.warning(
+                "%s refuses hooks (%s: %s); training goes on, and there is nothing of it in %s",
+                type(module).__name__, type(error).__name__, error, ", ".join(sorted(lost)),
+            )  # fmt: skip
+        self._refused |= lost
 
     def _tell(self, event: str, *args: Any) -> None:
         with self.stopwatch:
@@ -180,13 +234,23 @@ class Loop:
         with self.stopwatch:
             self._end_forward(None)
             if self.step.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
+                self._refused = set()
                 self._forward = ForwardPass(self, module, args, kwargs)
+                try:
+                    self._forward.begin()
+                except BaseException:  # half of the hooks would measure half of the model
+                    self._end_forward(None)
+                    raise
 
     def _end_forward(self, output: Any) -> None:
-        """Remove the hooks of a pass; after a keyboard interrupt they are still there when the next pass begins."""
+        """Remove the hooks of a pass; one that was interrupted ends when the next begins."""
+        self.module_hooks.remove()
         if self._forward is not None:
             over, self._forward = self._forward, None
-            over.end(output)
+            try:
+                over.end(output)
+            finally:
+                STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._forward is not None:
@@ -198,7 +262,7 @@ class Loop:
             return
         try:
             for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
-                tensor.register_hook(self._door(self._backward_reached, traced=True))
+                tensor.register_hook(Hook(self._backward_reached, self.hook_failed, traced=True))
         except Exception as error:  # an output that cannot even be inspected
             self.report("watch on the backward pass", "backward", error)
 
@@ -209,7 +273,7 @@ class Loop:
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        if task == self._graph_task:
+        if task == self._graph_task or self.is_closed:
             return
         self._graph_task = task
         self._tell("backward_begins", self.step)
@@ -219,35 +283,27 @@ class Loop:
 
     def _follow(self) -> None:
         """Register the hooks that probes want on parameters."""
-        self._let_go()
+        self._parameter_hooks.remove()
         with self.stopwatch:
             for probe in list(self.probes):
                 self.guard(probe, self._follow_for, probe)
 
     def _follow_for(self, probe: Probe) -> None:
         for tap in probe.gradient_taps():
-            hook = Hook(guarded(self, probe, tap.reached))
-            self._followed.append((tap.tensor, tap.tensor.register_hook(hook)))
-
-    def _let_go(self) -> None:
-        """Remove these hooks, and empty hook lists too: torch spends time on them."""
-        followed, self._followed = self._followed, []
-        for tensor, handle in followed:
-            handle.remove()
-            if not tensor._backward_hooks:
-                tensor._backward_hooks = None
+            self._parameter_hooks.put(tap.tensor, "register_hook", reaching(self, probe, tap.reached))
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
         self._at_the_end(self._gradients_settled)
 
     def _gradients_settled(self) -> None:
-        self._let_go()
-        self._tell("backward_ended", self.step)
+        self._parameter_hooks.remove()
+        if not self.is_closed:
+            self._tell("backward_ended", self.step)
 
     def _at_the_end(self, callback: Callable[[], None]) -> None:
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(self._door(callback))
+            torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
         except Exception as error:  # compiled autograd takes none
             self.report("watch on the backward pass", "backward", error)
 

@@ -9,37 +9,23 @@ import torch
 from torch import nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.hooks import Hook
+from forewarn.measure.hooks import Hooks
 from forewarn.measure.probe import ModuleTap
 
 
-class ModuleHooks:
+class ModuleHooks(Hooks):
     """The hooks of several taps, removed together.
 
     Activation checkpointing repeats a forward within the backward pass: hooks do nothing then.
     """
 
-    def __init__(self, traced: bool = False) -> None:
-        """`traced` is for hooks that torch.compile may trace."""
-        self._traced = traced
-        self._handles: list[Any] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._handles)
-
     def put_on(self, tap: ModuleTap, always_call: bool = False) -> None:
         """With `always_call`, `left` is also called if the module raises; its output is then None."""
         if tap.entered is not None:
-            hook = Hook(first_forward_only(tap.entered), self._traced)
-            self._handles.append(tap.module.register_forward_pre_hook(hook, with_kwargs=True))
+            self.put(tap.module, "register_forward_pre_hook", first_forward_only(tap.entered), with_kwargs=True)
         if tap.left is not None:
-            hook = Hook(first_forward_only(tap.left), self._traced)
-            self._handles.append(tap.module.register_forward_hook(hook, with_kwargs=True, always_call=always_call))
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+            target = first_forward_only(tap.left)
+            self.put(tap.module, "register_forward_hook", target, with_kwargs=True, always_call=always_call)
 
 
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:

@@ -35,7 +35,9 @@ class NamedModules:
         model: nn.Module,
         format_name: Callable[[str], str] = default_format_module_name_fn,
         excluded: Callable[[str], bool] = lambda name: False,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
+        """`failed` receives what a hook raises, and why a module refuses one; else they raise."""
         self.model = model
         self.root = unwrapped(model)
         self.names = {module: format_name(name) for name, module in self.root.named_modules()}
@@ -46,7 +48,8 @@ class NamedModules:
         self._parameter_index = ParameterIndex(self.root, ())
         self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
         """With the version of the parameter index they belong to."""
-        self._hooks = ModuleHooks(traced=True)
+        self._failed = failed
+        self._hooks = ModuleHooks(failed, traced=True)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every current parameter once, with the name it is logged under."""
@@ -64,13 +67,21 @@ class NamedModules:
         """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module's."""
         if self._hooks:
             return
-        self._hooks.put_on(ModuleTap(self.root, entered=lambda args, kwargs: begins()))
+        self._put_on(ModuleTap(self.root, entered=lambda args, kwargs: begins()))
         for name, module in self.heard:
-            self._hooks.put_on(passing_on(name, module, returned))
-        self._hooks.put_on(ModuleTap(self.root, left=lambda args, kwargs, output: ended()), always_call=True)
+            self._put_on(passing_on(name, module, returned))
+        self._put_on(ModuleTap(self.root, left=lambda args, kwargs, output: ended()), always_call=True)
 
     def stop_listening(self) -> None:
         self._hooks.remove()
+
+    def _put_on(self, tap: ModuleTap, always_call: bool = False) -> None:
+        try:
+            self._hooks.put_on(tap, always_call)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
 
     def check_twin(self, names: Iterable[str], description: str) -> None:
         """Raise if this reference has other modules than these names; `description` begins the error message."""

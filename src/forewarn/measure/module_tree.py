@@ -21,12 +21,44 @@ def clean_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
+def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, as `nn.Module.named_modules` lists them.
+
+    It reads torch's own dictionaries and tells modules apart by identity: a model may override the walk, its attribute
+    lookup, its equality or its truth, and they may raise.
+    """
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
+            inside = children_of(module).items()
+            waiting += [(f"{path}.{child}" if path else child, inner) for child, inner in reversed(inside)]
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules directly inside a module, as `nn.Module.named_children` lists them."""
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter once, as `nn.Module.named_parameters` lists them."""
+    seen: set[int] = set()
+    for path, module in named_modules(root):
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{name}" if path else name, parameter
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module behind DataParallel, DistributedDataParallel and torch.compile."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        inner = children_of(model).get("_orig_mod")
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
+            inner = children_of(model).get("module")
         if not isinstance(inner, nn.Module):
             return model
         model = inner
@@ -75,7 +107,7 @@ class Tree:
         """Walk the model if a module was added, removed, renamed or compiled since the last time."""
         if self._modules and self._present() == self._state:
             return
-        self._modules = list(self._root.modules())
+        self._modules = [module for _, module in named_modules(self._root)]
         self._below = list(map(_modules_of, self._modules))
         self._held = list(map(_parameters_of, self._modules))
         self._state = self._present()
@@ -100,7 +132,7 @@ def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     own = unwrapped(model)
     hidden: list[str] = []
     start: str | None = None
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if any(path.startswith(prefix) for prefix in hidden):
             continue
         compiled = is_compiled(module)
@@ -108,7 +140,7 @@ def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             hidden.append(f"{path}." if path else "")
         if module is own:
             start = path
-        if start is not None and (not compiled or hasattr(module, "_orig_mod")):
+        if start is not None and (not compiled or "_orig_mod" in module._modules):
             name = path[len(start) :].removeprefix(".")
             yield clean_name(f"{name}.").removesuffix("."), module
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import Standing
-from forewarn.measure.module_tree import Tree, clean_name, unwrapped
+from forewarn.measure.module_tree import Tree, children_of, clean_name, named_modules, named_parameters, unwrapped
 from forewarn.types import ParameterInfo
 
 _LONGEST_STACK = 128
@@ -79,7 +79,7 @@ class ParameterIndex:
         self._any_meta = len(self._seen) < len(self.live())
         was_trainable = dict(zip(self.names, self.trainable, strict=True))
         named = [
-            (clean_name(name), parameter) for name, parameter in self.model.named_parameters() if not parameter.is_meta
+            (clean_name(name), parameter) for name, parameter in named_parameters(self.model) if not parameter.is_meta
         ]
         self.names = tuple(name for name, _ in named)
         self.parameters = Standing(parameter for _, parameter in named)
@@ -136,8 +136,8 @@ class ParameterIndex:
 
 def _kinds(model: nn.Module) -> dict[int, str]:
     kinds: dict[int, str] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+    for _, module in named_modules(model):
+        for name, parameter in module._parameters.items():
             kinds.setdefault(id(parameter), f"{type(module).__name__}.{name}")
     return kinds
 
@@ -148,7 +148,7 @@ def block_names(model: nn.Module, pattern: str = "") -> tuple[str, ...]:
     Blocks are the children of its longest list of modules of one class; without such a list, the layers of its longest
     plain stack.
     """
-    modules = [(clean_name(f"{name}.").removesuffix("."), module) for name, module in unwrapped(model).named_modules()]
+    modules = [(clean_name(f"{name}.").removesuffix("."), module) for name, module in named_modules(unwrapped(model))]
     if pattern:
         chosen = tuple(name for name, _ in modules if re.fullmatch(pattern, name))
         if not chosen:
@@ -163,19 +163,19 @@ def _longest(
 ) -> tuple[str, ...]:
     best: tuple[str, ...] = ()
     for prefix, module in lists:
-        children = list(module.named_children())
-        if len(children) > max(1, len(best)) and is_of_blocks([child for _, child in children]):
-            best = tuple(clean_name(f"{prefix}.{name}" if prefix else name) for name, _ in children)
+        children = children_of(module)
+        if len(children) > max(1, len(best)) and is_of_blocks(list(children.values())):
+            best = tuple(clean_name(f"{prefix}.{name}" if prefix else name) for name in children)
     return best
 
 
 def _alike_and_grown(children: list[nn.Module]) -> bool:
-    return len({type(child) for child in children}) == 1 and all(any(child.children()) for child in children)
+    return len({type(child) for child in children}) == 1 and all(map(children_of, children))
 
 
 def _plain_stack(children: list[nn.Module]) -> bool:
     """Whether these are plain layers, at least two of one class with parameters, and not too many."""
     if len(children) > _LONGEST_STACK:
         return False
-    classes = [type(child) for child in children if any(True for _ in child.parameters())]
-    return len(classes) > len(set(classes)) and not any(any(child.children()) for child in children)
+    classes = [type(child) for child in children if any(True for _ in named_parameters(child))]
+    return len(classes) > len(set(classes)) and not any(map(children_of, children))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forewarn.measure.engine.norms import Norm, norms
+from forewarn.measure.module_tree import children_of
 from forewarn.measure.probe import GradientTap
 
 
@@ -74,7 +75,7 @@ class RankGradient:
 def _wrapper(called: nn.Module) -> Any:
     """The DistributedDataParallel wrapper, also inside torch.compile; None if there is none."""
     inner = called
-    while isinstance(compiled := getattr(inner, "_orig_mod", None), nn.Module):
+    while isinstance(compiled := children_of(inner).get("_orig_mod"), nn.Module):
         inner = compiled
     return inner if isinstance(inner, nn.parallel.DistributedDataParallel) else None
 

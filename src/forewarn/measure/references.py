@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -17,6 +15,7 @@ from torch.utils._pytree import tree_map
 from forewarn.measure.metric_evaluation import Evaluation
 from forewarn.measure.metric_kinds import NOTHING, ModuleMetric
 from forewarn.measure.module_outputs import NamedModules, Returned, tensors_in
+from forewarn.random_states import random_states_kept
 
 
 class Reference:
@@ -152,10 +151,5 @@ def _copied(arguments: Any) -> Any:
 def random_numbers_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Restore the random state of torch (on the tensors' devices), numpy and Python after this block."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+    with random_states_kept(), torch.random.fork_rng(devices):
+        yield

@@ -79,7 +79,7 @@ class RefinedCoordinateCheck:
         self._failed: set[str] = set()
         self._step = monitor.current_step
         self._is_measuring = False
-        self._hooks = ModuleHooks(traced=True)
+        self._hooks = ModuleHooks(monitor.hook_failed, traced=True)
         for is_reference, side in enumerate(self._sides):
             for name in self._names:
                 self._hooks.put_on(ModuleTap(side[name], left=self._listener(name, bool(is_reference))))

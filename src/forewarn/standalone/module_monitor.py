@@ -76,6 +76,9 @@ class ModuleMonitor:
         self._heard = False
         """Whether an activation of the module was seen in this step."""
         self._silence_told = False
+        self._strict = strict
+        self._failures: set[str] = set()
+        """What hooks have failed with and was told."""
 
     # Metrics
 
@@ -133,7 +136,7 @@ class ModuleMonitor:
             raise ValueError(f"set_module takes a torch.nn.Module, not {module!r}")
         if self.modules is not None:
             raise ValueError("the module has already been set; call close() before setting another")
-        self.modules = NamedModules(module, self.format_module_name_fn, self.excluded)
+        self.modules = NamedModules(module, self.format_module_name_fn, self.excluded, self.hook_failed)
         introduce(self.modules, self)
         self._listen(self._open)
 
@@ -147,7 +150,7 @@ class ModuleMonitor:
         self.remove_reference_module()
         if module is None:
             return
-        modules = NamedModules(module, self.format_module_name_fn, self.excluded)
+        modules = NamedModules(module, self.format_module_name_fn, self.excluded, self.hook_failed)
         rule = "the reference module must have the same structure as the monitored module"
         modules.check_twin(self.modules.names.values(), rule)
         self.reference = Reference(
@@ -350,6 +353,16 @@ class ModuleMonitor:
         raise ValueError(f"this {type(module).__name__} is no part of the monitored module or of its reference")
 
     # Inside
+
+    def hook_failed(self, error: Exception) -> None:
+        """The outer guard of every hook: training goes on without what it would have logged, unless `strict`."""
+        if self._strict:
+            raise error
+        message = f"{type(error).__name__}: {error}"
+        if message not in self._failures:
+            self._failures.add(message)
+            text = "step %s: a hook failed: %s; training goes on without what it would have logged"
+            self.logger.warning(text, self.current_step, message)
 
     def _listen(self, is_listening: bool) -> None:
         """Hook the modules during a monitored step only."""

@@ -43,7 +43,7 @@ class SupersededError(Exception):
     """Another process has begun or resumed the run, so this one must not write to it."""
 
 
-_SUPERSEDED = SupersededError, FileExistsError
+_SUPERSEDED = SupersededError, FileExistsError, BlockingIOError
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,16 @@ class BackgroundWriter:
                 self._changed.notify_all()
                 self._changed.wait(_PAUSE_SECONDS)
 
-    def stop(self) -> None:
-        """Write what is left, compact it, and end the thread. Give up on a hanging disk after a minute."""
+    def stop(self, last: Sequence[Item]) -> None:
+        """Write what is left and `last`, compact it, and end the thread. Give up on a hanging disk after a minute.
+
+        Called again after an interrupt, it waits again.
+        """
         if os.getpid() != self.process:
             return
         with self._changed:
+            if not self._stopping:
+                self.put(last)
             self._stopping = self._urgent = True
             self._changed.notify_all()
         if threading.current_thread() is self._thread:  # collected as garbage, and the collector ran in the thread

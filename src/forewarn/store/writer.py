@@ -162,8 +162,9 @@ class RunWriter:
     def close(self, reason: str = "completed") -> None:
         """Record the end of the run and leave one tidy file. Closing again does nothing."""
         background = self._ready()
-        if background is not None and self._finalizer.detach() is not None:
+        if background is not None:
             _finish(background, self._claim, reason)
+            self._finalizer.detach()  # only now: an interrupt in between must not lose what is queued
 
     def _ready(self) -> BackgroundWriter | None:
         """The background writer; None after closing and in a forked child."""
@@ -246,8 +247,7 @@ def _joined(values: Sequence[Values]) -> memoryview:
 def _finish(background: BackgroundWriter, claim: Claim, reason: str) -> None:
     if os.getpid() != background.process:
         return
-    background.put([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
-    background.stop()
+    background.stop([(INSERT_EVENT, (time.time(), "end", encoded({"reason": reason})))])
     claim.release()
 
 

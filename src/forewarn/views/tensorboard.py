@@ -15,6 +15,7 @@ import numpy as np
 from forewarn.catalogue import Scope
 from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
 from forewarn.metrics import find
+from forewarn.random_states import random_states_kept
 from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
 
@@ -289,11 +290,12 @@ def _escaped(text: str) -> str:
 def _part(name: str) -> Any:
     """A module of the tensorboard package, which is optional and has no types."""
     try:
-        import_module("tensorboard")
+        with random_states_kept():
+            import_module("tensorboard")
+            return import_module(f"tensorboard.{name}")
     except ModuleNotFoundError as error:
         if error.name != "tensorboard":
             raise
         raise ModuleNotFoundError(
             "TensorBoardView needs tensorboard: pip install 'forewarn[tensorboard]'", name="tensorboard"
         ) from None
-    return import_module(f"tensorboard.{name}")

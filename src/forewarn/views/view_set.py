@@ -33,7 +33,9 @@ class ViewSet:
             self._safely(view, view.show, step, blocks, changed, taken)
 
     def close(self) -> None:
-        for view in list(self._views):
+        """Close each view once, also if an interrupt comes in between and this is called again."""
+        while self._views:
+            view = self._views.pop(0)
             self._safely(view, view.close)
 
     def _safely(self, view: View, call: Callable[..., Any], *args: Any) -> None:

@@ -28,6 +28,7 @@ class ActivationProbe(Probe):
     """`activation/…` per leaf module: one visit of its output as it leaves the module, nothing kept of it."""
 
     name = "activations"
+    from_modules = ("activation/mean",)
 
     def __init__(
         self,

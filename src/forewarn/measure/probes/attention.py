@@ -15,6 +15,8 @@ from forewarn.measure.attention_calls import STAND_IN, Attended, attended, is_mu
 from forewarn.measure.engine.attention_heads import AttentionSummary, attention_summary
 from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
+from forewarn.measure.hooks import Hook
+from forewarn.measure.module_tree import children_of, named_modules
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.step import Step
@@ -50,6 +52,7 @@ class AttentionProbe(Probe):
     """
 
     name = "attention"
+    from_modules = ("attention/entropy",)
 
     def __init__(self, model: nn.Module, stopwatch: Stopwatch) -> None:
         self._model = model
@@ -70,8 +73,8 @@ class AttentionProbe(Probe):
         self._running = [_Frame("")]
         self._compiled = any_compiled(self._model)
         if not self._compiled:
-            STAND_IN.add(self._attended)
-        elif any(map(_is_attention, self._model.modules())):
+            STAND_IN.add(self, Hook(self._attended, self._fail))
+        elif any(_is_attention(module) for _, module in named_modules(self._model)):
             self._left_out = Reason.COMPILED
 
     def module_taps(self) -> Sequence[ModuleTap]:
@@ -86,7 +89,7 @@ class AttentionProbe(Probe):
         return self._places
 
     def forward_ended(self, output: Any) -> None:
-        STAND_IN.remove(self._attended)
+        STAND_IN.remove(self)
         self._running = []
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -108,13 +111,13 @@ class AttentionProbe(Probe):
         return ModuleTap(module, entered, left)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model has just called torch's function; no error here may reach the model."""
+        """The model has just called torch's function."""
         if self._failure is None and self._running:
             with self._stopwatch, hidden_from_checkpointing():
-                try:
-                    self._measure(self._running[-1], attended(*args, **kwargs))
-                except Exception as error:
-                    self._failure = error
+                self._measure(self._running[-1], attended(*args, **kwargs))
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
 
     def _measure(self, frame: _Frame, attention: Attended) -> None:
         frame.calls += 1
@@ -136,7 +139,6 @@ class AttentionProbe(Probe):
             self._seen[scope] = earlier.merge(summary)
 
     def collect(self, step: Step) -> Pending | None:
-        STAND_IN.remove(self._attended)  # an interrupted pass never ends
         summaries, self._seen = self._seen, {}
         reason, self._left_out = self._left_out, Reason.AVAILABLE
         if not step.measured:
@@ -183,7 +185,7 @@ def _joined(*names: str) -> str:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether the module's own forward may compute attention: torch's own leaves and lists do not."""
-    is_leaf = next(module.children(), None) is None
+    is_leaf = not children_of(module)
     listed = isinstance(module, nn.ModuleList | nn.ModuleDict)
     return not listed and not (is_leaf and type(module).__module__.startswith("torch.nn."))
 

@@ -40,6 +40,7 @@ class GainProbe(Probe):
     """
 
     name = "gain"
+    from_modules = ("gain/block",)
 
     def __init__(self, parameter_index: ParameterIndex, blocks: str, window: int) -> None:
         reachable = hookable_modules(parameter_index.called)

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -103,11 +102,6 @@ class GradientProbe(Probe):
         """The first finite global norms."""
         self._missing = np.zeros(0, bool)
         """Per tensor: whether it had no gradient when an optimizer was last measured."""
-
-    def clip(self, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-        """Clip the gradients of all parameters of the model, as torch does."""
-        parameters = self._parameter_index.model.parameters()
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite)
 
     def clipped(self, norm: Any, max_norm: float) -> None:
         """Keep the norm that clipping computed."""

@@ -34,6 +34,7 @@ class LogitsProbe(Probe):
     """
 
     name = "logits"
+    from_modules = ("activation/log_z",)
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -76,19 +77,20 @@ class LogitsProbe(Probe):
             total = rows.float().logsumexp(-1).sum(dtype=wide(rows.device))
         self._total = total if self._total is None else self._total + total
         self._rows += len(rows)
-        candidate.register_hook(Hook(self._gradient_of(every), traced=True))
+        candidate.register_hook(Hook(self._gradient_of(every), self._fail, traced=True))
 
     def _gradient_of(self, every: int) -> Callable[[Tensor], None]:
         def seen(gradient: Tensor) -> None:
-            try:
-                with torch.no_grad():
-                    rows = _rows(gradient, every).to(wide(gradient.device))
-                    sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
-                self._shift = sums if self._shift is None else self._shift + sums
-            except Exception as error:  # it must not reach the backward pass
-                self._failure = error
+            with torch.no_grad():
+                rows = _rows(gradient, every).to(wide(gradient.device))
+                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
+            self._shift = sums if self._shift is None else self._shift + sums
 
         return seen
+
+    def _fail(self, error: Exception) -> None:
+        """A hook must not raise into the backward pass: `collect` does."""
+        self._failure = error
 
     def collect(self, step: Step) -> Pending | None:
         total, rows, shift = self._total, self._rows, self._shift

@@ -58,6 +58,7 @@ class MetricsProbe(Probe):
             self._metrics.add(metric)
         self._check_whole()
         self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
+        self.from_modules = [series_name(metric) for metric in metrics if metric.kind.startswith("activation")]
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
         models = [metric.compared_with for metric in metrics if metric.compared_with is not None]
         declared = {id(model): model for model in models}
@@ -79,7 +80,7 @@ class MetricsProbe(Probe):
         self._returned(ROOT, output)
         self._evaluation.forget()
         for reference in self._references:
-            reference.forget()
+            reference.stop_listening()
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if step.measured and not closure:

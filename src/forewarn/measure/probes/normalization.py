@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import in_order, measure
-from forewarn.measure.module_tree import clean_name
+from forewarn.measure.module_tree import clean_name, named_modules
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -76,7 +76,7 @@ class BatchNormProbe(Probe):
 
 
 def _batch_norms(model: nn.Module) -> Iterator[tuple[str, _NormBase]]:
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if isinstance(module, _NormBase) and module.running_mean is not None:
             yield clean_name(f"{path}.").removesuffix(".") or type(module).__name__, module
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
-from forewarn.measure.module_tree import clean_name, unwrapped
+from forewarn.measure.module_tree import clean_name, named_modules, unwrapped
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -45,6 +45,7 @@ class RouterProbe(Probe):
     """
 
     name = "router"
+    from_modules = ("router/load_share",)
 
     def __init__(self, model: nn.Module, pattern: str, top_k: int) -> None:
         self._model = model
@@ -65,7 +66,7 @@ class RouterProbe(Probe):
 
     def _named(self) -> list[str]:
         """The names of all routers, including those inside compiled code."""
-        names = (clean_name(name) for name, _ in unwrapped(self._model).named_modules())
+        names = (clean_name(name) for name, _ in named_modules(unwrapped(self._model)))
         return [name for name in names if name and self._pattern.search(name)]
 
     def _left(self, name: str) -> Callable[..., None]:
