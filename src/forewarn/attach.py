@@ -142,6 +142,7 @@ def watch(
     if earlier is not None:
         with earlier:
             _recall(monitor, earlier)
+    monitor.begin()
     return monitor
 
 
@@ -275,6 +276,11 @@ def _run_info(
         model=type(unwrapped(model)).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
+        modules={
+            name: type(module).__name__
+            for name, module in unwrapped(model).named_modules()
+            if name.rpartition(".")[2].isdigit()
+        },
         blocks=block_names(model, config.measure.blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
 from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
-from forewarn.judge.ledger import Ledger
+from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
 from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
@@ -36,7 +37,7 @@ from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
 from forewarn.measure.transfer import Transfer
 from forewarn.store.writer import RunWriter
-from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunInfo, Severity
+from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
 from forewarn.views.view_set import ViewSet
 
@@ -88,8 +89,14 @@ class Monitor:
         self._stop = False
         self._closed = False
         self._told: set[str] = set()
+        self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
         weakref.finalize(self, loop.close)  # a monitor that nobody holds any more must not go on measuring
+
+    def begin(self) -> None:
+        """Tell the views that the run begins."""
+        if self._writer is not None:
+            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules))
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -237,9 +244,20 @@ class Monitor:
                 self._keep_what_was_logged()
             except Exception:
                 _log.exception("the monitor failed while closing")
-        self._views.close()
+        self._views.close(self._end())
         if self._writer is not None:
             self._writer.close(reason)
+
+    def _end(self) -> RunEnd | None:
+        """What views are told at the end; None if nothing was stored."""
+        if self._writer is None:
+            return None
+        alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
+        code = exit_code(alerts)
+        return RunEnd(
+            self._writer.path, VERDICTS[code], code, self.at, self._num_rules, alerts,
+            losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,17 @@ class BatchNormState(IntEnum):
     IN_EVALUATION = 1
     STANDS_STILL = 2
     ON_PURPOSE = 3
+
+    def __str__(self) -> str:
+        return _BATCH_NORM_IN_WORDS[self]
+
+
+_BATCH_NORM_IN_WORDS = {
+    BatchNormState.FOLLOWS: "it follows the data",
+    BatchNormState.IN_EVALUATION: "it is in evaluation mode",
+    BatchNormState.STANDS_STILL: "its statistics stay the same though it is in training mode",
+    BatchNormState.ON_PURPOSE: "frozen on purpose before the run",
+}
 
 
 class Reason(IntEnum):
@@ -242,6 +254,8 @@ class RunInfo(Noun):
     num_parameters: int = 0
     parameters: Mapping[str, ParameterInfo] = field(default_factory=dict)
     """By scope, in the model's own order."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """By name, the class of each module whose name is only a number, such as those of a `Sequential`."""
     blocks: tuple[str, ...] = ()
     """Names of the repeated blocks, first to last; empty if the model has none."""
     optimizers: tuple[str, ...] = ()
@@ -294,6 +308,8 @@ class Remedy(Noun):
     why: str
     safety: str = "notify"
     """`notify` (always allowed), `safe` (snapshot, skip a batch) or `opt_in` (lower lr, roll back, stop)."""
+    do: str = ""
+    """The same as a sentence without a full stop: `Lower the learning rate from 3e-4 to 1.5e-4`."""
 
     def __str__(self) -> str:
         """The action and its numbers on one line: `lower_lr 3e-4 → 1.5e-4`."""
@@ -325,7 +341,15 @@ class Alert(Noun):
     """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding that made it fire or last grow worse: it was shown live, and the remedies are for it."""
+    """The finding that made it fire or last grow worse: it was shown live, and the words and remedies are for it."""
+    headline: str = ""
+    """What happened, in words."""
+    numbers: str = ""
+    """The quantities behind it, each with its name: `loss 9.1 · limit 3.2 · usual 2.1`."""
+    cause: str = ""
+    """Why it happened, if its own evidence tells."""
+    follows: str = ""
+    """The code of the alert that had caused it, as far as that was known when it was announced."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -341,6 +365,31 @@ class Action(Noun):
     scope: str
     action: str
     parameters: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a view is told when a run begins."""
+
+    path: Path
+    info: RunInfo
+    num_rules: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """What a view is told when a run ends."""
+
+    path: Path
+    verdict: str
+    exit_code: int
+    """0 healthy, 1 warnings, 2 critical."""
+    num_steps: int
+    num_rules: int
+    alerts: tuple[Alert, ...]
+    """All that have fired, most important first."""
+    first_loss: float
+    last_loss: float
 
 
 @dataclass(frozen=True, slots=True)

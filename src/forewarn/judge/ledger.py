@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forewarn.judge.families import Phase
+from forewarn.judge.headlines import Telling, tell
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
 from forewarn.judge.registry import Rule
@@ -63,7 +64,16 @@ class Ledger:
                 changed.append(self._close(alert))
             else:
                 self._passed.add(identity)
-        return self.ranked(changed) if changed else ()
+        return self.ranked(self._with_causes(changed)) if changed else ()
+
+    def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
+        """These alerts, the firing ones with the code of the alert that has caused them, as far as it is known yet."""
+        fired = self.alerts
+        causes = {alert.identity: cause for alert, cause in zip(fired, self.causes(fired), strict=True)}
+        for index, alert in enumerate(changed := list(changed)):
+            if alert.state is AlertState.FIRING and (cause := causes[alert.identity]):
+                changed[index] = self._open[alert.identity] = dataclasses.replace(alert, follows=cause)
+        return changed
 
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
@@ -97,7 +107,10 @@ class Ledger:
             before is None or before.state is AlertState.PENDING or alert.severity > before.severity
         )
         if news:
-            alert = dataclasses.replace(alert, announced=worst, remedies=prescribe(rule, worst, history, info))
+            alert = dataclasses.replace(
+                alert, announced=worst, remedies=prescribe(rule, worst, history, info),
+                **_told(rule, worst, info)._asdict(),
+            )  # fmt: skip
         self._open[identity] = alert
         if news:
             yield alert
@@ -120,11 +133,12 @@ class Ledger:
 
         return tuple(alerts[index] for index in sorted(range(len(alerts)), key=importance))
 
-    def cause_of(self, alert: Alert, among: Sequence[Alert]) -> str | None:
-        """The code of the alert among these that is the root cause of this one, if any."""
-        episodes = self._episodes([alert, *among])
-        root, _ = _chains(list(dict.fromkeys(episodes)), self._explained)[episodes[0]]
-        return None if root == episodes[0] else root.code
+    def causes(self, alerts: Sequence[Alert]) -> list[str | None]:
+        """For each alert, the code of that among them which is its root cause; None if it is a root itself."""
+        episodes = self._episodes(alerts)
+        chains = _chains(list(dict.fromkeys(episodes)), self._explained)
+        roots = [chains[episode][0] for episode in episodes]
+        return [None if root == episode else root.code for root, episode in zip(roots, episodes, strict=True)]
 
     def _episodes(self, alerts: Sequence[Alert]) -> list[_Episode]:
         """The episode of each alert: alerts of one code that were open at the same time share one."""
@@ -167,6 +181,21 @@ class Ledger:
         checks = {(code, scope): int(count) for code, scope, count in state["checks"]}
         self._checks = {identity: count for identity, count in checks.items() if identity in self._open}
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
+
+
+HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
+VERDICTS = ("healthy", "warnings", "critical")
+"""A run in a word, by its exit code."""
+
+
+def exit_code(alerts: Iterable[Alert]) -> int:
+    """0 healthy, 1 warnings, 2 critical, by what still fires at the last step.
+
+    An alert that was resolved counts one level lower: critical as a warning, a warning as nothing. Information alone is
+    healthy.
+    """
+    levels = (alert.severity - (alert.state is AlertState.RESOLVED) for alert in alerts)
+    return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(Severity(max([1, *levels])), HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +243,15 @@ def _chains(
         return (episode, below) if cause is None or below > len(causes) else trace(cause, below + 1)
 
     return {episode: trace(episode) for episode in in_order}
+
+
+def _told(rule: Rule, finding: Finding, info: RunInfo) -> Telling:
+    """A finding in the words of its rule; of a rule whose message cannot be filled in, its name."""
+    try:
+        return tell(rule.messages, finding, info)
+    except Exception:
+        _log.exception("the message of %s %s failed and is left out", rule.code, rule.name)
+        return Telling(rule.name, "", "")
 
 
 def prescribe(rule: Rule, finding: Finding, history: History, info: RunInfo) -> tuple[Remedy, ...]:

@@ -13,12 +13,12 @@ _EPOCHS = ("epochs", "num_epochs")
 
 def skip_batch(why: str = "one bad batch must not move the weights") -> Prescription:
     """Skip the batch of the finding."""
-    return advise("skip_batch", why, safety="safe")
+    return advise("skip_batch", "Skip batch", why, safety="safe")
 
 
 def snapshot(why: str = "the state at this step is what a search for the cause starts from") -> Prescription:
     """Save the model, the optimizer and the recent readings."""
-    return advise("snapshot", why, safety="safe")
+    return advise("snapshot", "Snapshot", why, safety="safe")
 
 
 def roll_back(why: str = "the weights from before it are still good") -> Prescription:
@@ -34,7 +34,7 @@ def roll_back(why: str = "the weights from before it are still good") -> Prescri
 
 def stop(why: str = "every further step is spent on a run that is lost") -> Prescription:
     """End the run."""
-    return advise("stop", why, safety="opt_in")
+    return advise("stop", "Stop", why, safety="opt_in")
 
 
 def stop_early(why: str = "the weights of the best evaluation are the best of this run") -> Prescription:

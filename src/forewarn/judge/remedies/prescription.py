@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forewarn.judge.headlines import filled, place
 from forewarn.judge.history import History
 from forewarn.types import Finding, FrozenCause, Remedy, RunInfo
 
@@ -24,13 +25,19 @@ STEPS = ("total_steps", "max_steps")
 
 
 def advise(
-    action: str, why: str, *, scope_is: str = "", safety: str = "notify", **numbers: float | str
+    action: str, do: str, why: str, *, scope_is: str = "", safety: str = "notify", **numbers: float | str
 ) -> Prescription:
-    """Something to do, with the step of the finding and, under the name `scope_is`, its scope."""
+    """Something to do, with the step of the finding and, under the name `scope_is`, its scope.
+
+    `do` is an imperative without a full stop, over these numbers and the evidence: `Look at the batch of step {step}`.
+    `why` is a sentence of its own, likewise without a full stop.
+    """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         named_scope: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
-        return Remedy(action, {**named_scope, **numbers, "step": finding.step}, why, safety)
+        parameters: Numbers = {**named_scope, **numbers, "step": finding.step}
+        figures = {"scope": place(finding.scope, info) or "the model", **finding.evidence, **parameters}
+        return Remedy(action, parameters, why, safety, filled(do, figures))
 
     return prescribe
 

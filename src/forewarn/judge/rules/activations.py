@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
@@ -36,15 +37,17 @@ class DeadUnits(Settings):
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
     explains=("G103", "U101", "U103"),
     settings=DeadUnits,
-    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, seen over {lasting_steps} "
-    "steps).",
+    message=Message(
+        "{value:%} of the units in {scope} are always zero",
+        "dead units {value:%} · limit {bound:%} · over {lasting_steps} steps",
+    ),
     remedies=(
-        advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
+        advise("lower_bias", "Lower bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
                to=0.0),
         lower_lr(0.5, "one step that is too large pushes a unit below zero for good"),
-        advise("replace_activation", "LeakyReLU and GELU pass a gradient where ReLU has none", scope_is="layer",
+        advise("replace_activation", "Replace activation", "LeakyReLU and GELU pass a gradient where ReLU has none", scope_is="layer",
                negative_slope=0.01),
-        advise("reinitialise_units", "a unit that is off on every input has no gradient and does not come back",
+        advise("reinitialise_units", "Reinitialise units", "a unit that is off on every input has no gradient and does not come back",
                scope_is="layer"),
     ),
 )  # fmt: skip
@@ -94,13 +97,16 @@ class SaturatedUnits(Settings):
     "A102", "saturated-units", reads=("activation/saturated_fraction",), per_scope=True, hold=3, keep=200,
     explains=("G103", "U101", "U103"),
     settings=SaturatedUnits,
-    message="{value:.0%} of the units of {scope} are saturated (limit {bound:.0%}).",
+    message=Message(
+        "{value:%} of the units in {scope} are saturated",
+        "saturated units {value:%} · limit {bound:%}",
+    ),
     remedies=(
-        advise("shrink_inputs", "what comes in is too large: normalise it, or start the weights before it smaller",
+        advise("shrink_inputs", "Shrink inputs", "what comes in is too large: normalise it, or start the weights before it smaller",
                scope_is="layer"),
         lower_lr(0.5, "large steps drive the inputs of bounded functions out to where they are flat"),
-        advise("replace_activation", "GELU and ReLU are not flat on both sides", scope_is="layer"),
-        advise("divide_logits", "the logits of a softmax grow with the square root of their width: divide by it",
+        advise("replace_activation", "Replace activation", "GELU and ReLU are not flat on both sides", scope_is="layer"),
+        advise("divide_logits", "Divide logits", "the logits of a softmax grow with the square root of their width: divide by it",
                scope_is="layer"),
     ),
 )  # fmt: skip
@@ -151,17 +157,23 @@ class ExplodingActivation(Settings):
     explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
     settings=ExplodingActivation,
     message=(
-        "The largest output of {scope} is {value} (limit {bound}, usually {level}); the first such layer is {first}.",
-        "The output of {scope} holds {value} values that are not finite; the first such layer is {first}.",
+        Message(
+            "The output of {scope} is far too large",
+            "largest output {value} · limit {bound} · usual {level} · first in {first}",
+        ),
+        Message(
+            "The output of {scope} contains NaN or infinity",
+            "non-finite outputs {value} · first in {first}",
+        ),
     ),
     remedies=(
-        advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
+        advise("inspect_layer", "Inspect layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
                "given, and at the normalisation before it", scope_is="layer"),
         lower_lr(0.5, "weights that grow from step to step carry the activations along"),
         clip_gradient(),
         roll_back(),
         warm_up(),
-        advise("compute_in_float32", "float16 ends at 65504: keep this layer in float32 or bfloat16", scope_is="layer"),
+        advise("compute_in_float32", "Compute in float32", "float16 ends at 65504: keep this layer in float32 or bfloat16", scope_is="layer"),
         snapshot(),
     ),
 )  # fmt: skip
@@ -264,16 +276,21 @@ class RepresentationCollapse(Settings):
     keep=200, explains=("G103", "U103"),
     settings=RepresentationCollapse,
     message=(
-        "The inputs of {scope} differ along one direction only: their effective rank is {value} (limit {bound}, "
-        "earlier {earlier_rank}).",
-        "The inputs of {scope} all point the same way: their mean cosine is {value} (limit {bound}).",
+        Message(
+            "All inputs look nearly the same to {scope}",
+            "effective rank {value} · limit {bound} · earlier {earlier_rank}",
+        ),
+        Message(
+            "All inputs look the same to {scope}",
+            "mean cosine similarity {value} · limit {bound} · effective rank {effective_rank}",
+        ),
     ),
     remedies=(
-        advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
-        advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "
+        advise("check_inputs", "Check inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
+        advise("check_objective", "Check objective", "a loss that is lowest when all representations agree makes them agree: it needs "
                "negatives, a stop-gradient or a term for variance", scope_is="layer"),
         lower_lr(0.3, "a step that is too large can wipe out what tells inputs apart"),
-        advise("add_residuals", "deep layers without residual connections or normalisation map all inputs to one",
+        advise("add_residuals", "Add residuals", "deep layers without residual connections or normalisation map all inputs to one",
                scope_is="layer"),
     ),
 )  # fmt: skip
@@ -325,14 +342,13 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "G102", "G104", "X103"),
-    message="The running statistics of the batch normalisation {scope} are not updated in training (state: "
-    "{state:words}).",
+    message=Message("The batch norm {scope} does not update its running statistics", "state {state:words}"),
     remedies=(
-        advise("call_train", "model.train() at the top of the training loop: an evaluation in between leaves it in "
+        advise("call_train", "Call train", "model.train() at the top of the training loop: an evaluation in between leaves it in "
                "evaluation mode", scope_is="layer"),
-        advise("freeze_on_purpose", "requires_grad_(False) on its weight and bias says that it is meant",
+        advise("freeze_on_purpose", "Freeze on purpose", "requires_grad_(False) on its weight and bias says that it is meant",
                scope_is="layer"),
-        advise("set_momentum", "at a momentum of 0 the running statistics never move", scope_is="layer", to=0.1),
+        advise("set_momentum", "Set momentum", "at a momentum of 0 the running statistics never move", scope_is="layer", to=0.1),
     ),
 )  # fmt: skip
 def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, warm_up
 from forewarn.judge.series import Bools, Panel
@@ -17,6 +18,7 @@ from forewarn.types import Finding, Severity
 
 _NORMALISE = advise(
     "normalise_queries_and_keys",
+    "Normalise queries and keys",
     "it bounds the logits whatever the weights do (Dehghani et al. 2023)",
     scope_is="layer",
 )
@@ -36,11 +38,13 @@ class AttentionEntropyCollapse(Settings):
     "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
     keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
     settings=AttentionEntropyCollapse,
-    message="Attention in {scope} rests on single keys: its mean entropy is {value:.1%} of the maximum (sharp heads "
-    "{sharp_heads}, a head is sharp at {bound:.1%} or below).",
+    message=Message(
+        "Attention heads in {scope} look at a single key",
+        "mean entropy {value:%} of the maximum · sharp below {bound:%} · sharp heads {sharp_heads}",
+    ),
     remedies=(
         _NORMALISE,
-        advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "
+        advise("check_attention_scale", "Check attention scale", "logits are divided by √width, once; a temperature that is too low, or a scale "
                "that is left out, makes every head look at one key", scope_is="layer"),
         lower_lr(0.5, "queries and keys grow with the learning rate, and a softmax that has chosen passes no gradient"),
         warm_up(),
@@ -110,11 +114,14 @@ class AttentionLogitGrowth(LogitGrowth):
     "A107", "attention-logit-growth", reads=("attention/layer_max_logit", "attention/max_logit"), per_scope=True,
     hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "G101", "G102", "G103", "G104"),
     settings=AttentionLogitGrowth,
-    message="The largest attention logit of {scope} is {value} (limit {bound}, earlier {began_at}).",
+    message=Message(
+        "Attention logits in {scope} are growing too large",
+        "largest logit {value} · limit {bound} · earlier {began_at}",
+    ),
     remedies=(
         _NORMALISE,
         lower_lr(0.5, "queries and keys multiply, so their product grows twice as fast as either"),
-        advise("clip_query_and_key_weights", "scaling both down by √(limit / logit) brings the logits back to the "
+        advise("clip_query_and_key_weights", "Clip query and key weights", "scaling both down by √(limit / logit) brings the logits back to the "
                "limit at once (MuonClip)", scope_is="layer", limit=100),
         warm_up(),
         clip_gradient(),

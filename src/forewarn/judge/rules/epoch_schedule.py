@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import is_rising, peak_rate, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -37,12 +38,18 @@ class ScheduleMismatch(Settings):
     "E108", "schedule-mismatch", reads=("evaluation/epoch", "train/lr"), per_scope=True, keep=1,
     settings=ScheduleMismatch,
     message=(
-        "The schedule is planned for {value} steps, but {epochs} epochs take {steps_needed} steps.",
-        "The schedule ended at step {ended}, with {left:.0%} of the run still to go.",
-        "The run is over, but the learning rate has only fallen to {value}, from a peak of {peak}.",
-        "The run has taken {value} steps, but the schedule is planned for {bound} steps.",
+        Message(
+            "The schedule and the number of epochs do not match",
+            "planned steps {value} · needed {bound} · epochs {epochs}",
+        ),
+        Message(
+            "The schedule ended with {left:%} of the run to go",
+            "learning rate {value} · schedule ended at step {ended}",
+        ),
+        Message("The run is over before its schedule", "learning rate {value} · peak {peak}"),
+        Message("The run is longer than its schedule", "steps {value} · planned {bound}"),
     ),
-    remedies=(plan_steps(), advise("check_stepping", "a scheduler made for epochs must not step with every batch")),
+    remedies=(plan_steps(), advise("check_stepping", "Check stepping", "a scheduler made for epochs must not step with every batch")),
 )  # fmt: skip
 def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info: RunInfo) -> Finding | None:
     """Learning-rate schedule that does not end with the training.

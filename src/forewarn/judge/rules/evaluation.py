@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from forewarn.judge.epochs import is_plateau
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -52,8 +53,10 @@ class Overfitting(Settings):
 @rule(
     "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104"),
     settings=Overfitting,
-    message="The validation loss ({val_loss}) is {value:.0%} above the training loss ({train_loss}), which still "
-    "falls while the validation loss does not.",
+    message=Message(
+        "Overfitting: the training loss falls, the validation loss does not",
+        "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss}",
+    ),
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data()),
 )  # fmt: skip
 def overfitting(train: Series, validation: Series, level: Series, settings: Overfitting) -> Finding | None:
@@ -105,8 +108,10 @@ class SlowImprovement(Settings):
     "E102", "slow-improvement", reads=(*_LOSSES, _SCALE, "train/lr"), when=_LOSSES[:1], per_scope=True, keep=1,
     explains=("E103",),
     settings=SlowImprovement,
-    message="Both losses have stalled: this epoch the validation loss improved by {value:.2%} and the training loss "
-    "by {training_gain:.2%}, after an earlier epoch with {earlier_gain:.0%}.",
+    message=Message(
+        "Training and validation loss have both stalled",
+        "validation gain {value:%} · limit {bound:%} · training gain {training_gain:%} · earlier {earlier_gain:%}",
+    ),
     remedies=(
         lower_lr(1 / 3, "after fast gains both losses stall: the steps are too large for what is left to learn"),
         decay_lr(),
@@ -165,9 +170,14 @@ class ValidationPlateau(Settings):
     "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr"), per_scope=True, keep=1,
     settings=ValidationPlateau,
     message=(
-        "The validation loss has been flat at {val_loss} for {epochs} epochs: it changed by at most {value:.2%} from "
-        "one epoch to the next.",
-        "The validation loss has had no new best for {value} steps (now {val_loss}, best {best}).",
+        Message(
+            "The validation loss has not changed for {epochs} epochs",
+            "largest change {value:%} · limit {bound:%} · validation loss {val_loss}",
+        ),
+        Message(
+            "The validation loss has not improved for {value} steps",
+            "validation loss {val_loss} · best {best} · limit {bound} steps",
+        ),
     ),
     remedies=(
         lower_lr(1 / 3, "at a lower learning rate a loss that stands still often falls again"), decay_lr(),
@@ -222,8 +232,10 @@ class ValidationRising(Settings):
 @rule(
     "E104", "validation-rising", reads=("eval/loss", _SCALE), keep=1,
     settings=ValidationRising,
-    message="The validation loss has risen to {value} from its best of {best} (limit {bound}, evaluations in a row "
-    "above it: {evaluations}).",
+    message=Message(
+        "The validation loss is rising",
+        "validation loss {value} · limit {bound} · best {best} · evaluations above the limit {evaluations}",
+    ),
     remedies=(
         stop_early(), roll_back("the weights from before it rose are better on unseen samples"),
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(),
@@ -272,8 +284,10 @@ class Underfitting(Settings):
 @rule(
     "E105", "underfitting", reads=_LOSSES, keep=1,
     settings=Underfitting,
-    message="Both losses fall slowly and together: no epoch has improved the training loss by more than {value:.1%} "
-    "(training loss {train_loss}, validation loss {val_loss}).",
+    message=Message(
+        "Both losses fall slowly: the model may be too small",
+        "best gain per epoch {value:%} · expected {bound:%} · training loss {train_loss} · validation loss {val_loss}",
+    ),
     remedies=(
         widen(), deepen(), add_parameters(), train_longer(),
         raise_lr(3.0, "if it is not the model that is too small, the steps may be"),

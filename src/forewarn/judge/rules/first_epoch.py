@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import is_rising
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -34,11 +35,13 @@ class FirstEpochFlat(Settings):
     "E106", "first-epoch-flat", reads=("evaluation/end_loss", "evaluation/start_loss", "train/lr"), per_scope=True,
     keep=1, explains=("E102", "E103", "E105"),
     settings=FirstEpochFlat,
-    message="The training loss has barely moved in {lasting_steps} steps: it was {start_loss} at the start and is "
-    "{end_loss} now.",
+    message=Message(
+        "The first epoch barely changed the training loss",
+        "loss {start_loss} → {end_loss} · gain {value:%} · expected {bound:%}",
+    ),
     remedies=(
         raise_lr(10.0, "after an epoch the loss is where it was: the steps are too small"),
-        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+        advise("inspect_labels", "Inspect labels", "from labels that do not belong to the inputs nothing can be learnt"),
     ),
 )  # fmt: skip
 def first_epoch_flat(end: Panel, start: Panel, lr: Panel, settings: FirstEpochFlat) -> Finding | None:
@@ -80,8 +83,10 @@ class FirstEpochSpike(Settings):
     "E107", "first-epoch-spike", reads=("evaluation/peak_loss", "evaluation/start_loss", "evaluation/end_loss"),
     keep=1, explains=("L102", "L103", "L104", "L106", "G102", "G104", "E102", "E103", "E104"),
     settings=FirstEpochSpike,
-    message="The training loss rose to {value}, {ratio} times its value at the start (start {start_loss}, end of the "
-    "epoch {end_loss}).",
+    message=Message(
+        "The training loss rose above where it started",
+        "peak loss {value} · limit {bound} · start {start_loss} · end of epoch {end_loss}",
+    ),
     remedies=(
         lower_lr(0.1, "the loss rose above where it started: the first steps are far too large"), warm_up(),
         clip_gradient(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
@@ -41,31 +42,31 @@ class FrozenWeight(Settings):
     "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level"),
     per_scope=True, keep=100,
     settings=FrozenWeight,
-    message="{scope} does not move (cause: {cause:words}).",
+    message=Message("{scope} does not move", "update/weight ratio {value} · limit {bound}", "{cause:words}"),
     remedies=(
         for_cause(FrozenCause.NOT_IN_OPTIMIZER, add_to_optimizer()),
         for_cause(FrozenCause.REQUIRES_GRAD_OFF, advise(
-            "set_requires_grad", "it was turned off during the run; requires_grad_(True) turns it on again",
+            "set_requires_grad", "Set requires grad", "it was turned off during the run; requires_grad_(True) turns it on again",
             scope_is="parameter",
         )),
         for_cause(FrozenCause.NO_GRADIENT, advise(
-            "check_graph", "a detach(), a no_grad() block or a layer that is never called cuts it off from the loss",
+            "check_graph", "Check graph", "a detach(), a no_grad() block or a layer that is never called cuts it off from the loss",
             scope_is="parameter",
         )),
         for_cause(FrozenCause.ZERO_GRADIENT, advise(
-            "inspect_layer", "its output is multiplied by zero: dead units, a mask over everything, a shut gate",
+            "inspect_layer", "Inspect layer", "its output is multiplied by zero: dead units, a mask over everything, a shut gate",
             scope_is="parameter",
         )),
         for_cause(FrozenCause.ZERO_LR, raise_lr(10.0, "at a learning rate of 0 nothing moves")),
         for_cause(FrozenCause.OPTIMIZER_NOT_STEPPED, advise(
-            "call_optimizer_step", "backward() alone changes no weight"
+            "call_optimizer_step", "Call optimizer step", "backward() alone changes no weight"
         )),
         for_cause(FrozenCause.STEP_SKIPPED, advise(
-            "lower_loss_scale", "the scaler found overflows and left these steps out; a few are how it finds its scale",
+            "lower_loss_scale", "Lower loss scale", "the scaler found overflows and left these steps out; a few are how it finds its scale",
         )),
         for_cause(FrozenCause.ROUNDED_AWAY, keep_in_float32()),
         for_cause(FrozenCause.ROUNDED_AWAY, raise_lr(10.0, "an update must exceed the rounding of the weight")),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        advise("freeze_on_purpose", "Freeze on purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
 def frozen_weight(
@@ -112,14 +113,20 @@ class OptimizerNotStepping(Settings):
     explains=("U101",),
     settings=OptimizerNotStepping,
     message=(
-        "The gradient scaler has skipped {overflows} optimizer steps in a row (loss scale {loss_scale}).",
-        "The optimizer has not stepped in the last {value} calls of `monitor.step` (limit {bound}).",
+        Message(
+            "The gradient scaler skips every optimizer step",
+            "steps skipped in a row {overflows} · limit {bound} · loss scale {loss_scale}",
+        ),
+        Message(
+            "`optimizer.step()` is not being called",
+            "calls of `monitor.step` without it {value} · limit {bound}",
+        ),
     ),
     remedies=(
-        advise("call_optimizer_step", "backward() alone changes no weight"),
-        advise("step_the_monitor_less", "monitor.step() belongs after each optimizer.step(), not after each batch of "
+        advise("call_optimizer_step", "Call optimizer step", "backward() alone changes no weight"),
+        advise("step_the_monitor_less", "Step the monitor less", "monitor.step() belongs after each optimizer.step(), not after each batch of "
                "an accumulation"),
-        advise("use_bfloat16", "it has the range of float32 and needs no loss scale, if the scaler skips every step"),
+        advise("use_bfloat16", "Use bfloat16", "it has the range of float32 and needs no loss scale, if the scaler skips every step"),
     ),
 )  # fmt: skip
 def optimizer_not_stepping(
@@ -161,10 +168,10 @@ def optimizer_not_stepping(
 @rule(
     "U106", "parameter-not-in-optimizer", reads=("update/frozen_cause",), per_scope=True, keep=100,
     explains=("U101", "G109"),
-    message="{scope} is trainable, but no optimizer group holds it.",
+    message=Message("{scope} is in no optimizer", "", "it is trainable, but no parameter group holds it"),
     remedies=(
         add_to_optimizer(),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        advise("freeze_on_purpose", "Freeze on purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
 def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:

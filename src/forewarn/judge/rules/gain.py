@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.judge.series import Panel, Series
@@ -31,14 +32,16 @@ class GradientFadesWithDepth(Settings):
     "G105", "gradient-fades-with-depth", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     explains=("G103", "G106", "U103"),
     settings=GradientFadesWithDepth,
-    message="Hardly any gradient reaches {scope}: its gradient norm is {first_norm}, that of the last block "
-    "{last_norm}.",
+    message=Message(
+        "Almost no gradient reaches {scope}",
+        "gradient norm {first_norm} · in the last block {last_norm} · share {value:%} · limit {bound:%}",
+    ),
     remedies=(
-        advise("add_residual_connections", "a path around each block carries the gradient down undiminished"),
-        advise("change_activation", "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not "
+        advise("add_residual_connections", "Add residual connections", "a path around each block carries the gradient down undiminished"),
+        advise("change_activation", "Change activation", "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not "
                "saturate", to="gelu"),
-        advise("normalise_blocks", "a normalisation layer at the entrance of each block keeps its scale near 1"),
-        advise("raise_initial_scale", "weights that start too small shrink the gradient once per block"),
+        advise("normalise_blocks", "Normalise blocks", "a normalisation layer at the entrance of each block keeps its scale near 1"),
+        advise("raise_initial_scale", "Raise initial scale", "weights that start too small shrink the gradient once per block"),
     ),
 )  # fmt: skip
 def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) -> Finding | None:
@@ -72,13 +75,15 @@ class GradientImbalance(Settings):
 @rule(
     "G106", "gradient-imbalance", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     settings=GradientImbalance,
-    message="The gradient norm of {largest_block} is {value} times that of {scope} (norms {largest_norm} and {norm}, "
-    "limit {bound} times).",
+    message=Message(
+        "Gradients differ {value}× between blocks",
+        "gradient norm {largest_norm} in {largest_block} · {norm} in {scope} · limit {bound}×",
+    ),
     remedies=(
-        advise("normalise_blocks", "a normalisation layer at the entrance of each block evens out what they receive"),
-        advise("lr_per_block", "an optimizer that scales each weight by itself (Adam), or a rate per block, evens out "
+        advise("normalise_blocks", "Normalise blocks", "a normalisation layer at the entrance of each block evens out what they receive"),
+        advise("lr_per_block", "Lr per block", "an optimizer that scales each weight by itself (Adam), or a rate per block, evens out "
                "what they do with it"),
-        advise("inspect_layer", "look at the scale of this block's weights and of its input", scope_is="block"),
+        advise("inspect_layer", "Inspect layer", "look at the scale of this block's weights and of its input", scope_is="block"),
     ),
 )  # fmt: skip
 def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo) -> Finding | None:
@@ -122,12 +127,14 @@ class GradientDecay(Settings):
 @rule(
     "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss"), hold=3, keep=100,
     settings=GradientDecay,
-    message="The global gradient norm has fallen to {value:.2%} of its level at the start of the run (loss {loss}, "
-    "earlier {loss_before}).",
+    message=Message(
+        "The gradient norm has fallen to {value:%} of its first level",
+        "share {value:%} · limit {bound:%} · loss {loss} · earlier {loss_before}",
+    ),
     remedies=(
         raise_lr(3.0, "the steps have become too small for what is left to learn"),
-        advise("change_activation", "units that have saturated or died pass no gradient on", to="gelu"),
-        advise("inspect_data", "a model that has fallen back to the mean of the targets has little gradient left"),
+        advise("change_activation", "Change activation", "units that have saturated or died pass no gradient on", to="gelu"),
+        advise("inspect_data", "Inspect data", "a model that has fallen back to the mean of the targets has little gradient left"),
     ),
 )  # fmt: skip
 def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Finding | None:
@@ -172,8 +179,10 @@ class GainDrift(Settings):
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104"),
     settings=GainDrift,
-    message="The mean gain of the blocks has risen by {value:.0%} (gain {mean_gain}); gradients grow {amplification} "
-    "times over the depth.",
+    message=Message(
+        "The blocks amplify gradients more and more",
+        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · growth over the depth {amplification}×",
+    ),
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
         clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
@@ -225,13 +234,15 @@ class GainTooHigh(Settings):
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104", "G110", "L102", "L103", "U102"),
     settings=GainTooHigh,
-    message="Each block amplifies the gradient {value} times on average (limit {bound}); over a depth of {depth} "
-    "that is {amplification} times.",
+    message=Message(
+        "Each block amplifies the gradient {value}×",
+        "mean gain {value} · limit {bound} · over {depth} blocks {amplification}×",
+    ),
     remedies=(
         lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
         clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
         warm_up("the weights find their scale before the steps are large"),
-        advise("lower_initial_scale", "weights that start too large amplify once per block"),
+        advise("lower_initial_scale", "Lower initial scale", "weights that start too large amplify once per block"),
     ),
 )  # fmt: skip
 def gain_too_high(

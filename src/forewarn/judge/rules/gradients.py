@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -33,17 +34,22 @@ from forewarn.types import Finding, RunInfo, Severity
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "W101", "A103", "M101"),
     message=(
-        "The global gradient norm is not a finite number (tensors affected: {num_tensors}; nearest to the output: "
-        "{nearest_the_output}).",
-        "The gradient of {scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
-        "The global gradient norm is not a finite number.",
+        Message(
+            "Gradients contain NaN or infinity",
+            "gradient norm {value} · tensors affected {num_tensors} · nearest the output {nearest_the_output}",
+        ),
+        Message(
+            "The gradient of {scope} contains NaN or infinity",
+            "non-finite values {value} · tensors affected {num_tensors}",
+        ),
+        Message("Gradients contain NaN or infinity", "gradient norm {value}"),
     ),
     remedies=(
         skip_batch("a step with these gradients destroys the weights that they reach"),
         roll_back(),
-        advise("find_operation", "torch.autograd.detect_anomaly() names the operation: look for sqrt, log, norm and "
+        advise("find_operation", "Find operation", "torch.autograd.detect_anomaly() names the operation: look for sqrt, log, norm and "
                "division at zero", scope_is="parameter"),
-        advise("raise_epsilon", "a division by something near zero is the usual cause", to=1e-5),
+        advise("raise_epsilon", "Raise epsilon", "a division by something near zero is the usual cause", to=1e-5),
         lower_lr(0.5, "if the gradients grew before they overflowed, the steps were too large"),
         snapshot(),
     ),
@@ -102,12 +108,14 @@ class ExplodingGradient(Settings):
     explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
-        "The global gradient norm before clipping is {value} (limit {bound}); the largest of one tensor is "
-        "{largest_norm}, of {largest_tensor}.",
-        "The global gradient norm before clipping is {value} (limit {bound}).",
+        Message(
+            "Gradients are exploding",
+            "gradient norm before clipping {value} · limit {bound} · largest {largest_norm} in {largest_tensor}",
+        ),
+        Message("Gradients are exploding", "gradient norm before clipping {value} · limit {bound}"),
     ),
     remedies=(clip_gradient(), lower_lr(0.5), warm_up(), advise(
-        "inspect_batch", "a sum over a long or large batch in place of a mean scales the gradient with it"
+        "inspect_batch", "Inspect batch", "a sum over a long or large batch in place of a mean scales the gradient with it"
     )),
 )  # fmt: skip
 def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient) -> Finding | None:
@@ -151,14 +159,14 @@ class VanishingGradient(Settings):
     explains=("U103",),
     settings=VanishingGradient,
     message=(
-        "The gradient norm of {scope} is {value} (at least {bound} is expected).",
-        "The global gradient norm is {value} (at least {bound} is expected).",
+        Message("Gradients are vanishing in {scope}", "gradient norm {value} · expected at least {bound}"),
+        Message("Gradients are vanishing", "gradient norm {value} · expected at least {bound}"),
     ),
     remedies=(
-        advise("inspect_layer", "a saturated activation, a missing residual connection or an initialisation that is "
+        advise("inspect_layer", "Inspect layer", "a saturated activation, a missing residual connection or an initialisation that is "
                "too small stops the gradient here", scope_is="parameter"),
         raise_lr(3.0, "what little gradient there is then moves the weights further"),
-        advise("check_loss_scale", "a loss that is averaged or scaled down too far has gradients to match"),
+        advise("check_loss_scale", "Check loss scale", "a loss that is averaged or scaled down too far has gradients to match"),
     ),
 )  # fmt: skip
 def vanishing_gradient(
@@ -212,13 +220,16 @@ class GradientSpike(Spike):
     "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
     explains=("L102", "G102", "U102", "U104"),
     settings=GradientSpike,
-    message="The global gradient norm is {ratio} times its recent level (norm {value}, usually {level}).",
+    message=Message(
+        "The gradient norm is {ratio}× its usual level",
+        "gradient norm before clipping {value} · limit {bound} · usual {level}",
+    ),
     remedies=(
         clip_gradient(),
         skip_batch(),
         lower_beta2(),
         lower_lr(0.7),
-        advise("inspect_batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
+        advise("inspect_batch", "Inspect batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
     ),
 )  # fmt: skip
 def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, settings: GradientSpike) -> Finding | None:
@@ -257,11 +268,15 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
 @rule(
     "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
     explains=("U101",),
-    message="The backward pass does not reach {scope}: its gradient is None.",
+    message=Message(
+        "{scope} never receives a gradient",
+        "",
+        "the backward pass does not reach it: its `.grad` is None",
+    ),
     remedies=(
-        advise("check_graph", "a detach(), a no_grad() block, .item() or numpy on the way to the loss cuts it off, and "
+        advise("check_graph", "Check graph", "a detach(), a no_grad() block, .item() or numpy on the way to the loss cuts it off, and "
                "so does a layer that forward never calls", scope_is="parameter"),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        advise("freeze_on_purpose", "Freeze on purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
     ),
 )  # fmt: skip
 def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
@@ -285,11 +300,14 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
     explains=("L101", "L102", "L103", "G102", "G104", "U102", "U104", "W102"),
-    message="Gradients of earlier steps are still there when the next backward pass begins (norm {value}): "
-    "`zero_grad()` is missing.",
+    message=Message(
+        "Gradients pile up: `zero_grad()` is missing",
+        "gradient norm left from earlier steps {value} · gradient norm in all {global_norm}",
+        "gradients of earlier steps are still there when the next backward pass begins",
+    ),
     remedies=(
-        advise("call_zero_grad", "it belongs after each optimizer.step(): backward() adds to what it finds"),
-        advise("scale_loss", "if the sum over several batches is meant, step the optimizer only after the last of them "
+        advise("call_zero_grad", "Call zero grad", "it belongs after each optimizer.step(): backward() adds to what it finds"),
+        advise("scale_loss", "Scale loss", "if the sum over several batches is meant, step the optimizer only after the last of them "
                "and divide the loss by their number"),
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Series
@@ -24,11 +25,14 @@ class OutputLogitDrift(LogitGrowth):
     "A108", "output-logit-drift", reads=("activation/log_z",), hold=3, keep=200,
     explains=("L101", "G101"),
     settings=OutputLogitDrift,
-    message="The log-normaliser of the output logits is {value} (limit {bound}, earlier {began_at}).",
+    message=Message(
+        "The output logits are drifting away from zero",
+        "log-normalizer {value} · limit {bound} · earlier {began_at}",
+    ),
     remedies=(
-        advise("add_z_loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
+        advise("add_z_loss", "Add z loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
                weight=1e-4),
-        advise("drop_output_bias", "a bias of the last layer can shift all logits together, which teaches nothing"),
+        advise("drop_output_bias", "Drop output bias", "a bias of the last layer can shift all logits together, which teaches nothing"),
         lower_lr(0.5),
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import declared_peak, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -36,11 +37,11 @@ _QUARTILES = 0.25, 0.75
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
     explains=("G101", "W101", "M101"),
-    message="The training loss is not a finite number (last finite loss {last_finite}).",
+    message=Message("The training loss is NaN or infinite", "loss {value} · last finite loss {last_finite}"),
     remedies=(
         skip_batch(),
         roll_back(),
-        advise("inspect_batch", "a sample that is empty, corrupt or out of range makes a loss that is no number"),
+        advise("inspect_batch", "Inspect batch", "a sample that is empty, corrupt or out of range makes a loss that is no number"),
         lower_lr(0.5, "if the loss rose before it overflowed, the steps were too large"),
         snapshot(),
     ),
@@ -86,8 +87,14 @@ class LossSpike(Spike):
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
-        "The training loss is {ratio} times its recent level (loss {value}, usually {level}).",
-        "The training loss is {value}, far above its recent level of {level} (limit {bound}).",
+        Message(
+            "The training loss is {ratio}× its usual level",
+            "loss {value} · limit {bound} · usual {level}",
+        ),
+        Message(
+            "The training loss is far above its usual level",
+            "loss {value} · limit {bound} · usual {level}",
+        ),
     ),
     remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
 )  # fmt: skip
@@ -182,8 +189,10 @@ class LossDivergence(Settings):
     "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
     explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
-    message="The training loss keeps rising: it is {value}, {ratio} times its best level of {best}, which was "
-    "{lasting_steps} steps ago.",
+    message=Message(
+        "The training loss keeps rising",
+        "loss {value} · limit {bound} · best {best}, {lasting_steps} steps ago",
+    ),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
 def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunInfo) -> Finding | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
@@ -39,11 +40,13 @@ class LossPlateau(Settings):
 @rule(
     "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     settings=LossPlateau,
-    message="The training loss has stayed near {level} for {lasting_steps} steps: it fell by at most {value} "
-    "(expected: at least {bound}).",
+    message=Message(
+        "The training loss has stopped falling",
+        "loss {level} · fell at most {value} in {lasting_steps} steps · expected {bound}",
+    ),
     remedies=(
         lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
-        decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
+        decay_lr(), widen(), advise("stop", "Stop", "if it is as low as it can be, further steps are spent for nothing"),
     ),
 )  # fmt: skip
 def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) -> Finding | None:
@@ -103,11 +106,14 @@ class LossNotStarting(Settings):
     "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     explains=("L104", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
-    message="The training loss has barely moved in {lasting_steps} steps: it started at {first} and is now {level}.",
+    message=Message(
+        "The training loss has barely moved since the start",
+        "loss {first} → {level} in {lasting_steps} steps",
+    ),
     remedies=(
         raise_lr(10.0, "the loss has not moved: the steps are too small to get anywhere"),
-        advise("overfit_one_batch", "a model that can not learn one batch by heart has a fault that no lr mends"),
-        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+        advise("overfit_one_batch", "Overfit one batch", "a model that can not learn one batch by heart has a fault that no lr mends"),
+        advise("inspect_labels", "Inspect labels", "from labels that do not belong to the inputs nothing can be learnt"),
     ),
 )  # fmt: skip
 def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: RunInfo) -> Finding | None:
@@ -166,11 +172,13 @@ class LossBouncing(Settings):
     per_scope=True, hold=2, keep=128,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
     settings=LossBouncing,
-    message="The training loss bounces around {level} and makes no progress: its standard deviation is {value} over "
-    "the last {lasting_steps} steps (limit {bound}).",
+    message=Message(
+        "The training loss bounces and makes no progress",
+        "standard deviation {value} · limit {bound} · loss {level} · over {lasting_steps} steps",
+    ),
     remedies=(
         lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
-        advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
+        advise("enlarge_batch", "Enlarge batch", "a gradient over more samples points in a steadier direction", factor=2),
     ),
 )  # fmt: skip
 def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, info: RunInfo) -> Finding | None:

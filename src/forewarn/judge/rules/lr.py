@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import peak_rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
@@ -30,10 +31,13 @@ class LrOffPlan(Settings):
     "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
     settings=LrOffPlan,
-    message="The learning rate of group {scope} is {value}, but the plan for this step says {bound}.",
+    message=Message(
+        "The learning rate is not what was planned",
+        "learning rate of group {scope} {value} · planned {bound}",
+    ),
     remedies=(
         set_lr("this is what the plan says for this step"),
-        advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
+        advise("check_scheduler", "Check scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
                "with the optimizer's"),
     ),
 )  # fmt: skip
@@ -71,9 +75,12 @@ class LrJumpOnResume(Settings):
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
     explains=("L102", "U104", "U107"),
     settings=LrJumpOnResume,
-    message="The learning rate of group {group} changed on resume, from {lr_before} to {value}.",
+    message=Message(
+        "The learning rate changed on resume",
+        "learning rate of group {group} {value} · before {lr_before}",
+    ),
     remedies=(
-        advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
+        advise("restore_scheduler", "Restore scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
                "optimizer's: the rate then goes on where it was"),
     ),
 )  # fmt: skip
@@ -121,11 +128,13 @@ class LrSpent(Settings):
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
-    message="The learning rate of group {scope} has been close to zero for {lasting_steps} steps (now {value}, "
-    "peak {peak}).",
+    message=Message(
+        "The learning rate has been close to zero for {lasting_steps} steps",
+        "learning rate of group {scope} {value} · limit {bound} · peak {peak}",
+    ),
     remedies=(
-        advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
-        advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
+        advise("step_scheduler_per_epoch", "Step scheduler per epoch", "a schedule made for epochs is over after as many batches"),
+        advise("lengthen_schedule", "Lengthen schedule", "give the scheduler the number of optimizer steps that the run really takes"),
         raise_lr(1.0, "go on at the rate that the run began with"),
     ),
 )  # fmt: skip
@@ -173,10 +182,12 @@ class WarmUpWithoutEnd(Settings):
 @rule(
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
     settings=WarmUpWithoutEnd,
-    message="The learning rate of group {scope} is still rising at step {value} (now {lr}); a warm-up should end by "
-    "step {bound}.",
+    message=Message(
+        "The learning rate is still warming up",
+        "step {value} · warm-up expected to end by step {bound} · learning rate of group {scope} {lr}",
+    ),
     remedies=(
-        advise("shorten_warm_up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
+        advise("shorten_warm_up", "Shorten warm up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
                "optimizer steps, not examples or tokens"),
     ),
 )  # fmt: skip
@@ -215,10 +226,12 @@ class LrNeverDecays(Settings):
 @rule(
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
     settings=LrNeverDecays,
-    message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (at step "
-    "{total_steps}).",
+    message=Message(
+        "The learning rate is still at its peak near the end of the run",
+        "learning rate of group {scope} {value} · expected below {bound} · last step {total_steps}",
+    ),
     remedies=(
-        advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
+        advise("decay_lr", "Decay lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
                shape="cosine"),
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Panel
@@ -19,13 +20,16 @@ _EVERY = ("*_metric/*",)
 @rule(
     "M101", "non-finite-metric", reads=_EVERY, per_scope=True, keep=50,
     message=(
-        "The metric {scope} is no longer a finite number (last finite value {last_finite}).",
-        "The metric {scope} has never been a finite number.",
+        Message(
+            "Your metric {scope} is NaN or infinite",
+            "{scope} {value} · last finite value {last_finite}",
+        ),
+        Message("Your metric {scope} has never been a finite number", "{scope} {value}"),
     ),
     remedies=(
-        advise("inspect_metric", "a logarithm or a division at zero in the metric's own function is the usual cause, "
+        advise("inspect_metric", "Inspect metric", "a logarithm or a division at zero in the metric's own function is the usual cause, "
                "and then the run is well", scope_is="metric"),
-        advise("inspect_layer", "if its values are not finite either, the layer overflows: the weights, inputs and "
+        advise("inspect_layer", "Inspect layer", "if its values are not finite either, the layer overflows: the weights, inputs and "
                "gradients there are the place to look", scope_is="metric"),
         snapshot(),
     ),
@@ -53,11 +57,14 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
 @rule(
     "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
     message=(
-        "The metric {scope} is {value}, outside its healthy range (from {low} to {high}).",
-        "The metric {scope} is {value}, beyond its declared limit of {bound}.",
+        Message(
+            "Your metric {scope} is outside its healthy range",
+            "{scope} {value} · healthy {low} to {high}",
+        ),
+        Message("Your metric {scope} is outside its healthy range", "{scope} {value} · limit {bound}"),
     ),
     remedies=(
-        advise("inspect_layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
+        advise("inspect_layer", "Inspect layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
                "and `forewarn show RUN --metric '_metric/'` has all layers beside this one", scope_is="metric"),
         snapshot(),
         widen_range("if the run is well, the range is too narrow: healthy=(low, high) in the line of the metric"),
@@ -102,12 +109,11 @@ class MetricJump(Settings):
 @rule(
     "M103", "metric-jump", reads=_EVERY, per_scope=True, keep=50,
     settings=MetricJump,
-    message="The metric {scope} jumped to {value}; all earlier readings were between {lowest_before} and "
-    "{highest_before}.",
+    message=Message("Your metric {scope} jumped", "{scope} {value} · earlier {lowest_before} to {highest_before}"),
     remedies=(
-        advise("inspect_layer", "what changed at that step: the data, the learning rate, a layer that was frozen or "
+        advise("inspect_layer", "Inspect layer", "what changed at that step: the data, the learning rate, a layer that was frozen or "
                "replaced", scope_is="metric"),
-        advise("declare_range", "with healthy=(low, high) in the line of the metric its own bounds are judged, and as "
+        advise("declare_range", "Declare range", "with healthy=(low, high) in the line of the metric its own bounds are judged, and as "
                "a warning", scope_is="metric"),
     ),
 )  # fmt: skip

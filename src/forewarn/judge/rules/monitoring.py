@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Panel, Series
@@ -20,8 +21,8 @@ _OF_NO_CONCERN = [
 @rule(
     "X101", "probe-failed", reads=("monitor/probe_failed",), per_scope=True,
     explains=("X103",),
-    message="Part of the monitor raised an error: {scope}.",
-    remedies=(advise("report_bug", "the log of the training process has the traceback", scope_is="probe"),),
+    message=Message("Part of the monitor failed and is switched off: {scope}"),
+    remedies=(advise("report_bug", "Report bug", "the log of the training process has the traceback", scope_is="probe"),),
 )  # fmt: skip
 def probe_failed(failed: Panel) -> Iterator[Finding]:
     """Part of the measuring raised an error and is switched off.
@@ -40,10 +41,10 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
 
 @rule(
     "X102", "rule-failed", reads=("monitor/rule_failed",), per_scope=True,
-    message="The rule {scope} raised an error and is switched off.",
+    message=Message("The rule {scope} failed and is switched off"),
     remedies=(
-        advise("report_bug", "the log of the training process has the traceback", scope_is="rule"),
-        advise("disable_rule", "Config(disable=...) leaves it out, live and in every check", scope_is="rule"),
+        advise("report_bug", "Report bug", "the log of the training process has the traceback", scope_is="rule"),
+        advise("disable_rule", "Disable rule", "Config(disable=...) leaves it out, live and in every check", scope_is="rule"),
     ),
 )  # fmt: skip
 def rule_failed(failed: Panel) -> Iterator[Finding]:
@@ -63,9 +64,9 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
 
 @rule(
     "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True, keep=1,
-    message="{scope} cannot be measured: {reason}.",
+    message=Message("{scope} cannot be measured", "", "{reason}"),
     remedies=(
-        advise("tell_the_monitor", "what it cannot see from its hooks, an argument of watch() can tell it: scaler, the "
+        advise("tell_the_monitor", "Tell the monitor", "what it cannot see from its hooks, an argument of watch() can tell it: scaler, the "
                "module that is really called, or monitor.clip_grad_norm_ in the loop", scope_is="metric"),
     ),
 )  # fmt: skip
@@ -90,10 +91,10 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
 @rule(
     "X104", "store-failed", reads=("monitor/store_failed",),
-    message="The run directory can no longer be written: nothing is stored from this step on.",
+    message=Message("The run is no longer being stored", "", "the run directory can no longer be written"),
     remedies=(
-        advise("free_the_disk", "df -h and the permissions of the run directory show whether it is full or read-only"),
-        advise("resume_recording", "watch(run=..., resume=True) goes on with the same run directory"),
+        advise("free_the_disk", "Free the disk", "df -h and the permissions of the run directory show whether it is full or read-only"),
+        advise("resume_recording", "Resume recording", "watch(run=..., resume=True) goes on with the same run directory"),
     ),
 )  # fmt: skip
 def store_failed(failed: Series) -> Finding | None:

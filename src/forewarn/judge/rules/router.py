@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Panel
@@ -30,12 +31,14 @@ class DeadExpert(Settings):
     "A109", "dead-expert", reads=("router/tokens", "router/load_share"), per_scope=True, keep=200,
     explains=("U103", "G103"),
     settings=DeadExpert,
-    message="The router {scope} gives {dead_experts} of {experts} experts almost no tokens: {emptiest} gets "
-    "{value:.2%} of them (limit {bound:.2%}).",
+    message=Message(
+        "{dead_experts} of {experts} experts in {scope} get almost no tokens",
+        "tokens of {emptiest} {value:%} · limit {bound:%}",
+    ),
     remedies=(
-        advise("balance_loads", "an auxiliary loss on the loads gives the router a reason to use every expert "
+        advise("balance_loads", "Balance loads", "an auxiliary loss on the loads gives the router a reason to use every expert "
                "(Switch Transformer)", scope_is="router", weight=0.01),
-        advise("add_router_noise", "noise on the logits lets an expert that is never chosen be tried again",
+        advise("add_router_noise", "Add router noise", "noise on the logits lets an expert that is never chosen be tried again",
                scope_is="router"),
         lower_lr(0.5, "a router that settles before its experts differ never looks at some of them"),
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, shift_task_weight, snapshot
 from forewarn.judge.series import Floats, Panel, Series
@@ -17,6 +18,7 @@ _RAISE = shift_task_weight(True, "its gradient then reaches the layers that the 
 _LOWER = shift_task_weight(False, "it leaves room in the layers that the tasks share")
 _BALANCE = advise(
     "balance_tasks",
+    "Balance tasks",
     'monitor.combine_losses(..., balance="gradnorm") holds the gradients of the tasks level by itself, from then on',
     balance="gradnorm",
 )
@@ -51,7 +53,10 @@ class TaskImbalance(_TaskRatio):
 @rule(
     "T101", "task-imbalance", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     settings=TaskImbalance,
-    message="The gradient of task {dominating} is {ratio} times that of task {starved}.",
+    message=Message(
+        "Task {dominating} outweighs task {starved}",
+        "gradient of {dominating} {ratio}× that of {starved} · limit {bound}×",
+    ),
     remedies=(_RAISE, _LOWER, _BALANCE),
 )  # fmt: skip
 def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskImbalance) -> Iterator[Finding]:
@@ -95,7 +100,10 @@ class TaskCollapse(_TaskRatio):
     "T102", "task-collapse", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     explains=("T101",),
     settings=TaskCollapse,
-    message="Task {starved} is starved: the gradient of task {dominating} is {ratio} times as large.",
+    message=Message(
+        "Task {starved} is starved by task {dominating}",
+        "gradient of {dominating} {ratio}× that of {starved} · limit {bound}×",
+    ),
     remedies=(_RAISE, _LOWER, _BALANCE, snapshot()),
 )  # fmt: skip
 def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskCollapse) -> Iterator[Finding]:
@@ -142,13 +150,15 @@ class GradientConflict(Settings):
 @rule(
     "T103", "gradient-conflict", reads=("task/cosine", "task/ratio"), per_scope=True, hold=2, keep=100,
     settings=GradientConflict,
-    message="Tasks {dominating} and {other} pull in opposite directions: the mean cosine of their gradients is "
-    "{value} (limit {bound}).",
+    message=Message(
+        "Tasks {dominating} and {other} pull in opposite directions",
+        "mean gradient cosine {value} · limit {bound}",
+    ),
     remedies=(
-        advise("separate_layers", "a layer of its own for each task, above what they share, lets both have their way",
+        advise("separate_layers", "Separate layers", "a layer of its own for each task, above what they share, lets both have their way",
                scope_is="tasks"),
         _LOWER,
-        advise("project_gradients", "taking out of each gradient what opposes the other keeps both losses falling "
+        advise("project_gradients", "Project gradients", "taking out of each gradient what opposes the other keeps both losses falling "
                "(PCGrad, Yu et al. 2020)", scope_is="tasks"),
     ),
 )  # fmt: skip

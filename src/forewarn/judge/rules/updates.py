@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -53,8 +54,11 @@ class UpdateRatioHigh(Settings):
     ),
     settings=UpdateRatioHigh,
     message=(
-        "The update/weight ratio of {scope} is {value} (limit {bound}): each step rewrites much of it.",
-        "The median update/weight ratio is {value} (limit {bound}): each step rewrites much of the model.",
+        Message("Each step rewrites much of {scope}", "update/weight ratio {value} · limit {bound}"),
+        Message(
+            "Each step rewrites much of the model",
+            "median update/weight ratio {value} · limit {bound}",
+        ),
     ),
     remedies=(
         lower_lr(0.3, "an update of about a thousandth of the weights per step is what trains well"),
@@ -133,11 +137,11 @@ class UpdateRatioLow(Settings):
     reads=("update/ratio", "update/frozen_cause", "train/lr", "train/loss", "train/loss_level"),
     per_scope=True, hold=3, keep=200,
     settings=UpdateRatioLow,
-    message="The update/weight ratio of {scope} is {value} (at least {bound} is expected): it hardly trains.",
+    message=Message("{scope} hardly moves", "update/weight ratio {value} · expected at least {bound}"),
     remedies=(
         raise_lr(10.0),
         keep_in_float32(),
-        advise("inspect_layer", "its weights are very large, or its gradient very small, beside those of its peers",
+        advise("inspect_layer", "Inspect layer", "its weights are very large, or its gradient very small, beside those of its peers",
                scope_is="parameter"),
     ),
 )  # fmt: skip
@@ -206,15 +210,21 @@ class UpdateRatioJump(Settings):
     ),
     settings=UpdateRatioJump,
     message=(
-        "The learning rate jumped from {lr_before} to {lr_after}; the median update/weight ratio is now {value} "
-        "(usually {level}).",
-        "The median update/weight ratio is {ratio} times its recent level (ratio {value}, usually {level}).",
+        Message(
+            "Weights suddenly move {ratio}× as far per step",
+            "update/weight ratio {value} · limit {bound} · usual {level}",
+            "the learning rate went from {lr_before} to {lr_after}",
+        ),
+        Message(
+            "Weights suddenly move {ratio}× as far per step",
+            "update/weight ratio {value} · limit {bound} · usual {level}",
+        ),
     ),
     remedies=(
         restore_lr(),
         roll_back(),
         clip_gradient(),
-        advise("check_schedule", "the lr is that of another run, another unit (steps or epochs) or another batch size "
+        advise("check_schedule", "Check schedule", "the lr is that of another run, another unit (steps or epochs) or another batch size "
                "if nobody meant this jump"),
     ),
 )  # fmt: skip

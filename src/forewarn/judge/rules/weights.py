@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -27,7 +28,10 @@ from forewarn.types import Finding, RunInfo, Severity
 @rule(
     "W101", "non-finite-weight", reads=("weight/nonfinite",), per_scope=True, keep=100,
     explains=("L101", "G101", "W104", "A103", "M101"),
-    message="{scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
+    message=Message(
+        "{scope} contains NaN or infinity",
+        "non-finite values {value} · tensors affected {num_tensors}",
+    ),
     remedies=(
         roll_back("no later step repairs a weight that is not a number, nor the optimizer's moments of it"),
         stop(),
@@ -71,12 +75,15 @@ class WeightNormSpike(Settings):
         "M102", "M103",
     ),
     settings=WeightNormSpike,
-    message="The weight norm of {scope} is {ratio} times its earlier level (norm {value}, usually {level}).",
+    message=Message(
+        "The norm of {scope} is {ratio}× its earlier level",
+        "weight norm {value} · limit {bound} · usual {level}",
+    ),
     remedies=(
         lower_lr(0.3),
         roll_back(),
         clip_gradient(),
-        advise("inspect_layer", "whatever multiplies this weight has lost its scale", scope_is="parameter"),
+        advise("inspect_layer", "Inspect layer", "whatever multiplies this weight has lost its scale", scope_is="parameter"),
     ),
 )  # fmt: skip
 def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
@@ -127,9 +134,12 @@ class WeightNormsApart(Settings):
 @rule(
     "W103", "weight-norms-apart", reads=("weight/norm",), per_scope=True, hold=3, keep=200, explains=("G105", "G106"),
     settings=WeightNormsApart,
-    message="The root mean square of {scope} is {root_mean_square}, that of comparable layers {usual}.",
+    message=Message(
+        "{scope} is on a different scale from its peers",
+        "root mean square {root_mean_square} · peers {usual} · {value}× apart · limit {bound}×",
+    ),
     remedies=(
-        advise("inspect_layer", "check how it is initialised, whether it is normalised, and what multiplies it",
+        advise("inspect_layer", "Inspect layer", "check how it is initialised, whether it is normalised, and what multiplies it",
                scope_is="parameter"),
         lower_lr(0.5, "a layer that outgrows its peers moves too far at each step"),
         lower_weight_decay(0.1, "a layer that shrinks away from its peers is decayed faster than it learns"),
@@ -185,11 +195,14 @@ class WeightShrinking(Settings):
     "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite"), per_scope=True, hold=3, keep=200,
     explains=("G103", "G105", "G106", "U102", "W103", "A104"),
     settings=WeightShrinking,
-    message="The weight norm of {scope} has shrunk from {began_at} to {value} in {lasting_steps} steps.",
+    message=Message(
+        "{scope} is shrinking away",
+        "weight norm {value} · limit {bound} · {began_at} {lasting_steps} steps ago",
+    ),
     remedies=(
         lower_weight_decay(0.1),
-        advise("exempt_from_decay", "a tensor that gets little gradient is decayed to nothing", scope_is="parameter"),
-        advise("inspect_layer", "a layer that nothing depends on is decayed to nothing", scope_is="parameter"),
+        advise("exempt_from_decay", "Exempt from decay", "a tensor that gets little gradient is decayed to nothing", scope_is="parameter"),
+        advise("inspect_layer", "Inspect layer", "a layer that nothing depends on is decayed to nothing", scope_is="parameter"),
     ),
 )  # fmt: skip
 def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
