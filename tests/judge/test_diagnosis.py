@@ -147,8 +147,7 @@ def test_settings_of_another_version_are_left_out(tmp_path: Path) -> None:
 def test_symptoms_name_their_cause(diagnosed: Callable[..., Diagnosis]) -> None:
     diagnosis = diagnosed({"train/loss": [*falling(), *[400.0] * 40]})
     ledger = Ledger(Config().rule_set().rules)
-    for one in diagnosis.alerts:
-        assert diagnosis.cause_of(one) == ledger.cause_of(one, diagnosis.alerts)
+    assert [diagnosis.cause_of(one) for one in diagnosis.alerts] == ledger.causes(diagnosis.alerts)
 
 
 def test_an_empty_run_is_healthy_and_knows_nothing(diagnosed: Callable[..., Diagnosis]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forewarn.judge.families import BY_LETTER
+from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
 from forewarn.judge.ledger import Ledger, prescribe
@@ -20,7 +21,7 @@ def rule(code, hold=1, keep=10, explains=(), remedies=()):
     name = f"rule-{code.lower()}"
     return Rule(
         code=code, name=name, family=BY_LETTER[code[0]], reads=(METRIC,), when=(METRIC,), check=lambda loss: None,
-        hold=hold, keep=keep, remedies=remedies, explains=explains,
+        hold=hold, keep=keep, remedies=remedies, explains=explains, messages=(Message("It is wrong"),),
     )  # fmt: skip
 
 
@@ -231,7 +232,8 @@ def test_chains_of_causes_are_followed_to_their_root():
     for step, code in enumerate(("U900", "G900", "L900")):
         life.step(step, finding(code, step))
     assert [alert.code for alert in life.ledger.firing] == ["U900", "G900", "L900"]
-    causes = {alert.code: life.ledger.cause_of(alert, life.ledger.alerts) for alert in life.ledger.alerts}
+    alerts = life.ledger.alerts
+    causes = dict(zip([alert.code for alert in alerts], life.ledger.causes(alerts), strict=True))
     assert causes == {"U900": None, "G900": "U900", "L900": "U900"}
 
 
@@ -275,7 +277,7 @@ def test_what_was_over_before_explains_nothing():
     order = [(alert.code, alert.since) for alert in life.ledger.ranked(life.ledger.alerts)]
     assert order[0] == ("U900", 30)
     (update,) = (alert for alert in life.ledger.alerts if alert.code == "U900")
-    assert life.ledger.cause_of(update, life.ledger.alerts) is None
+    assert life.ledger.causes(life.ledger.alerts)[life.ledger.alerts.index(update)] is None
 
 
 def test_information_is_no_reason_for_a_warning():

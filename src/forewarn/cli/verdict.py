@@ -167,7 +167,8 @@ def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
         Text(group.headline, style="" if is_symptom else "bold"),
         Text(f"{worst.name} {worst.code}", style="dim"),
     )
-    times = steps_of(group.alerts) + (", still firing" if group.is_firing else ", resolved")
+    fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
+    times = f"from step {fired}, still firing" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
     lines = [group.numbers + _later(worst), f"cause: {literal(worst.cause)}" if worst.cause else ""]
     details = [Text(line) for line in lines if line]
     return Group(title, Padding(Group(*details, Text(times, style="dim")), (0, 0, 0, 3)))

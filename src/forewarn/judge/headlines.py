@@ -11,6 +11,8 @@ from typing import NamedTuple
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo
 
 SEPARATOR = " · "
+LONGEST_NAME = 80
+"""Longest name; longer ones are cut in the middle, where they say least."""
 
 
 class Message(NamedTuple):
@@ -42,7 +44,8 @@ class Telling(NamedTuple):
 
 def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = None) -> Telling:
     """A finding in words, by the first of the messages whose keys it has; the last, if it has the keys of none."""
-    figures: dict[str, float | str] = {**finding.evidence, "value": finding.value, "bound": finding.bound}
+    names = {key: place(value, info) for key, value in finding.evidence.items() if isinstance(value, str)}
+    figures: dict[str, float | str] = {**finding.evidence, **names, "value": finding.value, "bound": finding.bound}
     if finding.scope:
         figures["scope"] = place(finding.scope, info)
     message = next((candidate for candidate in messages if candidate.keys <= figures.keys()), messages[-1])
@@ -64,8 +67,14 @@ def place(scope: str, info: RunInfo | None = None) -> str:
     """A scope as a person would name it: `2.weight` is `layer 2 (Linear) weight`, other names stay as they are."""
     match = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.(weight|bias))?", scope)
     if match is None or info is None or match[1] not in info.modules:
-        return scope
+        return cut(scope)
     return f"layer {match[1]} ({info.modules[match[1]]})" + (f" {match[2]}" if match[2] else "")
+
+
+def cut(name: str) -> str:
+    """A name, cut in the middle if it is long."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def figure(value: float) -> str:

@@ -22,6 +22,7 @@ from forewarn.views.wording import (
     WARNING,
     AlertGroup,
     deed,
+    fit_for,
     grouped,
     literal,
     losses,
@@ -286,6 +287,8 @@ def print_lines(console: Console, lines: Sequence[Line | Text]) -> None:
 def _print(console: Console, lines: Sequence[Line | Text]) -> None:
     for line in lines:
         line = line if isinstance(line, Line) else Line(line, hang=4)
+        if (spelled := fit_for(console.file, line.text.plain)) != line.text.plain:
+            line = line._replace(text=Text(spelled))
         if not console.is_terminal:
             console.print(Text(line.plain), soft_wrap=True)
             continue

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import IO
 
-from forewarn.judge.headlines import SEPARATOR, figure
+from forewarn.judge.headlines import SEPARATOR, cut, figure
 from forewarn.types import Action, Alert, AlertState, Finding, Remedy, RunInfo, Severity
-
-LONGEST_NAME = 80
-"""Longest name; longer ones are cut in the middle, where they say least."""
 
 HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"
 """The signs in front of a line."""
@@ -27,8 +25,21 @@ def literal(text: str) -> str:
 
 def short(name: str) -> str:
     """A name made literal, and cut in the middle if it is long."""
-    name, half = literal(name), LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+    return cut(literal(name))
+
+
+_IN_ASCII = str.maketrans({
+    "✓": "+", "⚠": "!", "✖": "x", "·": "-", "→": "->", "×": "x", "–": "-", "…": "...", "✗": "x", "∞": "inf",
+})  # fmt: skip
+
+
+def fit_for(stream: IO[str], text: str) -> str:
+    """Text as a stream can write it: one that knows only ASCII gets signs that look alike."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_IN_ASCII)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
