@@ -30,8 +30,8 @@ class OutputLogitDrift(LogitGrowth):
         "log-normalizer log Z {value} · limit {bound} · earlier {began_at}",
     ),
     remedies=(
-        advise("add_z_loss", "Add {weight} · log²Z to the loss (z-loss)",
-               "z-loss keeps log Z near zero at almost no cost (PaLM)", weight=1e-4),
+        advise("add_z_loss", "Add a z-loss of {weight} × log²Z to the loss",
+               "it keeps log Z near zero at almost no cost (PaLM)", weight=1e-4),
         advise("drop_output_bias", "Remove the bias of the output layer",
                "this bias can shift all logits together, which never helps the loss"),
         lower_lr(0.5),
