@@ -77,9 +77,9 @@ class LossSpike(Spike):
     lost_steps: int = between(20, 1, counts="steps")
     """Steps in a row after which the spike is critical: the loss is not coming back."""
     negligible_share: float = between(0.2, 0.0, 1.0)
-    """Fraction of the highest loss so far below which a spike is only information: small losses jump by large factors."""
+    """Fraction of the highest loss so far below which a spike is only information."""
     rounding: float = between(0.01, 0.0, 1.0)
-    """Minimum drop assumed for a negative loss, as a fraction of its level: bfloat16 rounding alone moves it that far."""
+    """Minimum drop assumed for a negative loss, as a fraction of its level: bfloat16 rounding alone can cause it."""
 
 
 @rule(
@@ -192,7 +192,7 @@ class LossDivergence(Settings):
     settings=LossDivergence,
     message=Message(
         "The training loss keeps rising",
-        "loss {value} · limit {bound} · best {best} · {lasting_steps} steps ago",
+        "loss {value} · limit {bound} · best {best} ({lasting_steps} steps ago)",
     ),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
