@@ -23,8 +23,8 @@ _OF_NO_CONCERN = [
     explains=("X103",),
     message=Message("The probe {scope} failed and is switched off"),
     remedies=(
-        advise("report_bug", "Report a bug with the traceback from the training log",
-               "the probe should never fail", scope_is="probe"),
+        advise("report_bug", "Find the traceback in the training log and report it",
+               "what this probe measures is missing until it is fixed", scope_is="probe"),
     ),
 )  # fmt: skip
 def probe_failed(failed: Panel) -> Iterator[Finding]:
@@ -46,8 +46,8 @@ def probe_failed(failed: Panel) -> Iterator[Finding]:
     "X102", "rule-failed", reads=("monitor/rule_failed",), per_scope=True,
     message=Message("The rule {scope} failed and is switched off"),
     remedies=(
-        advise("report_bug", "Report a bug with the traceback from the training log",
-               "a rule should never fail", scope_is="rule"),
+        advise("report_bug", "Find the traceback in the training log and report it",
+               "nothing looks for this problem until it is fixed", scope_is="rule"),
         advise("disable_rule", "Turn {scope} off with Config(disable=...)",
                "it is then left out of live runs and of every check", scope_is="rule"),
     ),
@@ -72,7 +72,7 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
     message=Message("Cannot measure {scope}", "", "{reason}"),
     remedies=(
         advise("tell_the_monitor", "Pass the scaler and the module you call to watch()",
-               "the monitor cannot see everything from its hooks; for clipping, call monitor.clip_grad_norm_",
+               "the monitor cannot see them from its hooks; to clip gradients, use monitor.clip_grad_norm_",
                scope_is="metric"),
     ),
 )  # fmt: skip
@@ -100,7 +100,7 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
     message=Message("The run is no longer being stored", "", "the run directory can no longer be written"),
     remedies=(
         advise("free_the_disk", "Check disk space and permissions of the run directory",
-               "df -h and ls -ld show whether it is full or read-only"),
+               "a full or read-only disk stops the recording"),
         advise("resume_recording", "Resume with watch(run=..., resume=True)",
                "it continues in the same run directory"),
     ),
