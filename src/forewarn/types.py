@@ -74,8 +74,8 @@ class FrozenCause(IntEnum):
 
 _CAUSE_IN_WORDS = {
     FrozenCause.MOVING: "it moves",
-    FrozenCause.ON_PURPOSE: "it was frozen before the run",
-    FrozenCause.NOT_IN_OPTIMIZER: "it is in no optimizer group",
+    FrozenCause.ON_PURPOSE: "frozen before the run",
+    FrozenCause.NOT_IN_OPTIMIZER: "in no optimizer group",
     FrozenCause.REQUIRES_GRAD_OFF: "requires_grad was turned off",
     FrozenCause.NO_GRADIENT: "its gradient is None (detached)",
     FrozenCause.ZERO_GRADIENT: "its gradient is exactly zero",
