@@ -74,7 +74,7 @@ class FrozenCause(IntEnum):
 
 _CAUSE_IN_WORDS = {
     FrozenCause.MOVING: "it moves",
-    FrozenCause.ON_PURPOSE: "frozen on purpose before the run",
+    FrozenCause.ON_PURPOSE: "frozen before the run",
     FrozenCause.NOT_IN_OPTIMIZER: "in no optimizer group",
     FrozenCause.REQUIRES_GRAD_OFF: "requires_grad was turned off",
     FrozenCause.NO_GRADIENT: "its gradient is None (detached)",
@@ -82,7 +82,7 @@ _CAUSE_IN_WORDS = {
     FrozenCause.ZERO_LR: "the learning rate of its group is 0",
     FrozenCause.OPTIMIZER_NOT_STEPPED: "the optimizer did not step",
     FrozenCause.STEP_SKIPPED: "the gradient scaler skipped the step",
-    FrozenCause.ROUNDED_AWAY: "the update is rounded away in low precision",
+    FrozenCause.ROUNDED_AWAY: "low precision rounds its updates away",
 }
 
 
@@ -101,17 +101,17 @@ class Shape(IntEnum):
 
 
 _SHAPE_IN_WORDS = {
-    Shape.HEALTHY: "healthy: one heap around zero",
-    Shape.SHIFTED: "shifted centre: the values lie on one side of zero",
-    Shape.HEAVY_TAILS: "heavy tails: a few values are far larger than the others",
-    Shape.COLLAPSED: "collapsed: all values are nearly the same",
-    Shape.MULTI_MODAL: "multi-modal: the values form separate heaps",
-    Shape.CONSTANT: "constant: all values are the same, as in a fresh bias or norm",
+    Shape.HEALTHY: "healthy: one peak around zero",
+    Shape.SHIFTED: "shifted: most values lie on one side of zero",
+    Shape.HEAVY_TAILS: "heavy tails: a few values are far larger than the rest",
+    Shape.COLLAPSED: "collapsed: all values are nearly equal",
+    Shape.MULTI_MODAL: "multi-modal: the values form separate peaks",
+    Shape.CONSTANT: "constant: all values are equal, as in a new bias or norm",
 }
 
 
 class BatchNormState(IntEnum):
-    """What a batch normalisation does with its running statistics; the value of `activation/batchnorm_state`."""
+    """What a batch norm does with its running statistics. The value is what `activation/batchnorm_state` records."""
 
     FOLLOWS = 0
     IN_EVALUATION = 1
@@ -123,10 +123,10 @@ class BatchNormState(IntEnum):
 
 
 _BATCH_NORM_IN_WORDS = {
-    BatchNormState.FOLLOWS: "it follows the data",
-    BatchNormState.IN_EVALUATION: "it is in evaluation mode",
-    BatchNormState.STANDS_STILL: "its statistics stay the same though it is in training mode",
-    BatchNormState.ON_PURPOSE: "frozen on purpose before the run",
+    BatchNormState.FOLLOWS: "updating with the data",
+    BatchNormState.IN_EVALUATION: "in evaluation mode",
+    BatchNormState.STANDS_STILL: "in training mode, but the running statistics do not change",
+    BatchNormState.ON_PURPOSE: "frozen before the run",
 }
 
 
@@ -156,20 +156,20 @@ class Reason(IntEnum):
 
 _REASON_IN_WORDS = {
     Reason.AVAILABLE: "available",
-    Reason.SCALED_GRADIENTS: "the gradients are scaled; give the GradScaler to watch(scaler=...)",
+    Reason.SCALED_GRADIENTS: "the gradients are scaled; pass the GradScaler as watch(scaler=...)",
     Reason.STEP_SKIPPED: "the optimizer step was skipped",
-    Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
-    Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
-    Reason.COMPILED: "hidden inside compiled code",
-    Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
-    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the bins of a histogram do not move by whole places",
-    Reason.STATIC_GRAPH: "under DDP with static_graph=True a pass of the monitor's own would disturb the reduction",
-    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
-    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
-    Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
-    Reason.ONE_BATCH: "a step has one batch, with none to compare it to",
-    Reason.RANK_GRADIENT_UNSEEN: "the gradient of one rank can not be seen before those of all ranks are averaged",
-    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
+    Reason.NO_BACKWARD_SEEN: "no backward pass through the watched model was seen",
+    Reason.UNSUPPORTED_TENSOR: "this kind of tensor is not supported",
+    Reason.COMPILED: "it is hidden inside compiled code",
+    Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module you call",
+    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the histogram cannot be unscaled exactly",
+    Reason.STATIC_GRAPH: "an extra backward pass would break the gradient reduction of DDP with static_graph=True",
+    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and an extra backward pass would gather them again",
+    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows only backward(); use checkpoint(use_reentrant=False)",
+    Reason.NO_SHARED_LAYER: "the tasks share no trainable layer",
+    Reason.ONE_BATCH: "it needs at least two batches per step",
+    Reason.RANK_GRADIENT_UNSEEN: "the gradient of a single rank cannot be seen before the average over all ranks",
+    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before training steps",
     Reason.PROVIDER_FAILED: "the probe it builds on failed",
 }
 
