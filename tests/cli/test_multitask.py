@@ -47,7 +47,7 @@ def test_a_starved_task_is_told_a_snapshot_is_saved_and_check_agrees(tmp_path):
     text = run("--epochs", 5, "--task-weight", "type=0.001", "--result-dir", tmp_path / "it")
     assert "✖ step 100  " in text
     assert "task-collapse" in text
-    assert "  do     Raise the weight of type from 0.001 to " in text
+    assert "  do     Raise the weight of task type from 0.001 to " in text
     assert "snapshot: " in text
     assert list((tmp_path / "it" / "snapshots").glob("step-*.pt"))
     checked = CliRunner().invoke(cli, ["check", str(tmp_path / "it" / "run")])

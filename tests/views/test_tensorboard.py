@@ -304,8 +304,8 @@ def test_an_alert_is_text_with_its_numbers_and_what_to_do(tmp_path: Path) -> Non
         "| where | severity | state | since step | numbers |\n"
         "|---|---|---|---|---|\n"
         f"| blocks.0.in_proj_weight | warning | firing | 5 | {told.numbers} |\n\n"
-        "1. Lower the learning rate from 0.0003 to 0.00015: smaller steps keep the loss low\n"
-        "2. Lower the learning rate from 0.0003 to 0.00015: smaller steps keep the loss low\n\n"
+        "1. Lower the learning rate from 0.0003 to 0.00015. Smaller steps keep the loss low.\n"
+        "2. Lower the learning rate from 0.0003 to 0.00015. Smaller steps keep the loss low.\n\n"
         "why: forewarn explain update-ratio-high"
     ]
 

@@ -26,6 +26,7 @@ from forewarn.views.wording import (
     HEALTHY,
     STYLES,
     AlertGroup,
+    advice,
     grouped,
     literal,
     mark,
@@ -33,7 +34,6 @@ from forewarn.views.wording import (
     news_of,
     short,
     steps_of,
-    thing_to_do,
 )
 
 MOST_REMEDIES = 5
@@ -190,8 +190,7 @@ def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
                 ranked.setdefault(remedy.action, remedy)
     table = Table.grid(padding=(0, 1, 0, 0))
     for rank, remedy in enumerate(list(ranked.values())[:MOST_REMEDIES], 1):
-        why = literal(remedy.why)
-        table.add_row(f"  {rank}.", Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why[:1].upper()}{why[1:]}."))
+        table.add_row(f"  {rank}.", advice(remedy))
     return Group(Text("What to do", style="bold"), table)
 
 

@@ -18,7 +18,8 @@ LONGEST_NAME = 80
 class Message(NamedTuple):
     """What a rule says about a finding: templates over its value, bound, scope and evidence.
 
-    `{value:%}` is a percentage, `{cause:words}` the words of an enum member.
+    `{value:%}` is a percentage, `{cause:words}` the words of an enum member. `{scope}` is a layer or parameter by name,
+    `{group}` a group of the optimizer by number.
     """
 
     headline: str
@@ -44,10 +45,11 @@ class Telling(NamedTuple):
 
 def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = None) -> Telling:
     """A finding in words, by the first of the messages whose keys it has; the last, if it has the keys of none."""
-    names = {key: place(value, info) for key, value in finding.evidence.items() if isinstance(value, str)}
-    figures: dict[str, float | str] = {**finding.evidence, **names, "value": finding.value, "bound": finding.bound}
+    figures: dict[str, float | str] = {"value": finding.value, "bound": finding.bound}
     if finding.scope:
-        figures["scope"] = place(finding.scope, info)
+        figures |= {"scope": place(finding.scope, info), "group": finding.scope}
+    for key, value in finding.evidence.items():
+        figures[key] = place(value, info) if isinstance(value, str) and key != "group" else value
     message = next((candidate for candidate in messages if candidate.keys <= figures.keys()), messages[-1])
     numbers = [part for part in message.numbers.split(SEPARATOR) if _is_known(part, figures)]
     figures = dict.fromkeys(message.keys, math.nan) | {"scope": "the model"} | figures

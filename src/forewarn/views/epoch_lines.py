@@ -24,5 +24,5 @@ def advice_lines(alerts: Sequence[Alert]) -> list[Text]:
         lines.append(Text.assemble((f"  {mark(alert.severity)}", STYLES[alert.severity]), f" {group.headline}"))
         lines += [Text(f"    {group.numbers}", style="dim")] if group.numbers else []
         remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
-        lines += [Text(f"    {rank}. {advice(remedy)}") for rank, remedy in remedies]
+        lines += [Text(f"    {rank}. ") + advice(remedy) for rank, remedy in remedies]
     return lines

@@ -276,7 +276,7 @@ def _markdown(group: AlertGroup) -> str:
     if len(alerts) > MOST_PLACES:
         lines += ["", f"and {len(alerts) - MOST_PLACES} more"]
     if group.is_firing:
-        lines += ["", *(f"{rank}. {_escaped(advice(remedy))}" for rank, remedy in enumerate(worst.remedies, 1))]
+        lines += ["", *(f"{rank}. {_escaped(advice(remedy).plain)}" for rank, remedy in enumerate(worst.remedies, 1))]
         lines += ["", f"why: forewarn explain {_escaped(worst.name)}"]
     return "\n".join(lines)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
 
+from rich.text import Text
+
 from forewarn.judge.headlines import SEPARATOR, cut, figure
 from forewarn.types import Action, Alert, AlertState, Finding, Remedy, RunInfo, Severity
 
@@ -96,9 +98,10 @@ def mark(severity: Severity) -> str:
     return {Severity.INFO: INFORMATION, Severity.WARNING: WARNING, Severity.CRITICAL: CRITICAL}[severity]
 
 
-def advice(remedy: Remedy) -> str:
-    """What to do and why, on one line."""
-    return f"{thing_to_do(remedy)}: {literal(remedy.why)}"
+def advice(remedy: Remedy) -> Text:
+    """What to do and why: two sentences."""
+    why = literal(remedy.why)
+    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why[:1].upper()}{why[1:]}." if why else "")
 
 
 def thing_to_do(remedy: Remedy) -> str:

@@ -235,7 +235,7 @@ def message_fits(rule: Rule) -> None:
     assert seen
     used: set[Message] = set()
     for finding in seen:
-        known = {"value", "bound", *finding.evidence, *(["scope"] if finding.scope else [])}
+        known = {"value", "bound", *finding.evidence, *(["scope", "group"] if finding.scope else [])}
         fitting = [message for message in rule.messages if message.keys <= known]
         assert fitting, f"no message has only the keys {sorted(known)}"
         used.add(fitting[0])

@@ -183,7 +183,8 @@ def too_high(loss: Series, settings: TooHigh) -> Finding | None:
 
 SOUND = Rule(
     code="L900", name="too-high", family=Family.LOSS, reads=("train/loss",), when=("train/loss",), check=too_high,
-    settings=TooHigh, messages=(Message("The loss is too high", "loss {value} · limit {bound}"),), remedies=(advise("look", "Look", "it is made up"),),
+    settings=TooHigh, messages=(Message("The loss is too high", "loss {value} · limit {bound}"),),
+    remedies=(advise("look", "Look", "it is made up"),),
 )  # fmt: skip
 
 

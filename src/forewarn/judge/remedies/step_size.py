@@ -63,18 +63,18 @@ def set_lr(why: str) -> Prescription:
 
 
 def raise_lr(factor: float, why: str = "the steps are too small to make progress") -> Prescription:
-    """Multiply the learning rate by `factor`; where it is 0, back to the initial one.
+    """Multiply the learning rate by `factor`; where that changes nothing, back to the initial one.
 
     In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed.
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
-        if now != 0:
+        if now * factor != now:
             numbers = scaled(now, factor)
             return Remedy("raise_lr", numbers, why, safety="opt_in", do=change("Raise", _LR, numbers))
         begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in info.groups), default=0.0)
-        if begun <= 0:
+        if begun <= now:
             return None
         do = f"Set the learning rate back to {figure(begun)}"
         return Remedy("raise_lr", {"from": now, "to": begun}, why, safety="opt_in", do=do)

@@ -128,7 +128,7 @@ class OptimizerNotStepping(Settings):
         ),
         Message(
             "`optimizer.step()` is not being called",
-            "`monitor.step()` calls without it {value} · limit {bound}",
+            "calls of `monitor.step()` without it {value} · limit {bound}",
         ),
     ),
     remedies=(

@@ -33,7 +33,7 @@ class LrOffPlan(Settings):
     settings=LrOffPlan,
     message=Message(
         "The learning rate does not follow its plan",
-        "learning rate {value} · planned {bound} · group {scope}",
+        "learning rate {value} · planned {bound} · group {group}",
     ),
     remedies=(
         set_lr("this is the planned value for this step"),
@@ -130,7 +130,7 @@ class LrSpent(Settings):
     settings=LrSpent,
     message=Message(
         "Learning rate close to zero for {lasting_steps} steps",
-        "learning rate {value} · limit {bound} · peak {peak} · group {scope}",
+        "learning rate {value} · limit {bound} · peak {peak} · group {group}",
     ),
     remedies=(
         advise("step_scheduler_per_epoch", "Step the scheduler once per epoch if it counts epochs",
@@ -186,7 +186,7 @@ class WarmUpWithoutEnd(Settings):
     settings=WarmUpWithoutEnd,
     message=Message(
         "The learning rate is still warming up",
-        "step {value} · expected end step {bound} · learning rate {lr} · group {scope}",
+        "step {value} · expected end step {bound} · learning rate {lr} · group {group}",
     ),
     remedies=(
         advise("shorten_warm_up", "Shorten the warm-up to a few thousand steps at most",
@@ -230,7 +230,7 @@ class LrNeverDecays(Settings):
     settings=LrNeverDecays,
     message=Message(
         "The learning rate has not decayed near the end of the run",
-        "learning rate {value} · expected below {bound} · total steps {total_steps} · group {scope}",
+        "learning rate {value} · expected below {bound} · total steps {total_steps} · group {group}",
     ),
     remedies=(
         advise("decay_lr", "Decay the learning rate to a tenth or less by the end",
