@@ -25,8 +25,8 @@ class LossBelowZero(Settings):
 
 @rule(
     "L900", "loss-below-zero", reads=("train/loss",), settings=LossBelowZero,
-    message="The loss is {value} (limit {bound}).",
-    remedies=(advise("check_sign", "a loss that cannot be negative has lost a term or has a wrong sign"),),
+    message=Message("The loss is negative", "loss {value} · limit {bound}"),
+    remedies=(advise("check_sign", "Check the sign of the loss", "a cross entropy cannot be negative"),),
 )  # fmt: skip
 def loss_below_zero(loss: Series, settings: LossBelowZero) -> Finding | None:
     """Loss below the lowest value that it can have.

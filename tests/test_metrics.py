@@ -142,7 +142,11 @@ def test_a_rule_that_reads_what_nobody_records_is_refused(reads, known):
         """
 
     declare = rule(
-        "L999", "made-up", reads=("train/loss", reads), message="Made up.", remedies=(advise("nothing", ""),)
+        "L999",
+        "made-up",
+        reads=("train/loss", reads),
+        message="Made up.",
+        remedies=(advise("nothing", "Do nothing", ""),),
     )
     if known:
         declare(made_up)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forewarn.catalogue import Cadence, Metric, Reduce, Scope
     from forewarn.config import Config
     from forewarn.judge.forecast import Forecast
+    from forewarn.judge.headlines import Message
     from forewarn.judge.registry import Rule, finding, rule
     from forewarn.judge.remedies import advise
     from forewarn.judge.series import Panel, Series
@@ -63,10 +64,13 @@ if TYPE_CHECKING:
         Outcome,
         Reason,
         Remedy,
+        RunEnd,
         RunInfo,
+        RunStart,
         Severity,
     )
     from forewarn.views import View
+    from forewarn.views.console import AlertLines, LogLines
     from forewarn.views.live import LiveView
     from forewarn.views.tensorboard import TensorBoardView
 
@@ -76,6 +80,7 @@ _HOMES = {
     **dict.fromkeys(("Rule", "finding", "rule"), "judge.registry"),
     **dict.fromkeys(("Panel", "Series"), "judge.series"),
     "advise": "judge.remedies",
+    "Message": "judge.headlines",
     **dict.fromkeys(("Settings", "between"), "settings"),
     **dict.fromkeys(("GradientTap", "ModuleTap", "Pending", "Probe", "Reading"), "measure.probe"),
     "Step": "measure.step",
@@ -110,6 +115,7 @@ _HOMES = {
     "ResumedError": "store.errors",
     "RunError": "store.errors",
     "View": "views",
+    **dict.fromkeys(("AlertLines", "LogLines"), "views.console"),
     "LiveView": "views.live",
     "TensorBoardView": "views.tensorboard",
     "Forecast": "judge.forecast",
@@ -135,7 +141,9 @@ _HOMES = {
             "Outcome",
             "Reason",
             "Remedy",
+            "RunEnd",
             "RunInfo",
+            "RunStart",
             "Severity",
         ),
         "types",
@@ -147,6 +155,7 @@ __all__ = [
     "ActivationDifferenceMetric",
     "ActivationMetric",
     "Alert",
+    "AlertLines",
     "AlertState",
     "Block",
     "Cadence",
@@ -159,7 +168,9 @@ __all__ = [
     "GradientSummary",
     "GradientTap",
     "LiveView",
+    "LogLines",
     "Measure",
+    "Message",
     "Metric",
     "ModuleMonitor",
     "ModuleTap",
@@ -182,8 +193,10 @@ __all__ = [
     "ResumedError",
     "Rule",
     "Run",
+    "RunEnd",
     "RunError",
     "RunInfo",
+    "RunStart",
     "Schedule",
     "Scope",
     "Series",

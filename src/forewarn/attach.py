@@ -148,6 +148,7 @@ def watch(
             with earlier:
                 _recall(monitor, earlier)
         loop.attach()  # last: whatever raises before has touched neither model nor optimizer
+        monitor.begin()
         return monitor
     except BaseException:  # also an interrupt: nobody would be left to take the hooks back
         loop.close()
@@ -295,6 +296,11 @@ def _run_info(
         model=type(parameter_index.model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
+        modules={
+            name: type(module).__name__
+            for name, module in parameter_index.model.named_modules()
+            if name.rpartition(".")[2].isdigit()
+        },
         blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import operator
 import time
 import weakref
@@ -23,7 +24,7 @@ from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
 from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
-from forewarn.judge.ledger import Ledger
+from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
 from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
@@ -39,7 +40,7 @@ from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
 from forewarn.measure.transfer import Transfer
 from forewarn.store.writer import RunWriter
-from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunInfo, Severity
+from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
 from forewarn.views.view_set import ViewSet
 
@@ -96,8 +97,14 @@ class Monitor:
         self._stop = False
         self._closed = False
         self._told: set[str] = set()
+        self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
         weakref.finalize(self, loop.close)  # a monitor that nobody holds any more must not go on measuring
+
+    def begin(self) -> None:
+        """Tell the views that the run begins."""
+        if self._writer is not None:
+            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules))
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -280,7 +287,7 @@ class Monitor:
         if not self._closed:
             self._closed = True
             parts.append(self._judge_the_rest)
-        parts.append(self._views.close)
+        parts.append(self._close_views)
         if self._writer is not None:
             parts.append(functools.partial(self._writer.close, reason))
         parts.append(self._loop.close)  # again, if the first try failed or was interrupted
@@ -299,6 +306,24 @@ class Monitor:
         with self._stopwatch:
             self._conclude(self._transfer.receive(wait=True))
             self._keep_what_was_logged()
+
+    def _close_views(self) -> None:
+        end = None
+        try:
+            end = self._end()
+        finally:
+            self._views.close(end)
+
+    def _end(self) -> RunEnd | None:
+        """What views are told at the end; None if nothing was stored."""
+        if self._writer is None:
+            return None
+        alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
+        code = exit_code(alerts)
+        return RunEnd(
+            self._writer.path, VERDICTS[code], code, self.at, self._num_rules, alerts,
+            losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self

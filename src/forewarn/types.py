@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class FrozenCause(IntEnum):
 
 _CAUSE_IN_WORDS = {
     FrozenCause.MOVING: "it moves",
-    FrozenCause.ON_PURPOSE: "frozen on purpose before the run",
+    FrozenCause.ON_PURPOSE: "frozen before the run",
     FrozenCause.NOT_IN_OPTIMIZER: "in no optimizer group",
     FrozenCause.REQUIRES_GRAD_OFF: "requires_grad was turned off",
     FrozenCause.NO_GRADIENT: "its gradient is None (detached)",
@@ -81,7 +82,7 @@ _CAUSE_IN_WORDS = {
     FrozenCause.ZERO_LR: "the learning rate of its group is 0",
     FrozenCause.OPTIMIZER_NOT_STEPPED: "the optimizer did not step",
     FrozenCause.STEP_SKIPPED: "the gradient scaler skipped the step",
-    FrozenCause.ROUNDED_AWAY: "the update is rounded away in low precision",
+    FrozenCause.ROUNDED_AWAY: "low precision rounds its updates away",
 }
 
 
@@ -100,22 +101,33 @@ class Shape(IntEnum):
 
 
 _SHAPE_IN_WORDS = {
-    Shape.HEALTHY: "healthy: one heap around zero",
-    Shape.SHIFTED: "shifted centre: the values lie on one side of zero",
-    Shape.HEAVY_TAILS: "heavy tails: a few values are far larger than the others",
-    Shape.COLLAPSED: "collapsed: all values are nearly the same",
-    Shape.MULTI_MODAL: "multi-modal: the values form separate heaps",
-    Shape.CONSTANT: "constant: all values are the same, as in a fresh bias or norm",
+    Shape.HEALTHY: "healthy: one peak around zero",
+    Shape.SHIFTED: "shifted: most values lie on one side of zero",
+    Shape.HEAVY_TAILS: "heavy tails: a few values are far larger than the rest",
+    Shape.COLLAPSED: "collapsed: all values are nearly equal",
+    Shape.MULTI_MODAL: "multi-modal: the values form separate peaks",
+    Shape.CONSTANT: "constant: all values are equal, as in a new bias or norm",
 }
 
 
 class BatchNormState(IntEnum):
-    """What a batch normalisation does with its running statistics; the value of `activation/batchnorm_state`."""
+    """What a batch norm does with its running statistics. The value is what `activation/batchnorm_state` records."""
 
     FOLLOWS = 0
     IN_EVALUATION = 1
     STANDS_STILL = 2
     ON_PURPOSE = 3
+
+    def __str__(self) -> str:
+        return _BATCH_NORM_IN_WORDS[self]
+
+
+_BATCH_NORM_IN_WORDS = {
+    BatchNormState.FOLLOWS: "updating with the data",
+    BatchNormState.IN_EVALUATION: "in evaluation mode",
+    BatchNormState.STANDS_STILL: "in training mode, but the running statistics do not change",
+    BatchNormState.ON_PURPOSE: "frozen before the run",
+}
 
 
 class Reason(IntEnum):
@@ -145,20 +157,20 @@ class Reason(IntEnum):
 
 _REASON_IN_WORDS = {
     Reason.AVAILABLE: "available",
-    Reason.SCALED_GRADIENTS: "the gradients are scaled; give the GradScaler to watch(scaler=...)",
+    Reason.SCALED_GRADIENTS: "the gradients are scaled; pass the GradScaler as watch(scaler=...)",
     Reason.STEP_SKIPPED: "the optimizer step was skipped",
-    Reason.NO_BACKWARD_SEEN: "no backward pass through the model's forward was seen",
-    Reason.UNSUPPORTED_TENSOR: "a kind of tensor that is not supported",
-    Reason.COMPILED: "hidden inside compiled code",
-    Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module that is called",
-    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the bins of a histogram do not move by whole places",
-    Reason.STATIC_GRAPH: "under DDP with static_graph=True a pass of the monitor's own would disturb the reduction",
-    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and a pass of the monitor's own would gather them anew",
-    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows no pass but backward(); use_reentrant=False does",
-    Reason.NO_SHARED_LAYER: "no trainable layer of the model is reached from every task's loss",
-    Reason.ONE_BATCH: "a step has one batch, with none to compare it to",
-    Reason.RANK_GRADIENT_UNSEEN: "the gradient of one rank can not be seen before those of all ranks are averaged",
-    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before a training step",
+    Reason.NO_BACKWARD_SEEN: "no backward pass through the watched model was seen",
+    Reason.UNSUPPORTED_TENSOR: "this kind of tensor is not supported",
+    Reason.COMPILED: "it is hidden inside compiled code",
+    Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module you call",
+    Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the histogram cannot be unscaled exactly",
+    Reason.STATIC_GRAPH: "an extra backward pass would break the gradient reduction of DDP with static_graph=True",
+    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and an extra backward pass would gather them again",
+    Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows only backward(); use checkpoint(use_reentrant=False)",
+    Reason.NO_SHARED_LAYER: "the tasks share no trainable layer",
+    Reason.ONE_BATCH: "it needs at least two batches per step",
+    Reason.RANK_GRADIENT_UNSEEN: "the gradient of a single rank cannot be seen before the average over all ranks",
+    Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before training steps",
     Reason.PROVIDER_FAILED: "the probe it builds on failed",
     Reason.HOOKS_REFUSED: "a module of the model refuses hooks; the log names it",
 }
@@ -244,6 +256,8 @@ class RunInfo(Noun):
     num_parameters: int = 0
     parameters: Mapping[str, ParameterInfo] = field(default_factory=dict)
     """By scope, in the model's own order."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """By name, the class of each module whose name is only a number, such as those of a `Sequential`."""
     blocks: tuple[str, ...] = ()
     """Names of the repeated blocks, first to last; empty if the model has none."""
     optimizers: tuple[str, ...] = ()
@@ -296,6 +310,8 @@ class Remedy(Noun):
     why: str
     safety: str = "notify"
     """`notify` (always allowed), `safe` (snapshot, skip a batch) or `opt_in` (lower lr, roll back, stop)."""
+    do: str = ""
+    """The same as a sentence without a full stop: `Lower the learning rate from 3e-4 to 1.5e-4`."""
 
     def __str__(self) -> str:
         """The action and its numbers on one line: `lower_lr 3e-4 → 1.5e-4`."""
@@ -327,7 +343,15 @@ class Alert(Noun):
     """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding that made it fire or last grow worse: it was shown live, and the remedies are for it."""
+    """The finding that made it fire or last grow worse: it was shown live, and the words and remedies are for it."""
+    headline: str = ""
+    """What happened, in words."""
+    numbers: str = ""
+    """The quantities behind it, each with its name: `loss 9.1 · limit 3.2 · usual 2.1`."""
+    cause: str = ""
+    """Why it happened, if its own evidence tells."""
+    follows: str = ""
+    """The code of the alert that had caused it, as far as that was known when it was announced."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -343,6 +367,31 @@ class Action(Noun):
     scope: str
     action: str
     parameters: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a view is told when a run begins."""
+
+    path: Path
+    info: RunInfo
+    num_rules: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """What a view is told when a run ends."""
+
+    path: Path
+    verdict: str
+    exit_code: int
+    """0 healthy, 1 warnings, 2 critical."""
+    num_steps: int
+    num_rules: int
+    alerts: tuple[Alert, ...]
+    """All that have fired, most important first."""
+    first_loss: float
+    last_loss: float
 
 
 @dataclass(frozen=True, slots=True)

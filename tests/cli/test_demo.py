@@ -39,7 +39,7 @@ def test_the_warning_comes_before_the_loss_shows_the_fault_and_says_what_to_do(t
     assert warned is not None
     assert shown is not None
     assert 61 <= int(warned[1]) < int(shown[1])
-    assert "lower_lr 0.03 → 0.001" in out, "the remedy has the numbers of this run"
+    assert "Set the learning rate back to 0.001" in out, "the remedy has the numbers of this run"
     assert "The run is stored in runs/demo." in out
     assert f"forewarn check runs/demo\n  forewarn show runs/demo --step {warned[1]}\n" in out
     assert f"forewarn explain {warned[2]}" in out

@@ -45,13 +45,14 @@ def test_it_trains_shows_the_gradients_and_ends_with_a_summary(tmp_path):
 
 def test_a_starved_task_is_told_a_snapshot_is_saved_and_check_agrees(tmp_path):
     text = run("--epochs", 5, "--task-weight", "type=0.001", "--result-dir", tmp_path / "it")
-    assert "task collapse at step 100: pointer pulls " in text
-    assert "raise_task_weight 0.001 → " in text
+    assert "✖ step 100  " in text
+    assert "task-collapse" in text
+    assert "  do     Raise the weight of task type from 0.001 to " in text
     assert "snapshot: " in text
     assert list((tmp_path / "it" / "snapshots").glob("step-*.pt"))
     checked = CliRunner().invoke(cli, ["check", str(tmp_path / "it" / "run")])
     assert checked.exit_code == 2
-    assert "task-collapse (T102)" in checked.output
+    assert "task-collapse T102" in checked.output
     assert "✗  tasks even" in checked.output
 
 

@@ -104,11 +104,11 @@ def test_a_histogram_is_a_picture_with_its_shape_in_words(forewarn: Call, spread
     assert "weight of blocks.0.weight  step 5" in said.out
     assert "█" in said.out
     assert "5,000 values, 0 of them zero" in said.out
-    assert "healthy: one heap around zero" in said.out
+    assert "healthy: one peak around zero" in said.out
     assert "min -0.4  p50 0.006" in said.out
     earlier = forewarn("show", spread, "--histogram", "blocks.1.weight", "--step", 4).out
     assert "step 0, the last one measured at or before 4" in earlier
-    assert "shifted centre: the values lie on one side of zero" in earlier
+    assert "shifted: " in earlier
 
 
 def test_a_histogram_takes_no_other_choice(forewarn: Call, spread: Path) -> None:
@@ -171,7 +171,7 @@ def test_columns_that_do_not_fit_go_into_further_tables(
 def test_shapes_are_words_in_the_table(forewarn: Call, spread: Path) -> None:
     said = forewarn("show", spread, "--metric", "/shape")
     assert row_of(said, "blocks.0.weight")[1:] == ["healthy"]
-    assert row_of(said, "blocks.1.weight")[1:] == ["shifted", "centre"]
+    assert row_of(said, "blocks.1.weight")[1:] == ["shifted"]
 
 
 @pytest.mark.parametrize(

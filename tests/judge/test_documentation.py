@@ -34,12 +34,12 @@ def test_a_page_says_everything_there_is_to_know():
     assert "| fires | after 16 checks in a row |" in render_rule(find_rule("L103"))
     assert "| resolves after | 50 steps without it |" in page
     assert "| `warning_factor` | 10 | Times the recent level at which a single step is a warning. |" in page
-    assert "1. `lower_lr 0.001 → 0.0005` *(opt in)*: " in page
+    assert "1. **Lower the learning rate from 0.001 to 0.0005** *(opt in)*. " in page
 
 
 def test_advice_for_one_cause_names_it():
     page = render_rule(find_rule("U101"))
-    assert "`keep_in_float32 bfloat16 → float32 parameter layer.weight` where the cause is `rounded_away`: " in page
+    assert "** where the cause is `rounded_away`. " in page
 
 
 def test_a_field_without_a_docstring_has_that_of_its_base():

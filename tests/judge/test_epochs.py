@@ -113,8 +113,8 @@ def test_the_textbook_runs_live_replayed_and_by_forewarn_check(name, steps, watc
     with forewarn.open_run(tmp_path / "run") as run:
         assert repr(replay(run, Config.from_stored(run.config).rule_set()).alerts) == repr(monitor.alerts)
     shown = CliRunner().invoke(cli, ["check", str(tmp_path / "run")]).output
-    assert f"({alert.code})" in shown
-    assert str(alert.remedies[0]) in shown
+    assert f"{alert.name} {alert.code}" in shown
+    assert alert.remedies[0].do in shown
     assert str(alert.remedies[0]) == FIRST_REMEDY[name]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forewarn.judge.families import BY_LETTER
+from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
 from forewarn.judge.ledger import Ledger, prescribe
@@ -20,7 +21,7 @@ def rule(code, hold=1, keep=10, explains=(), remedies=()):
     name = f"rule-{code.lower()}"
     return Rule(
         code=code, name=name, family=BY_LETTER[code[0]], reads=(METRIC,), when=(METRIC,), check=lambda loss: None,
-        hold=hold, keep=keep, remedies=remedies, explains=explains,
+        hold=hold, keep=keep, remedies=remedies, explains=explains, messages=(Message("It is wrong"),),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class HighLoss(forewarn.Settings):
     """The highest loss that is well."""
 
 @forewarn.rule("Z101", "high-loss", reads=("train/loss",), settings=HighLoss, message="The loss is {value}.",
-               remedies=(forewarn.advise("look", "it is made up"),))
+               remedies=(forewarn.advise("look", "Look", "it is made up"),))
 def high_loss(loss, settings: HighLoss):
     """Loss above a limit.
 

@@ -119,7 +119,7 @@ def test_advice_for_a_cause_is_given_for_that_cause_alone():
 
 
 def test_advice_names_the_scope_where_there_is_one():
-    look = remedies.advise("inspect_layer", "why", scope_is="parameter", to=1e-5)
+    look = remedies.advise("inspect_layer", "Look at {scope}", "why", scope_is="parameter", to=1e-5)
     assert said(look, found=finding(scope="head.weight")) == "inspect_layer parameter head.weight to 1e-5 step 120"
     assert said(look) == "inspect_layer to 1e-5 step 120"
 
@@ -130,7 +130,7 @@ def test_advice_names_the_scope_where_there_is_one():
         (remedies.skip_batch(), "safe"), (remedies.snapshot(), "safe"), (remedies.lower_lr(0.5), "opt_in"),
         (remedies.restore_lr(), "opt_in"), (remedies.raise_lr(2.0), "opt_in"), (remedies.roll_back(), "opt_in"),
         (remedies.stop(), "opt_in"), (remedies.clip_gradient(), "opt_in"), (remedies.warm_up(), "notify"),
-        (remedies.advise("look", "why"), "notify"), (remedies.add_to_optimizer(), "notify"),
+        (remedies.advise("look", "Look", "why"), "notify"), (remedies.add_to_optimizer(), "notify"),
     ],
 )  # fmt: skip
 def test_whatever_changes_the_run_for_good_is_opt_in(prescription, safety):

@@ -46,7 +46,7 @@ def test_overfitting_is_found_with_the_numbers_of_the_run_live_and_again(tmp_pat
     trainer = by_heart(tmp_path, PostEpochEvaluationCallback(None))
     alert = next(alert for alert in trainer.monitor.alerts if alert.code == "E101")
     assert [str(each) for each in alert.remedies[:2]] == ["raise_dropout 0 → 0.1", "raise_weight_decay 0.01 → 0.1"]
-    assert "raise_dropout 0 → 0.1" in capsys.readouterr().err
+    assert "Raise dropout from 0 to 0.1" in capsys.readouterr().err
     with forewarn.open_run(trainer.config.directory / "run") as run:
         assert repr(replay(run, forewarn.Config.from_stored(run.config).rule_set()).alerts) == repr(
             trainer.monitor.alerts

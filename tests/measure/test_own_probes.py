@@ -273,7 +273,7 @@ def test_a_metric_of_unknown_properties_is_refused(given, sentence):
 def test_a_rule_of_ones_own_reads_it_live_and_replayed(tmp_path):
     @forewarn.rule(
         "Z102", "too-tasty", reads=("taste/score",), message="The score is {value}.",
-        remedies=(forewarn.advise("add_salt", "it is made up", grams=1),),
+        remedies=(forewarn.advise("add_salt", "Add {grams} g of salt", "it is made up", grams=1),),
     )  # fmt: skip
     def too_tasty(score):
         """Score above a limit.

@@ -6,12 +6,13 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.text import Text
 
-from forewarn.types import Action, AlertState, Severity
-from forewarn.views.console import QUIET_STEPS, AlertLines
+from forewarn.types import Action, Alert, AlertState, RunEnd, RunInfo, RunStart, Severity
+from forewarn.views.console import QUIET_STEPS, AlertLines, LogLines
 from tests.views.made import alert, block
 
 
@@ -27,13 +28,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_an_alert_is_told_with_its_numbers_and_what_to_do(stream: io.StringIO) -> None:
-    AlertLines(stream).show(7, [], [alert()], [])
+def test_an_alert_says_what_happened_in_which_numbers_and_what_to_do(stream: io.StringIO) -> None:
+    AlertLines(stream).show(7, [], [alert(cause="the data changed")], [])
     assert stream.getvalue().splitlines() == [
-        "forewarn step 7: warning loss-spike (L102): 9 (bound 3), lasting steps 4",
-        "    1. lower_lr 0.0003 → 0.00015: smaller steps keep the loss low",
-        "    2. lower_lr 0.0003 → 0.00015: smaller steps keep the loss low",
-        "    why: forewarn explain loss-spike",
+        "⚠ step 7  The training loss is 3× its usual level (loss-spike)",
+        "  loss 9 · limit 3 · usual 3",
+        "  cause  the data changed",
+        "  do     Lower the learning rate from 0.0003 to 0.00015",
     ]
 
 
@@ -43,48 +44,64 @@ def test_an_alert_about_gradients_comes_with_their_profile_over_the_depth(stream
     view.show(7, [norms], [alert("L102")], [])
     assert "by depth" not in stream.getvalue()
     view.show(8, [norms], [alert("G102")], [])
-    assert "    gradient by depth: a 1e-8 ▁▄·█ e 1\n" in stream.getvalue()
+    assert "  gradient by depth: a 1e-8 ▁▄·█ e 1\n" in stream.getvalue()
 
 
 def test_a_very_deep_model_is_one_line_as_well(stream: io.StringIO) -> None:
     norms = block(7, "gradient/block_norm", *range(1, 501), scopes=tuple(f"blocks.{at}" for at in range(500)))
     AlertLines(stream).show(7, [norms], [alert("G102")], [])
     line = next(line for line in stream.getvalue().splitlines() if "by depth" in line)
-    assert line.startswith("    gradient by depth: blocks.0 1 ▁")
+    assert line.startswith("  gradient by depth: blocks.0 1 ▁")
     assert line.endswith("█ blocks.499 500")
     assert len(line) < 120
 
 
-def test_a_thousand_layers_are_one_line_that_names_the_worst(stream: io.StringIO) -> None:
+def test_a_thousand_layers_are_told_by_the_worst(stream: io.StringIO) -> None:
     alerts = [alert("U102", f"layers.{at}.weight", value=0.1 + at, bound=0.1) for at in range(1000)]
     AlertLines(stream).show(7, [], alerts, [])
-    lines = stream.getvalue().splitlines()
-    assert len(lines) <= 5
-    assert "in 1000 places, worst layers.999.weight: 999.1 (bound 0.1)" in lines[0]
+    first, second, *rest = stream.getvalue().splitlines()
+    assert "layers.999.weight" in first
+    assert "ratio 999 · limit 0.1 · the worst of 1000 places" in second
+    assert len(rest) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_is_the_worst(stream: io.StringIO, value: float) -> None:
-    AlertLines(stream).show(7, [], [alert("G102", "a", value=1e9), alert("G102", "b", value=value)], [])
-    assert "worst b" in stream.getvalue()
+    AlertLines(stream).show(7, [], [alert("U102", "a", value=1e9), alert("U102", "b", value=value)], [])
+    assert " b " in stream.getvalue().splitlines()[0]
 
 
 def test_far_below_the_bound_is_worse_than_just_below(stream: io.StringIO) -> None:
-    AlertLines(stream).show(7, [], [alert("G102", "a", value=1e-9), alert("G102", "b", value=2.9)], [])
-    assert "worst a" in stream.getvalue()
+    AlertLines(stream).show(7, [], [alert("U102", "a", value=1e-9), alert("U102", "b", value=2.9)], [])
+    assert " a " in stream.getvalue().splitlines()[0]
 
 
-def test_the_run_as_a_whole_is_a_place_too(stream: io.StringIO) -> None:
-    AlertLines(stream).show(7, [], [alert("U102", "", value=50.0), alert("U102", "w", value=4.0)], [])
-    assert "update-ratio-high (U102) in the run as a whole and in 1 place: 50 (bound 3)" in stream.getvalue()
+def test_symptoms_of_a_cause_that_was_told_share_a_line(stream: io.StringIO) -> None:
+    view = AlertLines(stream)
+    view.show(7, [], [alert("U102", "w"), alert("L102", follows="U102"), alert("G104", follows="U102")], [])
+    *cause, symptoms = stream.getvalue().splitlines()
+    assert "update-ratio-high" in cause[0]
+    assert symptoms == "⚠ step 7  Following update-ratio-high: loss-spike, gradient-spike"
+    told = stream.getvalue()
+    view.show(8, [], [alert("G102", follows="U102")], [])
+    view.show(12, [], [alert("W102", "a", follows="U102"), alert("W102", "b", follows="U102")], [])
+    assert stream.getvalue() == told, "more of them wait"
+    view.show(7 + QUIET_STEPS, [], [], [])
+    assert stream.getvalue()[len(told) :] == (
+        "⚠ step 27  Following update-ratio-high: exploding-gradient, weight-norm-spike in 2 places\n"
+    )
 
 
-def test_the_first_alert_is_the_root_cause_and_gets_the_remedies(stream: io.StringIO) -> None:
-    AlertLines(stream).show(7, [], [alert("U102", "w"), alert("L102")], [])
-    lines = stream.getvalue().splitlines()
-    assert "update-ratio-high" in lines[0]
-    assert "loss-spike" in lines[1]
-    assert lines[-1] == "    why: forewarn explain update-ratio-high"
+def test_a_symptom_that_is_worse_does_not_wait(stream: io.StringIO) -> None:
+    view = AlertLines(stream)
+    view.show(7, [], [alert("U102", "w"), alert("L102", follows="U102")], [])
+    view.show(8, [], [alert("G102", severity=Severity.CRITICAL, follows="U102")], [])
+    assert stream.getvalue().splitlines()[-1] == "✖ step 8  Following update-ratio-high: exploding-gradient"
+
+
+def test_a_symptom_whose_cause_was_not_shown_is_told_in_full(stream: io.StringIO) -> None:
+    AlertLines(stream).show(7, [], [alert("L102", follows="U104")], [])
+    assert "do     Lower" in stream.getvalue()
 
 
 def test_more_places_of_what_was_told_are_no_news_for_a_while(stream: io.StringIO) -> None:
@@ -94,37 +111,112 @@ def test_more_places_of_what_was_told_are_no_news_for_a_while(stream: io.StringI
     view.show(8, [], [alert("U102", "b")], [])
     assert stream.getvalue() == told
     view.show(9, [], [alert("U102", "b", Severity.CRITICAL)], [])
-    assert "critical" in stream.getvalue()[len(told) :], "a higher severity is news at once"
+    assert "✖" in stream.getvalue()[len(told) :], "a higher severity is news at once"
     told = stream.getvalue()
     view.show(9 + QUIET_STEPS, [], [alert("U102", "c")], [])
     assert stream.getvalue() != told
 
 
-def test_fresh_advice_stands_until_something_worse_comes(stream: io.StringIO) -> None:
+def test_many_causes_at_once_are_a_few_lines(stream: io.StringIO) -> None:
+    codes = ["L102", "G102", "U102", "W102", "G104", "U104"]
+    AlertLines(stream).show(7, [], [alert(code) for code in codes], [])
+    *_, last = stream.getvalue().splitlines()
+    assert last == "⚠ step 7  Also: weight-norm-spike, gradient-spike, update-ratio-jump"
+
+
+def test_resolved_is_told_once_a_cause_is_over_or_nothing_fires(stream: io.StringIO) -> None:
     view = AlertLines(stream)
-    view.show(7, [], [alert("U102", "a")], [])
-    view.show(8, [], [alert("L102")], [])
-    assert stream.getvalue().count("    1. ") == 1
-    view.show(9, [], [alert("G104", severity=Severity.CRITICAL)], [])
-    assert stream.getvalue().count("    1. ") == 2
-    view.show(9 + QUIET_STEPS, [], [alert("U102", "b")], [])
-    assert stream.getvalue().count("    1. ") == 2, "each kind of alert is advised on once"
+    view.show(7, [], [alert("U102", "w"), alert(follows="U102"), alert("G104", severity=Severity.INFO)], [])
+    told = len(stream.getvalue())
+    view.show(50, [], [alert(state=AlertState.RESOLVED, follows="U102")], [])
+    assert len(stream.getvalue()) == told, "a symptom is over before its cause"
+    info = alert("G104", "", Severity.INFO, AlertState.RESOLVED)
+    view.show(60, [], [alert("U102", "w", state=AlertState.RESOLVED), info], [])
+    assert stream.getvalue()[told:] == "✓ step 60  Resolved: loss-spike, update-ratio-high (steps 5–7)\n"
 
 
-def test_what_is_resolved_is_told_unless_it_was_information(stream: io.StringIO) -> None:
-    view = AlertLines(stream)
-    view.show(50, [], [alert(state=AlertState.RESOLVED), alert("G104", "", Severity.INFO, AlertState.RESOLVED)], [])
-    assert stream.getvalue() == "forewarn step 50: resolved loss-spike (L102)\n"
-
-
-def test_information_comes_without_advice(stream: io.StringIO) -> None:
+def test_information_is_told_only_if_asked_for(stream: io.StringIO) -> None:
     AlertLines(stream).show(7, [], [alert(severity=Severity.INFO)], [])
-    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue() == ""
+    AlertLines(stream, verbose=True).show(7, [], [alert(severity=Severity.INFO)], [])
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("· step 7  The training loss")
+    assert second.startswith("  loss 9")
 
 
 def test_actions_are_told(stream: io.StringIO) -> None:
     AlertLines(stream).show(7, [], [], [Action(7, "L102", "", "lower_lr", {"from": 0.1, "to": 0.05})])
-    assert stream.getvalue() == "forewarn step 7: done lower_lr 0.1 → 0.05, because of L102\n"
+    assert stream.getvalue() == "→ step 7  lower_lr 0.1 → 0.05, because of L102\n"
+
+
+INFO = RunInfo(model="GPT", num_parameters=1_234_567, optimizers=("AdamW",), every=100)
+
+
+def test_a_run_is_announced_in_one_line(stream: io.StringIO) -> None:
+    AlertLines(stream).begin(RunStart(Path("runs/a"), INFO, 59))
+    assert stream.getvalue() == (
+        "forewarn  GPT · 1.23 million parameters · AdamW · detail every 100 steps · 59 rules · stored in runs/a\n"
+    )
+
+
+def ending(*alerts: Alert, code: int = 0) -> RunEnd:
+    return RunEnd(Path("runs/a"), ("healthy", "warnings", "critical")[code], code, 500, 59, alerts, 2.3, 0.004)
+
+
+def test_a_healthy_run_ends_in_one_line(stream: io.StringIO) -> None:
+    AlertLines(stream).end(ending())
+    assert stream.getvalue() == "✓ forewarn  runs/a: healthy · 500 steps · 59 rules · loss 2.3 → 0.004\n"
+
+
+def test_a_faulty_run_ends_with_its_cause_what_to_do_and_the_next_command(stream: io.StringIO) -> None:
+    note = alert("G104", severity=Severity.INFO)
+    AlertLines(stream).end(ending(alert("U102", ""), alert(follows="U102"), note, code=1))
+    first, cause, do, command = stream.getvalue().splitlines()
+    assert first == "⚠ forewarn  runs/a: warnings · 500 steps · 2 warnings open · loss 2.3 → 0.004 · 1 note"
+    assert cause.startswith("  cause  ")
+    assert "(step 6, update-ratio-high)" in cause
+    assert do == "  do     Lower the learning rate from 0.0003 to 0.00015"
+    assert command == "  next   forewarn check runs/a"
+
+
+def test_notes_alone_leave_a_run_healthy_and_are_counted(stream: io.StringIO) -> None:
+    AlertLines(stream).end(ending(alert(severity=Severity.INFO)))
+    assert stream.getvalue().splitlines() == [
+        "✓ forewarn  runs/a: healthy · 500 steps · 59 rules · loss 2.3 → 0.004 · 1 note",
+        "  next   forewarn check runs/a",
+    ]
+
+
+def test_through_logging_a_step_is_one_record(caplog: pytest.LogCaptureFixture) -> None:
+    view = LogLines("mine")
+    with caplog.at_level("INFO", "mine"):
+        view.begin(RunStart(Path("runs/a"), INFO, 59))
+        view.show(7, [], [alert()], [])
+        view.show(8, [], [], [])
+        view.show(9, [], [alert("G102", severity=Severity.CRITICAL)], [])
+        view.end(ending())
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "ERROR", "INFO"]
+    assert caplog.records[1].getMessage().startswith("⚠ step 7  The training loss is 3× its usual level (loss-spike)\n")
+
+
+def test_a_progress_bar_of_tqdm_stays_whole(stream: io.StringIO) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    bar = tqdm.tqdm(total=10, file=stream, ascii=True, mininterval=0)
+    bar.update(3)
+    AlertLines(stream).show(7, [], [alert()], [])
+    bar.close()
+    torn = [line for line in stream.getvalue().replace("\r", "\n").splitlines() if "⚠" in line and "|" in line]
+    assert not torn
+    assert "\r" in stream.getvalue()[: stream.getvalue().index("⚠")], "the bar is cleared first"
+
+
+def test_a_stream_that_knows_only_ascii_gets_signs_that_look_alike() -> None:
+    raw = io.BytesIO()
+    ascii_only = io.TextIOWrapper(raw, "ascii", write_through=True)
+    AlertLines(ascii_only).show(7, [], [alert()], [])
+    assert raw.getvalue().startswith(
+        b"! step 7  The training loss is 3x its usual level (loss-spike)\n  loss 9 - limit 3"
+    )
 
 
 def test_nothing_new_prints_nothing(stream: io.StringIO) -> None:
@@ -136,8 +228,8 @@ def test_nothing_new_prints_nothing(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":smile:", "[link=http://a]x", "a[bold"])
 def test_markup_in_a_name_shows_literally(stream: io.StringIO, name: str) -> None:
-    AlertLines(stream).show(7, [], [alert(scope=name)], [])
-    assert f"in {name}:" in stream.getvalue()
+    AlertLines(stream).show(7, [], [alert("U102", scope=name)], [])
+    assert f"much of {name} (" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -153,17 +245,17 @@ def test_markup_in_a_name_shows_literally(stream: io.StringIO, name: str) -> Non
     ],
 )
 def test_what_a_terminal_would_act_on_is_written_out(stream: io.StringIO, name: str, shown: str) -> None:
-    AlertLines(stream).show(7, [], [alert(scope=name)], [])
-    assert f"in {shown}:" in stream.getvalue()
-    assert stream.getvalue().count("\n") == 4
+    AlertLines(stream).show(7, [], [alert("U102", scope=name)], [])
+    assert f"much of {shown} (" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 3
 
 
 def test_a_very_long_name_is_cut_in_the_middle(stream: io.StringIO) -> None:
-    AlertLines(stream).show(7, [], [alert(scope="start." + "x" * 10_000 + ".end")], [])
+    AlertLines(stream).show(7, [], [alert("U102", scope="start." + "x" * 10_000 + ".end")], [])
     line = stream.getvalue().splitlines()[0]
     assert len(line) < 200
-    assert "in start.x" in line
-    assert "x.end:" in line
+    assert "of start.x" in line
+    assert "x.end (" in line
 
 
 def test_colour_only_on_a_terminal_and_not_with_no_color(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +278,11 @@ def test_on_a_terminal_what_does_not_fit_goes_on_indented(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
-    AlertLines(terminal).show(7, [], [alert(scope="a.rather.long.name.of.a.layer")], [])
+    AlertLines(terminal).show(7, [], [alert("U102", scope="a.rather.long.name.of.a.layer")], [])
     first, second, *_ = Text.from_ansi(terminal.getvalue()).plain.splitlines()
-    assert first.startswith("forewarn step 7: warning loss-spike (L102) in")
-    assert second.startswith("    ")
+    assert first.startswith("⚠ step 7  Each step")
+    assert second.startswith("  ")
+    assert second.endswith("update-ratio-high")
     plain = Text.from_ansi(terminal.getvalue()).plain
     assert max(map(len, plain.splitlines())) <= 60
 

@@ -59,10 +59,11 @@ def test_without_a_terminal_alerts_come_at_once_as_plain_lines() -> None:
     where = console(terminal=False)
     view = LiveView(every=10, console=where)
     view.show(0, step_of(0), [], [])
-    view.show(3, step_of(3), [alert(scope="[red]x\x1b[31m")], [])
+    view.show(3, step_of(3), [alert("U102", scope="[red]x\x1b[31m")], [])
     view.show(10, step_of(10), [], [])
     text = text_of(where)
-    assert "forewarn step 3: warning loss-spike (L102) in [red]x\\x1b[31m: 9" in text
+    assert "⚠ step 3  " in text
+    assert "[red]x\\x1b[31m (update-ratio-high)" in text
     assert "\x1b" not in text
     assert text.splitlines()[-1].endswith("alerts firing: 1 warning")
 

@@ -6,6 +6,8 @@ import numpy as np
 from rich.console import Console
 
 from forewarn.judge.gradient_tally import GradientTally
+from forewarn.judge.headlines import tell
+from forewarn.judge.rules import find_rule
 from forewarn.types import Alert, AlertState, Block, Finding, Remedy, Severity
 from forewarn.views.task_lines import TaskView
 
@@ -30,8 +32,9 @@ def blocks(norm, ratio):
 def collapse(state=AlertState.FIRING):
     evidence = {"dominating": "pointer", "starved": "[red]type\x1b[0m", "ratio": 40.0}
     finding = Finding("T102", "pointer/type", 3, Severity.CRITICAL, 40.0, 5.0, evidence)
-    remedies = (Remedy("raise_task_weight", {"from": 1.0, "to": 8.0, "task": "type", "by": "× 8"}, "because"),)
-    return Alert("T102", "task-collapse", "pointer/type", Severity.CRITICAL, state, 3, 3, 3, finding, remedies)
+    raised = Remedy("raise_task_weight", {}, "because", do="Raise the weight of type from 1 to 8")
+    told = tell(find_rule("T102").messages, finding)._asdict()
+    return Alert("T102", "task-collapse", "pointer/type", Severity.CRITICAL, state, 3, 3, 3, finding, (raised,), **told)
 
 
 def shown(color=False, **settings):
@@ -59,15 +62,16 @@ def test_a_collapse_is_red_names_both_tasks_and_says_what_to_do():
     view, stream = shown(color=True)
     view.show(3, [], [collapse()], [])
     text = stream.getvalue()
-    assert "\x1b[1;31mtask collapse at step 3: " in text
-    assert "pointer pulls 40 times as hard as [red]type\\x1b[0m, which is starved" in text
-    assert "1. raise_task_weight 1 → 8 task type by × 8: because" in text
+    assert "\x1b[1;31m✖ step 3" in text
+    assert "[red]type\\x1b[0m" in text
+    assert "Raise the weight of type from 1 to 8" in text
 
 
 def test_a_collapse_that_is_over_is_told_as_such():
     view, stream = shown()
-    view.show(3, [], [collapse(AlertState.RESOLVED)], [])
-    assert "resolved task-collapse (T102)" in stream.getvalue()
+    view.show(3, [], [collapse()], [])
+    view.show(9, [], [collapse(AlertState.RESOLVED)], [])
+    assert "✓ step 9  Resolved: task-collapse" in stream.getvalue()
 
 
 def test_the_summary_is_that_of_all_steps():

@@ -293,18 +293,19 @@ def test_different_names_never_share_a_tag(tmp_path_factory: pytest.TempPathFact
 
 def test_an_alert_is_text_with_its_numbers_and_what_to_do(tmp_path: Path) -> None:
     view = TensorBoardView(tmp_path)
-    view.show(7, [], [alert(), alert("U102", "blocks.0.in_proj_weight")], [])
+    told = alert("U102", "blocks.0.in_proj_weight")
+    view.show(7, [], [alert(), told], [])
     view.close()
     found = read(tmp_path)
     assert set(found.Tags()["tensors"]) == {"alerts/L102-loss-spike", "alerts/U102-update-ratio-high"}
     assert found.SummaryMetadata("alerts/L102-loss-spike").plugin_data.plugin_name == "text"
     assert texts(tmp_path, "alerts/U102-update-ratio-high") == [
-        "**warning** update-ratio-high (U102) in blocks.0.in_proj_weight\n\n"
+        f"**warning** {told.headline}\n\n"
         "| where | severity | state | since step | numbers |\n"
         "|---|---|---|---|---|\n"
-        "| blocks.0.in_proj_weight | warning | firing | 5 | 9 (bound 3), lasting steps 4 |\n\n"
-        "1. lower_lr 0.0003 → 0.00015: smaller steps keep the loss low\n"
-        "2. lower_lr 0.0003 → 0.00015: smaller steps keep the loss low\n\n"
+        f"| blocks.0.in_proj_weight | warning | firing | 5 | {told.numbers} |\n\n"
+        "1. Lower the learning rate from 0.0003 to 0.00015. Smaller steps keep the loss low.\n"
+        "2. Lower the learning rate from 0.0003 to 0.00015. Smaller steps keep the loss low.\n\n"
         "why: forewarn explain update-ratio-high"
     ]
 
@@ -326,8 +327,8 @@ def test_what_is_resolved_is_told_without_advice_and_what_is_pending_not_at_all(
     view.close()
     assert read(tmp_path).Tags()["tensors"] == ["alerts/L102-loss-spike"]
     (text,) = texts(tmp_path, "alerts/L102-loss-spike")
-    assert text.startswith("**resolved** loss-spike (L102)\n")
-    assert "lower_lr" not in text
+    assert text.startswith("**resolved** The training loss is 3× its usual level\n")
+    assert "Lower the learning rate" not in text
 
 
 def test_actions_are_told(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def _conclude(console: Console, path: Path, losses: list[float], fault_at: int |
     for cause, symptoms in [pair for pair in folded(diagnosis) if pair[0].worst.severity > Severity.INFO][:1]:
         parts += [Text("\nWhy", style="bold"), Padding(alert_lines(cause), (0, 0, 0, 2))]
         if symptoms:
-            names = ", ".join(symptom.title for symptom in symptoms)
+            names = ", ".join(symptom.worst.name for symptom in symptoms)
             parts.append(Padding(Text(f"its symptoms: {names}"), (0, 0, 0, 6)))
         parts += [Text(), what_to_do([cause])]
     parts += [

@@ -63,6 +63,7 @@ def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
     from forewarn.judge.documentation import field_docs, patience, sample_remedies
     from forewarn.judge.rules import find_rule
     from forewarn.types import in_words
+    from forewarn.views.wording import advice
 
     info, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
     info.add_row("reads", ", ".join(rule.reads))
@@ -71,7 +72,7 @@ def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
     if rule.explains:
         info.add_row("explains", ", ".join(find_rule(code, own).name for code in rule.explains))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
-        remedies.add_row(f"{rank}.", Text(str(remedy), style="bold"), remedy.why)
+        remedies.add_row(f"{rank}.", advice(remedy))
     parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]
     if rule.settings is not None:
         documented = field_docs(rule.settings)

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -176,8 +177,10 @@ def print_json(value: Any) -> None:
 
 
 def _write(text: str) -> None:
+    from forewarn.views.wording import fit_for
+
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe; click would exit with 1
-        click.echo(text)
+        click.echo(fit_for(sys.stdout, text))
 
 
 def _plain(value: Any) -> Any:

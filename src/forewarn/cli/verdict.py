@@ -18,10 +18,23 @@ from forewarn.judge.checklist import NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
+from forewarn.judge.headlines import figure
 from forewarn.store import Run
-from forewarn.types import Alert, AlertState, Remedy, RunInfo, Severity, counted, in_words
+from forewarn.types import Alert, AlertState, Remedy, Severity, counted
 from forewarn.views.epoch_lines import advice_lines
-from forewarn.views.wording import STYLES, AlertGroup, grouped, literal, news_of, numbers, short
+from forewarn.views.wording import (
+    HEALTHY,
+    STYLES,
+    AlertGroup,
+    advice,
+    grouped,
+    literal,
+    mark,
+    model_words,
+    news_of,
+    short,
+    steps_of,
+)
 
 MOST_REMEDIES = 5
 MOST_EPOCHS = 5
@@ -40,7 +53,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "not_judged": [rule.to_json() for rule in diagnosis.not_judged],
         "last_step": diagnosis.last_step,
         "end": end,
-        "alerts": [{**alert.to_json(), "cause": diagnosis.cause_of(alert)} for alert in diagnosis.ranked],
+        "alerts": [{**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""} for alert in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
     }
@@ -85,7 +98,7 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
     for root, symptoms in folded(diagnosis):
         parts += [
             alert_lines(root),
-            *(Padding(alert_lines(symptom, "symptom: "), (0, 0, 0, 4)) for symptom in symptoms),
+            *(Padding(alert_lines(symptom, is_symptom=True), (0, 0, 0, 3)) for symptom in symptoms),
             Text(),
         ]
     serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
@@ -112,13 +125,6 @@ def heading(run: Run) -> Text:
     ended = run.end[0] if run.end else "not closed: it still trains, or it was killed"
     steps = f"{run.num_steps} steps"
     return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, short(ended)]))
-
-
-def model_words(info: RunInfo) -> list[str]:
-    size = info.num_parameters
-    count = f"{size / 1e9:.3g} billion" if size >= 1e9 else f"{size / 1e6:.3g} million" if size >= 1e6 else f"{size:,}"
-    words = [short(info.model), f"{count} parameters" if size else "", *map(short, info.optimizers)]
-    return [word for word in words if word]
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
@@ -148,28 +154,31 @@ def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:
     return list(trees.values())
 
 
-def alert_lines(group: AlertGroup, label: str = "") -> RenderableType:
-    """One kind of alert: how bad, what and where, in which numbers, in which steps."""
+def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
+    """One kind of alert: what happened, its rule, in which numbers, why, and in which steps."""
     worst = group.worst
     style = STYLES[worst.severity] if group.is_firing else "dim"
-    title = Table.grid(padding=(0, 2, 0, 0))
+    title = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    title.add_column(width=1)
+    title.add_column(ratio=1)
+    title.add_column(justify="right", no_wrap=True)
     title.add_row(
-        Text.assemble((label, "dim"), (str(worst.severity), style)),
-        Text.assemble((group.title, "bold"), f"  {group.place}"),
+        Text(mark(worst.severity) if group.is_firing else HEALTHY, style=style),
+        Text(group.headline, style="" if is_symptom else "bold"),
+        Text(f"{worst.name} {worst.code}", style="dim"),
     )
-    since = min(alert.since for alert in group.alerts)
     fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
-    last = max(alert.last for alert in group.alerts)
-    state = "still firing" if group.is_firing else "resolved"
-    times = Text(f"first seen at step {since}, fired at {fired}, last seen at {last}, {state}", style="dim")
-    return Group(title, Padding(Group(Text(numbers(news_of(worst)) + _later(worst)), times), (0, 0, 0, 4)))
+    times = f"from step {fired}, still firing" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
+    lines = [group.numbers + _later(worst), f"cause: {literal(worst.cause)}" if worst.cause else ""]
+    details = [Text(line) for line in lines if line]
+    return Group(title, Padding(Group(*details, Text(times, style="dim")), (0, 0, 0, 3)))
 
 
 def _later(alert: Alert) -> str:
-    """The newest value, if it differs from the one at which the alert fired: `; 0.066 at step 191`."""
+    """The newest value, if it differs from the one at which the alert fired: ` · 0.066 at step 191`."""
     now, then = alert.finding, news_of(alert)
-    same = math.isnan(now.bound) or in_words(now.value) == in_words(then.value)
-    return "" if same else f"; {in_words(now.value)} at step {now.step}"
+    same = math.isnan(now.bound) or figure(now.value) == figure(then.value)
+    return "" if same else f" · {figure(now.value)} at step {now.step}"
 
 
 def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
@@ -179,9 +188,9 @@ def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
         for remedy in group.worst.remedies:
             if OPPOSITES.get(remedy.action) not in ranked:
                 ranked.setdefault(remedy.action, remedy)
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 1, 0, 0))
     for rank, remedy in enumerate(list(ranked.values())[:MOST_REMEDIES], 1):
-        table.add_row(f"  {rank}.", Text(literal(str(remedy)), style="bold"), Text(literal(remedy.why)))
+        table.add_row(f"  {rank}.", advice(remedy))
     return Group(Text("What to do", style="bold"), table)
 
 
@@ -190,7 +199,7 @@ def _checklist(diagnosis: Diagnosis) -> RenderableType:
     for check in diagnosis.checklist:
         mark, style = _MARKS[check.state]
         table.add_row(Text(f"  {mark}", style=style), Text(check.name), Text(check.detail, style="dim"))
-    return Group(Text("Healthy training", style="bold"), table)
+    return Group(Text("Health checks", style="bold"), table)
 
 
 def next_commands(

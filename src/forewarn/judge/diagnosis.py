@@ -9,14 +9,12 @@ from functools import partial
 from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
 from forewarn.judge.judgement import Judge, RuleSet
-from forewarn.judge.ledger import Ledger
+from forewarn.judge.ledger import HEALTHY, VERDICTS, Ledger, exit_code
 from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
-from forewarn.types import Alert, AlertState, RuleInfo, Severity
-
-HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
+from forewarn.types import Alert, RuleInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +43,14 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 healthy, 1 warnings, 2 critical, judged by what still fires at the last step.
-
-        An alert that was resolved counts one level lower: critical as a warning, a warning as nothing. Information
-        alone is healthy.
-        """
-        level = max((_level(alert) for alert in self.alerts), default=0)
-        return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(Severity(max(level, 1)), HEALTHY)
+        """0 healthy, 1 warnings, 2 critical."""
+        return exit_code(self.alerts)
 
     @property
     def verdict(self) -> str:
         """The exit code in a word; a run is not plainly healthy if a rule that judged it live is missing here."""
-        healthy = "healthy by the rules loaded here" if self.not_judged else "healthy"
-        return (healthy, "warnings", "critical")[self.exit_code]
+        is_partial = self.not_judged and self.exit_code == HEALTHY
+        return "healthy by the rules loaded here" if is_partial else VERDICTS[self.exit_code]
 
 
 def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
@@ -99,7 +92,3 @@ def _stored(run: Run, name: str) -> StoredSeries | Series:
     """The readings of a metric of the run as a whole; empty if it was never recorded."""
     was_read = name in run.names() and "" in run.scopes(name)
     return run.series(name) if was_read else Series.of([])
-
-
-def _level(alert: Alert) -> int:
-    return alert.severity - 1 if alert.state is AlertState.RESOLVED else alert.severity

@@ -142,7 +142,8 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
 def _remedy_line(remedy: Remedy, cause: str) -> str:
     safety = {"notify": "", "safe": " *(safe)*", "opt_in": " *(opt in)*"}[remedy.safety]
     condition = f" where the cause is `{cause}`" if cause else ""
-    return f"1. `{remedy}`{safety}{condition}: {remedy.why}"
+    why = f"{remedy.why[:1].upper()}{remedy.why[1:]}."
+    return f"1. **{remedy.do}**{safety}{condition}. {why}"
 
 
 def _with_examples_as_code(documentation: str) -> str:

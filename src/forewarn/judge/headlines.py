@@ -1,57 +1,123 @@
-"""What a finding says in one sentence, from the message of its rule."""
+"""What a finding says in words, from the message of its rule: the same sentence in every view."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from string import Formatter
+from typing import NamedTuple
 
-from forewarn.judge.registry import Rule
-from forewarn.types import Finding
+from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo
+
+SEPARATOR = " · "
+LONGEST_NAME = 80
+"""Longest name; longer ones are cut in the middle, where they say least."""
+
+
+class Message(NamedTuple):
+    """What a rule says about a finding: templates over its value, bound, scope and evidence.
+
+    `{value:%}` is a percentage, `{cause:words}` the words of an enum member. `{scope}` is a layer or parameter by name,
+    `{group}` a group of the optimizer by number.
+    """
+
+    headline: str
+    """What happened, in about 50 characters and without a full stop."""
+    numbers: str = ""
+    """Quantities, each with its name: `loss {value} · limit {bound} · usual {level}`. Unknown ones are left out."""
+    cause: str = ""
+    """Why it happened, if the evidence tells."""
+
+    @property
+    def keys(self) -> set[str]:
+        """What it is filled in with."""
+        return {name for template in self for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+class Telling(NamedTuple):
+    """A message filled in."""
+
+    headline: str
+    numbers: str
+    cause: str
+
+
+def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = None) -> Telling:
+    """A finding in words, by the first of the messages whose keys it has; the last, if it has the keys of none."""
+    figures: dict[str, float | str] = {"value": finding.value, "bound": finding.bound}
+    if finding.scope:
+        figures |= {"scope": place(finding.scope, info), "group": finding.scope}
+    for key, value in finding.evidence.items():
+        figures[key] = place(value, info) if isinstance(value, str) and key != "group" else value
+    message = next((candidate for candidate in messages if candidate.keys <= figures.keys()), messages[-1])
+    numbers = [part for part in message.numbers.split(SEPARATOR) if _is_known(part, figures)]
+    figures = dict.fromkeys(message.keys, math.nan) | {"scope": "the model"} | figures
+    return Telling(
+        filled(message.headline, figures), filled(SEPARATOR.join(numbers), figures), filled(message.cause, figures)
+    )
+
+
+def filled(template: str, figures: Mapping[str, float | str]) -> str:
+    """A template with numbers and names in it as in a message."""
+    return template.format_map(
+        {key: _Name(value) if isinstance(value, str) else _Figure(value) for key, value in figures.items()}
+    )
+
+
+def place(scope: str, info: RunInfo | None = None) -> str:
+    """A scope as a person would name it: `2.weight` is `layer 2 (Linear) weight`, other names stay as they are."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.(weight|bias))?", scope)
+    if match is None or info is None or match[1] not in info.modules:
+        return cut(scope)
+    return f"layer {match[1]} ({info.modules[match[1]]})" + (f" {match[2]}" if match[2] else "")
+
+
+def cut(name: str) -> str:
+    """A name, cut in the middle if it is long."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits, or all of a count: `0.0465`, `1230`, `1.23e-7`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    rounded = float(f"{value:.3g}")
+    if 1e3 <= abs(rounded) < 1e6:
+        return f"{rounded:.0f}"
+    return f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 class _Figure(float):
-    """A number in a message: three significant digits, unless the message says otherwise; `unknown` where it is NaN."""
+    """A number in a message."""
 
     def __format__(self, spec: str) -> str:
-        if math.isnan(self):
-            return "unknown"
-        if math.isinf(self):
-            return "∞" if self > 0 else "-∞"
-        if spec:
-            return float.__format__(self, spec)
-        if self.is_integer() and abs(self) < 1e6:
-            return str(int(self))
-        rounded = float(f"{float(self):.3g}")
-        return (
-            f"{rounded:.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
-        )
+        return f"{figure(100 * self)}%" if spec == "%" else figure(float(self))
 
 
 class _Name(str):
-    """A name in a message; as `{cause:words}` the name of an enum member, without its underscores."""
+    """A name in a message."""
 
     __slots__ = ()
 
     def __format__(self, spec: str) -> str:
-        return self.replace("_", " ") if spec == "words" else str(self)
+        return in_its_words(self) if spec == "words" else str(self)
 
 
-def headline(rule: Rule, finding: Finding) -> str:
-    """One plain sentence about a finding: the first of the rule's messages whose keys the finding all has."""
-    values = _values(finding)
-    message = next((candidate for candidate in rule.messages if keys(candidate) <= values.keys()), rule.messages[-1])
-    missing: dict[str, _Figure | _Name] = dict.fromkeys(keys(message), _Figure("nan"))
-    return message.format_map({**missing, "scope": _Name("the model"), **values})
+def in_its_words(member: str) -> str:
+    """The words of the enum member with this name in lower case; a name that is none, without its underscores."""
+    for kind in (FrozenCause, BatchNormState):
+        if member.upper() in kind.__members__:
+            return str(kind[member.upper()])
+    return member.replace("_", " ")
 
 
-def keys(message: str) -> set[str]:
-    """What a message is filled in with."""
-    return {name for _, name, _, _ in Formatter().parse(message) if name is not None}
-
-
-def _values(finding: Finding) -> Mapping[str, _Figure | _Name]:
-    numbers: dict[str, float | str] = {**finding.evidence, "value": finding.value, "bound": finding.bound}
-    if finding.scope:
-        numbers["scope"] = finding.scope
-    return {name: _Name(value) if isinstance(value, str) else _Figure(value) for name, value in numbers.items()}
+def _is_known(part: str, values: Mapping[str, float | str]) -> bool:
+    """Whether all of this part of the numbers is there; a value itself may be NaN."""
+    names = [name for _, name, _, _ in Formatter().parse(part) if name is not None]
+    return all(name in values and (name == "value" or values[name] == values[name]) for name in names)

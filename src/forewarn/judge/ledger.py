@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from forewarn.judge.families import Phase
+from forewarn.judge.headlines import Telling, tell
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
 from forewarn.judge.registry import Rule
@@ -67,7 +68,15 @@ class Ledger:
                 changed.append(self._close(alert))
             else:
                 self._passed.add(identity)
-        return self.ranked(changed) if changed else ()
+        return self.ranked(self._with_causes(changed)) if changed else ()
+
+    def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
+        """These alerts, the firing ones with the code of the alert that has caused them, as far as it is known yet."""
+        causes = self.causes(self.alerts)
+        for index, alert in enumerate(changed := list(changed)):
+            if alert.state is AlertState.FIRING and (cause := causes.get((alert.code, alert.since))):
+                changed[index] = self._open[alert.identity] = dataclasses.replace(alert, follows=cause)
+        return changed
 
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
@@ -101,7 +110,10 @@ class Ledger:
             before is None or before.state is AlertState.PENDING or alert.severity > before.severity
         )
         if news:
-            alert = dataclasses.replace(alert, announced=worst, remedies=prescribe(rule, worst, history, info))
+            alert = dataclasses.replace(
+                alert, announced=worst, remedies=prescribe(rule, worst, history, info),
+                **_told(rule, worst, info)._asdict(),
+            )  # fmt: skip
         self._open[identity] = alert
         if news:
             yield alert
@@ -177,6 +189,21 @@ class Ledger:
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
 
 
+HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
+VERDICTS = ("healthy", "warnings", "critical")
+"""A run in a word, by its exit code."""
+
+
+def exit_code(alerts: Iterable[Alert]) -> int:
+    """0 healthy, 1 warnings, 2 critical, by what still fires at the last step.
+
+    An alert that was resolved counts one level lower: critical as a warning, a warning as nothing. Information alone is
+    healthy.
+    """
+    levels = (alert.severity - (alert.state is AlertState.RESOLVED) for alert in alerts)
+    return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(Severity(max([1, *levels])), HEALTHY)
+
+
 @dataclass(frozen=True, slots=True)
 class _Episode:
     """A range of steps in which a rule found something."""
@@ -235,6 +262,15 @@ def _chains(
         return episode, below
 
     return {episode: trace(episode) for episode in in_order}
+
+
+def _told(rule: Rule, finding: Finding, info: RunInfo) -> Telling:
+    """A finding in the words of its rule; of a rule whose message cannot be filled in, its name."""
+    try:
+        return tell(rule.messages, finding, info)
+    except Exception:
+        _log.exception("the message of %s %s failed and is left out", rule.code, rule.name)
+        return Telling(rule.name, "", "")
 
 
 def prescribe(rule: Rule, finding: Finding, history: History, info: RunInfo) -> tuple[Remedy, ...]:

@@ -13,9 +13,10 @@ from typing import Any
 
 from forewarn.judge.examples import example_lines, parse
 from forewarn.judge.families import BY_LETTER, Family
+from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
-from forewarn.metrics import unknown
+from forewarn.metrics import label, unknown
 from forewarn.settings import Settings
 from forewarn.types import Finding, RunInfo, Severity, is_metric_name, spelled_out
 
@@ -58,9 +59,8 @@ class Rule:
     """Checks in a row that a finding must persist for before it fires."""
     keep: int = 50
     """Steps that the alert stays open for after it was last seen."""
-    messages: tuple[str, ...] = ()
-    """A sentence to be filled in with `value`, `bound`, `scope` and the evidence; where findings differ in what they
-    hold, several, and the first that can be filled in counts."""
+    messages: tuple[Message, ...] = ()
+    """What it says; where findings differ in their evidence, several, and the first that can be filled in counts."""
     remedies: tuple[Prescription, ...] = ()
     """Best first."""
     explains: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def rule(
     name: str,
     *,
     reads: tuple[str, ...],
-    message: str | tuple[str, ...],
+    message: str | Message | tuple[Message, ...],
     remedies: tuple[Prescription, ...],
     settings: type[Settings] | None = None,
     gate: MakeGate | None = None,
@@ -158,6 +158,8 @@ def rule(
     when a metric in `when` has a new reading; by default that is the first that it reads. Of a pattern such as
     `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`. With a
     `gate` it is not called where that says False.
+
+    A `message` that is only a headline gets the numbers of its findings by itself: value, limit and usual level.
     """
 
     def declare(check: Check) -> Rule:
@@ -169,13 +171,19 @@ def rule(
         declared = Rule(
             code=code, name=name, family=BY_LETTER[code[0]], reads=reads, when=when or reads[:1], check=check,
             settings=settings, gate=gate, per_scope=per_scope, hold=hold, keep=keep,
-            messages=(message,) if isinstance(message, str) else message, remedies=remedies, explains=explains,
+            messages=_messages(message, (when or reads)[0]), remedies=remedies, explains=explains,
         )  # fmt: skip
         for defect in _defects(declared):
             raise ValueError(f"the rule {code} {name} is incomplete: {defect}")
         return declared
 
     return declare
+
+
+def _messages(message: str | Message | tuple[Message, ...], metric: str) -> tuple[Message, ...]:
+    if isinstance(message, str):
+        return (Message(message, f"{label(metric)} {{value}} · limit {{bound}} · usual {{level}}"),)
+    return (message,) if isinstance(message, Message) else tuple(message)
 
 
 def _defects(declared: Rule) -> Iterable[str]:
@@ -189,14 +197,14 @@ def _defects(declared: Rule) -> Iterable[str]:
     yield from _defects_of_documentation(declared)
     if not declared.remedies:
         yield "it has no remedies; `advise(...)` makes one"
-    if not declared.messages or not all(declared.messages):
-        yield "it has no message, a sentence over its evidence"
-    for message in declared.messages:
+    if not declared.messages or not all(message.headline for message in declared.messages):
+        yield "it has no message that says what happened"
+    for template in [template for message in declared.messages for template in message]:
         try:
-            if not all(key.isidentifier() for _, key, _, _ in Formatter().parse(message) if key is not None):
-                yield f"a key of its message {message!r} has no name"
+            if not all(key.isidentifier() for _, key, _, _ in Formatter().parse(template) if key is not None):
+                yield f"a key of its message {template!r} has no name"
         except ValueError as error:
-            yield f"its message {message!r} cannot be filled in: {error}"
+            yield f"its message {template!r} cannot be filled in: {error}"
     yield from _defects_of_settings(declared)
 
 

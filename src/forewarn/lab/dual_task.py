@@ -16,7 +16,7 @@ from forewarn.lab.data import split
 from forewarn.lab.snapshots import Snapshots
 from forewarn.monitor import Monitor
 from forewarn.types import AlertState, Outcome
-from forewarn.views.task_lines import COLLAPSE, TaskView
+from forewarn.views.task_lines import TaskView
 
 CLIP = 1.0
 """Global gradient norm to clip at: an LSTM has a steep batch now and then."""
@@ -127,7 +127,9 @@ class DualTaskLSTM(nn.Module):
                     loss = self._sum(self._losses(batch), task_weights, balance)
                     loss.backward()
                     outcome = self._update(optimizer, loss)
-                    if any(alert.code == COLLAPSE and alert.state is AlertState.FIRING for alert in outcome.alerts):
+                    if any(
+                        alert.name == "task-collapse" and alert.state is AlertState.FIRING for alert in outcome.alerts
+                    ):
                         self._save(saver, optimizer, view)
                     losses.append(loss.detach())
                 self.epochs.append(Epoch(float(torch.stack(losses).mean()), self._evaluated(held_out)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from forewarn.types import Action, Alert, Block, Distribution
+from forewarn.types import Action, Alert, Block, Distribution, RunEnd, RunStart
 
 
 class View(Protocol):
@@ -26,4 +26,15 @@ class HistogramView(Protocol):
         """Show the histograms of one step; `show` follows."""
 
 
-__all__ = ["HistogramView", "View"]
+@runtime_checkable
+class BookendView(Protocol):
+    """A view that also says how a run begins and ends."""
+
+    def begin(self, start: RunStart) -> None:
+        """The run begins; no step has been shown."""
+
+    def end(self, end: RunEnd) -> None:
+        """The run has ended; `close` follows."""
+
+
+__all__ = ["BookendView", "HistogramView", "View"]

@@ -2,94 +2,260 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import IO, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from forewarn.types import Action, Alert, AlertState, Block, Severity
+from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity, counted
 from forewarn.views.depth import depth_profile
-from forewarn.views.wording import STYLES, AlertGroup, advice, deed, grouped, literal, numbers
+from forewarn.views.wording import (
+    CRITICAL,
+    HEALTHY,
+    STYLES,
+    WARNING,
+    AlertGroup,
+    deed,
+    fit_for,
+    grouped,
+    literal,
+    losses,
+    mark,
+    model_words,
+    short,
+    steps_of,
+    thing_to_do,
+)
 
-MOST_GROUPS = 3
-"""Most kinds of alert with a line of their own at one step; the others share one."""
-MOST_REMEDIES = 3
-MOST_EVIDENCE = 4
-"""Numbers beside a value and its bound; `forewarn check` shows all."""
+MOST_CAUSES = 3
+"""Most alerts of one step that are told in full; the others share a line."""
+Identity = tuple[str, str]
+
 QUIET_STEPS = 20
 """Steps after an alert during which the same kind at no higher severity is not shown again."""
-
-_INDENT = "    "
+_WIDEST = 100
+"""Columns, even on a wider terminal: the eye has to find the next line."""
 
 
 class AlertLines:
-    """Prints alerts as they fire and resolve, in a few lines per step for any number of layers."""
+    """Prints how the run starts, its alerts as they fire and resolve, and how it ends.
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
+    Information is stored with the run and shown by `forewarn check`; with `verbose` it is printed as well.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, verbose: bool = False) -> None:
         self._console = plain_console(stream, stderr=True)
-        self._news = News()
+        self._news = News(verbose)
+
+    def begin(self, start: RunStart) -> None:
+        print_lines(self._console, start_lines(start))
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
         print_lines(self._console, self._news.lines(step, blocks, changed, taken))
+
+    def end(self, end: RunEnd) -> None:
+        print_lines(self._console, end_lines(end))
 
     def close(self) -> None:
         """Nothing is held back, so there is nothing to do."""
 
 
-class News:
-    """Turns the changes of a step into lines, and remembers them so that nothing is repeated."""
+class LogLines:
+    """The same through `logging`, for programs that have configured it: one record each, logger `forewarn`."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: str = "forewarn", verbose: bool = False) -> None:
+        self._log = logging.getLogger(logger)
+        self._news = News(verbose)
+
+    def begin(self, start: RunStart) -> None:
+        self._say(logging.INFO, start_lines(start))
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        firing = [alert.severity for alert in changed if alert.state is AlertState.FIRING]
+        levels = {Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
+        lines = self._news.lines(step, blocks, changed, taken)
+        if lines:
+            self._say(levels.get(max(firing, default=Severity.INFO), logging.INFO), lines)
+
+    def end(self, end: RunEnd) -> None:
+        self._say((logging.INFO, logging.WARNING, logging.ERROR)[end.exit_code], end_lines(end))
+
+    def close(self) -> None:
+        """Nothing is held back, so there is nothing to do."""
+
+    def _say(self, level: int, lines: Sequence[Line]) -> None:
+        self._log.log(level, "%s", "\n".join(line.plain for line in lines))
+
+
+class Line(NamedTuple):
+    """A line of text for a terminal, a file or a log."""
+
+    text: Text
+    hang: int = 2
+    """Columns by which its continuation is indented, where it has to be wrapped."""
+    aside: str = ""
+    """What stands at the right end of the line, if there is room; else behind it."""
+
+    @property
+    def plain(self) -> str:
+        """The whole line as it stands in a file."""
+        return self.text.plain + (f" ({self.aside})" if self.aside else "")
+
+
+class News:
+    """Turns the changes of a step into lines, and remembers them so that nothing is repeated.
+
+    A cause is told in full. Its symptoms share a line, and what comes within `QUIET_STEPS` of that waits for the next.
+    """
+
+    def __init__(self, verbose: bool = False) -> None:
+        self._lowest = Severity.INFO if verbose else Severity.WARNING
         self._said: dict[str, _Saying] = {}
-        """The last line of each code."""
-        self._advised: _Saying | None = None
-        """The last advice, whatever it was about."""
+        """The last telling of each code."""
+        self._symptoms: dict[str, _Symptoms] = {}
+        """By the code of their cause."""
+        self._firing: dict[Identity, Alert] = {}
+        self._over: list[Alert] = []
+        """Resolved, and not told yet."""
 
     def lines(
         self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]
-    ) -> list[Text]:
-        """About ten lines at most, the most important first."""
-        fired = [alert for alert in changed if alert.state is AlertState.FIRING]
-        over = [alert for alert in changed if alert.state is AlertState.RESOLVED and alert.severity > Severity.INFO]
-        news = [group for group in grouped(fired) if _is_news(group.worst, step, self._said.get(group.worst.code))]
-        lines = [_headline(step, group) for group in news[:MOST_GROUPS]]
-        if len(news) > MOST_GROUPS:
-            lines.append(_line(step, "also", "dim", ", ".join(group.title for group in news[MOST_GROUPS:])))
-        profile = depth_profile(blocks, [group.worst for group in news])
-        lines += [] if profile is None else [Text(f"{_INDENT}{profile}")]
-        if news:
-            lines += self._advice(news[0].worst, step)
-        if over:
-            lines.append(_line(step, "resolved", "green", ", ".join(group.where for group in grouped(over))))
-        lines += [_line(step, "done", "magenta", deed(action)) for action in taken[:MOST_GROUPS]]
-        if len(taken) > MOST_GROUPS:
-            lines.append(_line(step, "done", "magenta", f"{len(taken) - MOST_GROUPS} more actions"))
-        self._said |= {group.worst.code: _Saying(group.worst.severity, step) for group in news}
+    ) -> list[Line]:
+        """What is new at a step, the most important first."""
+        shown = [alert for alert in changed if alert.severity >= self._lowest]
+        news = [group for group in grouped(alert for alert in shown if alert.state is AlertState.FIRING)
+                if self._is_news(group.worst, step)]  # fmt: skip
+        for group in news:
+            self._said[group.worst.code] = _Saying(group.worst.severity, step, group.worst.name)
+        causes = [group for group in news if group.worst.follows not in self._said]
+        lines = [line for group in causes[:MOST_CAUSES] for line in alert_lines(step, group)]
+        profile = depth_profile(blocks, [group.worst for group in causes])
+        lines += [] if profile is None else [Line(Text(f"  {profile}"))]
+        if also := causes[MOST_CAUSES:]:
+            lines.append(_line(step, also[0].worst, f"Also: {', '.join(map(_name_and_place, also))}"))
+        lines += self._symptom_lines(step, [group for group in news if group.worst.follows in self._said])
+        lines += self._resolved_lines(step, shown)
+        for action in taken[:MOST_CAUSES]:
+            lines.append(Line(Text.assemble(("→", "magenta"), f" step {step}  {deed(action)}")))
+        if len(taken) > MOST_CAUSES:
+            lines.append(Line(Text(f"  and {len(taken) - MOST_CAUSES} more actions")))
         return lines
 
-    def _advice(self, alert: Alert, step: int) -> list[Text]:
-        """What to do, once per kind of alert; recent advice is replaced only by advice on something worse."""
+    def _is_news(self, alert: Alert, step: int) -> bool:
         earlier = self._said.get(alert.code)
-        repeated = earlier is not None and alert.severity <= earlier.severity
-        if alert.severity is Severity.INFO or repeated or not _is_news(alert, step, self._advised):
+        return earlier is None or alert.severity > earlier.severity or step - earlier.step >= QUIET_STEPS
+
+    def _symptom_lines(self, step: int, symptoms: Sequence[AlertGroup]) -> list[Line]:
+        """One line for each cause that has symptoms to tell; something worse than before does not wait."""
+        for group in symptoms:
+            self._symptoms.setdefault(group.worst.follows, _Symptoms()).waiting[group.worst.code] = group
+        lines = []
+        for code, chain in self._symptoms.items():
+            worst = max((group.worst for group in chain.waiting.values()), key=attrgetter("severity"), default=None)
+            if worst is None or (worst.severity <= chain.severity and step - chain.step < QUIET_STEPS):
+                continue
+            names = ", ".join(map(_name_and_place, chain.waiting.values()))
+            lines.append(_line(step, worst, f"Following {self._said[code].name}: {names}"))
+            self._symptoms[code] = _Symptoms(max(worst.severity, chain.severity), step)
+        return lines
+
+    def _resolved_lines(self, step: int, shown: Sequence[Alert]) -> list[Line]:
+        """What is over, told once a cause is or nothing fires any more."""
+        for alert in shown:
+            if alert.state is AlertState.FIRING:
+                self._firing[alert.identity] = alert
+            elif self._firing.pop(alert.identity, None) is not None:
+                self._over.append(alert)
+        is_cause = any(alert.follows not in self._said for alert in self._over)
+        if not self._over or (self._firing and not is_cause):
             return []
-        self._advised = _Saying(alert.severity, step)
-        remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
-        lines = [Text(f"{_INDENT}{rank}. {advice(remedy)}") for rank, remedy in remedies]
-        return [*lines, Text(f"{_INDENT}why: forewarn explain {alert.name}", style="dim")]
+        names = ", ".join(dict.fromkeys(alert.name for alert in self._over))
+        words = f"Resolved: {names} ({steps_of(self._over)})"
+        self._over = []
+        return [_line(step, None, words)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Saying:
+class _Saying(NamedTuple):
     severity: Severity
     step: int
+    name: str
 
 
-def _is_news(alert: Alert, step: int, earlier: _Saying | None) -> bool:
-    return earlier is None or alert.severity > earlier.severity or step - earlier.step >= QUIET_STEPS
+@dataclass(slots=True)
+class _Symptoms:
+    """What has been told of the symptoms of one cause, and what has not."""
+
+    severity: Severity | int = 0
+    step: int = 0
+    waiting: dict[str, AlertGroup] = field(default_factory=dict)
+    """By code."""
+
+
+def alert_lines(step: int, group: AlertGroup) -> list[Line]:
+    """One kind of alert in full: what happened, in which numbers, why, and what to do first."""
+    worst = group.worst
+    lines = [_line(step, worst, group.headline, aside=worst.name)]
+    if numbers := group.numbers:
+        lines.append(Line(Text(f"  {numbers}", style="dim")))
+    if worst.cause:
+        lines.append(_labelled("cause", worst.cause))
+    if worst.remedies and worst.severity > Severity.INFO:
+        lines.append(_labelled("do", thing_to_do(worst.remedies[0])))
+    return lines
+
+
+def start_lines(start: RunStart) -> list[Line]:
+    """What is watched, where it is stored and how often it is measured."""
+    every = start.info.every
+    detail = "detail on every step" if every == 1 else f"detail every {every} steps"
+    words = [*model_words(start.info), detail, f"{start.num_rules} rules", f"stored in {short(str(start.path))}"]
+    return [Line(Text.assemble(("forewarn", "bold"), f"  {' · '.join(words)}"), hang=10)]
+
+
+def end_lines(end: RunEnd) -> list[Line]:
+    """The verdict; if something is wrong, its cause, what to do first and the next command."""
+    sign, style = ((HEALTHY, "green"), (WARNING, "yellow"), (CRITICAL, "bold red"))[end.exit_code]
+    run = short(str(end.path))
+    firing = [alert for alert in end.alerts if alert.state is AlertState.FIRING and alert.severity > Severity.INFO]
+    words = [f"{run}: {end.verdict}", f"{end.num_steps} steps"]
+    words += [f"{counted(firing)} open"] if firing else []
+    words += [f"{end.num_rules} rules"] if end.exit_code == 0 else []
+    words += losses(end.first_loss, end.last_loss)
+    notes = sum(alert.severity is Severity.INFO for alert in end.alerts)
+    words += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
+    lines = [Line(Text.assemble((f"{sign} forewarn", style), f"  {literal(' · '.join(words))}"), hang=12)]
+    serious = [alert for alert in end.alerts if alert.severity > Severity.INFO]
+    if end.exit_code and serious:
+        first = serious[0]
+        told = f"{first.headline or first.name} (step {first.fired}, {first.name})"
+        lines.append(_labelled("cause", told))
+        if first.remedies:
+            lines.append(_labelled("do", thing_to_do(first.remedies[0])))
+    if end.alerts:
+        lines.append(_labelled("next", f"forewarn check {shlex.quote(str(end.path))}"))
+    return lines
+
+
+def _line(step: int, alert: Alert | None, words: str, aside: str = "") -> Line:
+    """A line that begins with a sign and the step; without an alert, something is well again."""
+    sign, style = (HEALTHY, "green") if alert is None else (mark(alert.severity), STYLES[alert.severity])
+    start = f"{sign} step {step}"
+    return Line(Text.assemble((start, style), "  ", (words, "bold" if aside else "")), hang=2, aside=aside)
+
+
+def _labelled(label: str, words: str) -> Line:
+    return Line(Text.assemble((f"  {label:<6} ", "dim"), literal(words)), hang=9)
+
+
+def _name_and_place(group: AlertGroup) -> str:
+    return f"{group.worst.name} {group.place}".rstrip()
 
 
 class _PlainConsole(Console):
@@ -111,23 +277,47 @@ def plain_console(stream: IO[str] | None = None, stderr: bool = False) -> Consol
     return _PlainConsole(file=stream, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def print_lines(console: Console, lines: Sequence[Text]) -> None:
-    """Print lines unwrapped, so that a log can be searched; on a terminal, wrap and indent them."""
+def print_lines(console: Console, lines: Sequence[Line | Text]) -> None:
+    """Print lines unwrapped, so that a log can be searched; on a terminal, wrap and indent them.
+
+    A progress bar of tqdm that is on the screen stays whole.
+    """
+    if not lines:
+        return
+    bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if bars is None or not getattr(bars, "_instances", None):
+        _print(console, lines)
+        return
+    with console.capture() as captured:
+        _print(console, lines)
+    bars.write(captured.get(), file=console.file, end="")
+
+
+def _print(console: Console, lines: Sequence[Line | Text]) -> None:
     for line in lines:
+        line = line if isinstance(line, Line) else Line(line, hang=4)
+        if (spelled := fit_for(console.file, line.text.plain)) != line.text.plain:
+            line = line._replace(text=Text(spelled))
         if not console.is_terminal:
-            console.print(line, soft_wrap=True)
+            console.print(Text(line.plain), soft_wrap=True)
             continue
-        first, *continuation = line.wrap(console, max(20, console.width - len(_INDENT)))
-        console.print(first)
-        for part in continuation:
-            console.print(Text(_INDENT) + part)
+        for part in _fitted(console, line, min(console.width, _WIDEST)):
+            console.print(part, soft_wrap=True)
 
 
-def _headline(step: int, group: AlertGroup) -> Text:
-    worst = group.worst
-    words = f"{group.where}: {numbers(worst.finding, MOST_EVIDENCE)}"
-    return _line(step, str(worst.severity), STYLES[worst.severity], words)
-
-
-def _line(step: int, label: str, style: str, words: str) -> Text:
-    return Text.assemble((f"forewarn step {step}: ", "dim"), (label, style), f" {words}")
+def _fitted(console: Console, line: Line, width: int) -> list[Text]:
+    """The line in parts that are no wider than the terminal."""
+    parts = [line.text.wrap(console, width)[0]]
+    rest = line.text[len(parts[0].plain) :]
+    rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
+    if rest.plain:
+        parts += [Text(" " * line.hang) + part for part in rest.wrap(console, max(20, width - line.hang))]
+    for part in parts:
+        part.rstrip()
+    if line.aside:
+        room = width - parts[-1].cell_len - len(line.aside)
+        if room < 2:
+            parts.append(Text())
+            room = width - len(line.aside)
+        parts[-1] = Text.assemble(parts[-1], " " * max(room, 0), (line.aside, "dim"))
+    return parts

@@ -9,10 +9,9 @@ from rich.text import Text
 from forewarn.judge.families import Family
 from forewarn.judge.rules import family_of
 from forewarn.types import Alert
-from forewarn.views.wording import STYLES, advice, numbers
+from forewarn.views.wording import STYLES, AlertGroup, advice, mark
 
 MOST_REMEDIES = 3
-MOST_NUMBERS = 2
 
 
 def advice_lines(alerts: Sequence[Alert]) -> list[Text]:
@@ -21,8 +20,9 @@ def advice_lines(alerts: Sequence[Alert]) -> list[Text]:
     for alert in alerts:
         if family_of(alert.code) is not Family.EVALUATION:
             continue
-        words = f" {alert.name} ({alert.code}): {numbers(alert.finding, MOST_NUMBERS)}"
-        lines.append(Text.assemble("  ", (str(alert.severity), STYLES[alert.severity]), words))
+        group = AlertGroup((alert,))
+        lines.append(Text.assemble((f"  {mark(alert.severity)}", STYLES[alert.severity]), f" {group.headline}"))
+        lines += [Text(f"    {group.numbers}", style="dim")] if group.numbers else []
         remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
-        lines += [Text(f"    {rank}. {advice(remedy)}") for rank, remedy in remedies]
+        lines += [Text(f"    {rank}. ") + advice(remedy) for rank, remedy in remedies]
     return lines

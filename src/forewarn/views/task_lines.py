@@ -13,14 +13,12 @@ from forewarn.judge.gradient_tally import (
     detect_exploding_gradients,
     detect_vanishing_gradients,
 )
-from forewarn.types import Action, Alert, AlertState, Block, in_words
+from forewarn.types import Action, Alert, Block, in_words
 from forewarn.views.console import News, plain_console, print_lines
-from forewarn.views.wording import advice, literal, short
+from forewarn.views.wording import short
 
-COLLAPSE = "T102"
 BAR = 24
 """Columns of the bar that shows the shares of two tasks."""
-MOST_REMEDIES = 3
 
 _BALANCE_STYLES = {"balanced": "green", "slightly uneven": "cyan", "uneven": "yellow", "very uneven": "bold yellow"}
 _INDENT = " " * 13
@@ -49,12 +47,7 @@ class TaskView:
             elif block.name == "task/ratio":
                 for pair, ratio in self._latest[block.name].items():
                     self._ratios.setdefault(pair, GradientTally()).add_ratio(ratio)
-        collapsed = [alert for alert in changed if alert.code == COLLAPSE and alert.state is AlertState.FIRING]
-        for alert in collapsed:
-            print_lines(self._console, collapse_lines(step, alert))
-        print_lines(
-            self._console, self._news.lines(step, blocks, [alert for alert in changed if alert not in collapsed], taken)
-        )
+        print_lines(self._console, self._news.lines(step, blocks, changed, taken))
 
     def end_epoch(self, epoch: int, loss: float, held_out: Mapping[str, float]) -> None:
         """Print a line for the epoch that has ended, counted from 1, and its gradients."""
@@ -118,19 +111,6 @@ class TaskView:
                 "  weights " + ", ".join(f"{short(name)} {in_words(weight)}" for name, weight in weights.items())
             )
         return [line]
-
-
-def collapse_lines(step: int, alert: Alert) -> list[Text]:
-    """A collapse in red: who dominates, who is starved, by how much, and what to do."""
-    evidence = {name: literal(str(value)) for name, value in alert.finding.evidence.items()}
-    ratio = alert.finding.evidence.get("ratio", float("nan"))
-    words = (
-        f"{evidence.get('dominating', alert.scope)} pulls {in_words(ratio)} times as hard as "
-        f"{evidence.get('starved', alert.scope)}, which is starved"
-    )
-    headline = Text.assemble((f"task collapse at step {step}: ", "bold red"), (words, "red"))
-    remedies = enumerate(alert.remedies[:MOST_REMEDIES], 1)
-    return [headline, *(Text(f"{_INDENT}{rank}. {advice(remedy)}") for rank, remedy in remedies)]
 
 
 def _shares(shares: Mapping[str, float]) -> str:

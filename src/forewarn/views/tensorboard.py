@@ -17,7 +17,7 @@ from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
 from forewarn.metrics import find
 from forewarn.random_states import random_states_kept
 from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
-from forewarn.views.wording import AlertGroup, advice, deed, grouped, numbers, short
+from forewarn.views.wording import AlertGroup, advice, deed, grouped, literal, short
 
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
 
@@ -268,16 +268,16 @@ def _markdown(group: AlertGroup) -> str:
     """What is wrong, where, in which numbers, and what to do."""
     worst = group.worst
     alerts = [worst, *(alert for alert in group.alerts if alert is not worst)]
-    lines = [f"**{worst.severity if group.is_firing else worst.state}** {_escaped(group.where)}", ""]
+    lines = [f"**{worst.severity if group.is_firing else worst.state}** {_escaped(group.headline)}", ""]
     lines += ["| where | severity | state | since step | numbers |", "|---|---|---|---|---|"]
     for alert in alerts[:MOST_PLACES]:
         place = _escaped(short(alert.scope)) or "the run"
-        words = _escaped(numbers(alert.finding))
+        words = _escaped(literal(alert.numbers))
         lines.append(f"| {place} | {alert.severity} | {alert.state} | {alert.since} | {words} |")
     if len(alerts) > MOST_PLACES:
         lines += ["", f"and {len(alerts) - MOST_PLACES} more"]
     if group.is_firing:
-        lines += ["", *(f"{rank}. {_escaped(advice(remedy))}" for rank, remedy in enumerate(worst.remedies, 1))]
+        lines += ["", *(f"{rank}. {_escaped(advice(remedy).plain)}" for rank, remedy in enumerate(worst.remedies, 1))]
         lines += ["", f"why: forewarn explain {_escaped(worst.name)}"]
     return "\n".join(lines)
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forewarn.types import Action, Alert, Block, Distribution
-from forewarn.views import HistogramView, View
+from forewarn.types import Action, Alert, Block, Distribution, RunEnd, RunStart
+from forewarn.views import BookendView, HistogramView, View
 
 _log = logging.getLogger("forewarn")
 
@@ -32,10 +32,17 @@ class ViewSet:
                 self._safely(view, view.show_histograms, step, distributions)
             self._safely(view, view.show, step, blocks, changed, taken)
 
-    def close(self) -> None:
+    def begin(self, start: RunStart) -> None:
+        for view in list(self._views):
+            if isinstance(view, BookendView):
+                self._safely(view, view.begin, start)
+
+    def close(self, end: RunEnd | None = None) -> None:
         """Close each view once, also if an interrupt comes in between and this is called again."""
         while self._views:
             view = self._views.pop(0)
+            if end is not None and isinstance(view, BookendView):
+                self._safely(view, view.end, end)
             self._safely(view, view.close)
 
     def _safely(self, view: View, call: Callable[..., Any], *args: Any) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import IO
 
-from forewarn.types import Action, Alert, AlertState, Finding, Remedy, Severity, in_words
+from rich.text import Text
 
-LONGEST_NAME = 80
-"""Longest name; longer ones are cut in the middle, where they say least."""
+from forewarn.judge.headlines import SEPARATOR, cut, figure
+from forewarn.types import Action, Alert, AlertState, Finding, Remedy, RunInfo, Severity
+
+HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"
+"""The signs in front of a line."""
 
 STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 
@@ -23,8 +27,21 @@ def literal(text: str) -> str:
 
 def short(name: str) -> str:
     """A name made literal, and cut in the middle if it is long."""
-    name, half = literal(name), LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+    return cut(literal(name))
+
+
+_IN_ASCII = str.maketrans({
+    "✓": "+", "⚠": "!", "✖": "x", "·": "-", "→": "->", "×": "x", "–": "-", "…": "...", "✗": "x", "∞": "inf",
+})  # fmt: skip
+
+
+def fit_for(stream: IO[str], text: str) -> str:
+    """Text as a stream can write it: one that knows only ASCII gets signs that look alike."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_IN_ASCII)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +56,24 @@ class AlertGroup:
         return max(self.alerts, key=_weight)
 
     @property
-    def title(self) -> str:
-        return f"{short(self.alerts[0].name)} ({short(self.alerts[0].code)})"
+    def headline(self) -> str:
+        """What happened, in words: in the worst place, if there are several."""
+        return literal(self.worst.headline or self.worst.name)
+
+    @property
+    def numbers(self) -> str:
+        """The quantities behind it, and in how many places it is so."""
+        places = len({alert.scope for alert in self.alerts})
+        parts = [literal(self.worst.numbers), f"the worst of {places} places" if places > 1 else ""]
+        return SEPARATOR.join(part for part in parts if part)
 
     @property
     def place(self) -> str:
-        """The only scope, or their number and the worst; empty if it is about the run as a whole."""
+        """The only scope or their number; empty if it is about the run as a whole."""
         scopes = {alert.scope for alert in self.alerts}
-        worst = self.worst.scope
-        if len(scopes) == 1:
-            return f"in {short(worst)}" if worst else ""
-        if not worst:
-            return f"in the run as a whole and in {len(scopes) - 1} {'place' if len(scopes) == 2 else 'places'}"
-        return f"in {len(scopes)} places, worst {short(worst)}"
-
-    @property
-    def where(self) -> str:
-        """The title and the place."""
-        return f"{self.title} {self.place}".rstrip()
+        if len(scopes) > 1:
+            return f"in {len(scopes)} places"
+        return f"in {short(self.worst.scope)}" if self.worst.scope else ""
 
     @property
     def is_firing(self) -> bool:
@@ -76,17 +93,40 @@ def news_of(alert: Alert) -> Finding:
     return alert.announced or alert.finding
 
 
-def numbers(finding: Finding, most: int | None = None) -> str:
-    """The value, its bound and the evidence, or the first of it: `9.1 (bound 2.3), level 2.1, ratio 4.3`."""
-    parts = [] if math.isnan(finding.bound) else [f"{in_words(finding.value)} (bound {in_words(finding.bound)})"]
-    for name, value in list(finding.evidence.items())[:most]:
-        parts.append(f"{literal(name).replace('_', ' ')} {literal(in_words(value))}")
-    return ", ".join(parts)
+def mark(severity: Severity) -> str:
+    """The sign of an alert."""
+    return {Severity.INFO: INFORMATION, Severity.WARNING: WARNING, Severity.CRITICAL: CRITICAL}[severity]
 
 
-def advice(remedy: Remedy) -> str:
-    """What to do and why, on one line."""
-    return f"{literal(str(remedy))}: {literal(remedy.why)}"
+def advice(remedy: Remedy) -> Text:
+    """What to do and why: two sentences."""
+    why = literal(remedy.why)
+    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why[:1].upper()}{why[1:]}." if why else "")
+
+
+def thing_to_do(remedy: Remedy) -> str:
+    """A remedy as a sentence without a full stop."""
+    return literal(remedy.do or str(remedy))
+
+
+def steps_of(alerts: Iterable[Alert]) -> str:
+    """From the first step at which any of them was seen to the last: `steps 250–252`."""
+    alerts = list(alerts)
+    since, last = min(alert.since for alert in alerts), max(alert.last for alert in alerts)
+    return f"step {since}" if since == last else f"steps {since}–{last}"
+
+
+def losses(first: float, last: float) -> list[str]:
+    """`loss 2.3 → 0.004`; nothing, if no loss was given."""
+    return [] if math.isnan(first) else [f"loss {figure(first)} → {figure(last)}"]
+
+
+def model_words(info: RunInfo) -> list[str]:
+    """`GPT`, `0.8 million parameters`, `AdamW`."""
+    size = info.num_parameters
+    count = f"{size / 1e9:.3g} billion" if size >= 1e9 else f"{size / 1e6:.3g} million" if size >= 1e6 else f"{size:,}"
+    words = [short(info.model), f"{count} parameters" if size else "", *map(short, info.optimizers)]
+    return [word for word in words if word]
 
 
 def deed(action: Action) -> str:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ import numpy as np
 import forewarn
 from forewarn.judge.derived import derivations
 from forewarn.judge.examples import Example, examples
-from forewarn.judge.headlines import headline, keys
+from forewarn.judge.headlines import SEPARATOR, Message, Telling, tell
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, RuleSet
+from forewarn.judge.ledger import prescribe
 from forewarn.judge.registry import Rule
 from forewarn.metrics import BUILT_IN
 from forewarn.settings import Settings
@@ -238,52 +238,50 @@ def says_what_its_settings_count(kind: type[Settings]) -> None:
         assert counts in ("steps", "readings", "epochs") or not is_wait, f"{kind.__name__}.{field.name} counts what?"
 
 
+LONGEST_HEADLINE = 100
+
+
 def message_fits(rule: Rule) -> None:
-    """The findings of its examples have the keys of a message, each message is used, and each number has a name."""
+    """Its examples have the keys of a message, each message is used, and what they say names every number."""
     seen = [finding for example in examples(rule) if example.fires for finding in findings_of(rule, example)]
     assert seen
-    used: set[str] = set()
+    used: set[Message] = set()
     for finding in seen:
-        known = {"value", "bound", *finding.evidence, *(["scope"] if finding.scope else [])}
-        fitting = [message for message in rule.messages if keys(message) <= known]
+        known = {"value", "bound", *finding.evidence, *(["scope", "group"] if finding.scope else [])}
+        fitting = [message for message in rule.messages if message.keys <= known]
         assert fitting, f"no message has only the keys {sorted(known)}"
         used.add(fitting[0])
-        said = headline(rule, finding)
-        assert re.fullmatch(r".+\.", said), said
-        assert not re.search(r"[{}]|\bnan\b", said), said
+        says_it_plainly(tell(rule.messages, finding), finding)
     assert used == set(rule.messages), f"no example leads to {set(rule.messages) - used}"
-    names = {key for finding in seen for key, value in finding.evidence.items() if isinstance(value, str)}
-    for message in rule.messages:
-        _labels_its_numbers(message, {"scope", *names})
 
 
-def _labels_its_numbers(message: str, names: set[str]) -> None:
-    parts = list(Formatter().parse(message))
-    for position, (before, key, spec, _) in enumerate(parts):
-        assert not any(letter.isdigit() for letter in before), f"a number that is not from the evidence: {before!r}"
-        if key is None or key in names:
-            continue
-        after = parts[position + 1][0] if position + 1 < len(parts) else ""
-        right = next((word for word in after.lstrip(" )").split() if word not in CONNECTIVES | {"the"}), "")
-        carried = position > 0 and bool(before.split()) and set(before.split()) <= CONNECTIVES  # "from {a} to {b}"
-        assert carried or _names_it(before) or _is_word(right), f"nothing says what {{{key}}} is in {message!r}"
-        if key.endswith("_steps"):
-            assert "step" in before + after, f"{{{key}}} has no unit in {message!r}"
-        if spec and spec.endswith("%"):
-            assert after, message
+def says_it_plainly(told: Telling, finding: Finding) -> None:
+    """A headline without a full stop; numbers that each have a name; a number at all, if something was compared."""
+    assert told.headline, told
+    assert (
+        told.headline[0].isupper()
+        or told.headline.startswith((finding.scope or "\0", "`"))
+        or ((told.headline[0].isdigit() and "%" in told.headline) or " of " in told.headline)
+    ), told.headline
+    assert not told.headline.endswith("."), told.headline
+    assert len(told.headline) <= LONGEST_HEADLINE, told.headline
+    for text in told:
+        assert not re.search(r"[{}]|\bnan\b|\bunset\b", text), text
+    if finding.bound == finding.bound and finding.bound != 0:
+        assert told.numbers, f"nothing says what {finding.value} is"
+    for part in filter(None, told.numbers.split(SEPARATOR)):
+        assert re.match(r"[^\W\d_]{2,}", part), f"nothing says what the number in {part!r} is"
 
 
-def _names_it(before: str) -> bool:
-    """Whether the text in front of a number says what it is: a verb or a pronoun alone does not."""
-    words = [word for word in before.rstrip(" (:,").split() if word not in CONNECTIVES]
-    return bool(words) and _is_word(words[-1])
-
-
-def _is_word(text: str) -> bool:
-    return sum(map(str.isalpha, text)) >= 2 and text not in CONNECTIVES | {"It", "They", "This", "That"}
-
-
-CONNECTIVES = {"is", "are", "was", "to", "of", "at", "by", "and", "from", "than", "only", "still", "now", "about"}
+def remedies_fit(rule: Rule) -> None:
+    """What it advises in its examples is an imperative without a full stop, with all its numbers filled in."""
+    for example in examples(rule):
+        for finding in findings_of(rule, example) if example.fires else []:
+            for remedy in prescribe(rule, finding, History(), FACTS):
+                assert re.match(r"[A-Z`]", remedy.do), f"{remedy.action} does not say what to do: {remedy.do!r}"
+                assert not re.search(r"[{}]|\bNaN\b|\.$", remedy.do), remedy.do
+                assert remedy.why, remedy
+                assert not remedy.why.endswith("."), remedy.why
 
 
 def numbers_are_settings(source: str) -> None:

@@ -12,6 +12,7 @@ from forewarn.config import Thresholds, check_tables
 from forewarn.judge.documentation import sample_remedies
 from forewarn.judge.examples import examples
 from forewarn.judge.families import Family, Phase
+from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.ledger import _chains, _Episode
 from forewarn.judge.registry import Rule, finding, rule
@@ -134,6 +135,11 @@ def test_its_message_fits_what_it_finds(rule):
     contract.message_fits(rule)
 
 
+@every_rule
+def test_its_remedies_say_what_to_do(rule):
+    contract.remedies_fit(rule)
+
+
 @every_rule_with_settings
 def test_it_reads_every_one_of_its_settings(rule):
     contract.reads_every_setting(rule)
@@ -186,7 +192,8 @@ def too_high(loss: Series, settings: TooHigh) -> Finding | None:
 
 SOUND = Rule(
     code="L900", name="too-high", family=Family.LOSS, reads=("train/loss",), when=("train/loss",), check=too_high,
-    settings=TooHigh, messages=("The loss is {value} (limit {bound}).",), remedies=(advise("look", "it is made up"),),
+    settings=TooHigh, messages=(Message("The loss is too high", "loss {value} · limit {bound}"),),
+    remedies=(advise("look", "Look", "it is made up"),),
 )  # fmt: skip
 
 
@@ -200,6 +207,7 @@ def test_a_sound_rule_keeps_every_clause():
     contract.reads_what_is_written(SOUND)
     contract.speaks_only_of_new_readings(SOUND)
     contract.message_fits(SOUND)
+    contract.remedies_fit(SOUND)
     contract.reads_every_setting(SOUND)
     contract.says_what_its_settings_count(TooHigh)
 
@@ -287,19 +295,26 @@ def test_a_metric_that_nobody_writes_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("message", "defect"),
+    ("messages", "defect"),
     [
-        ("The loss is {size}.", "no message has only the keys"),
-        ("The loss is {value} (9).", "a number that is not from the evidence"),
-        ("{value} ({bound}).", "nothing says what {value} is"),
-        ("It is {value} and {bound}.", "nothing says what {value} is"),
-        (("The loss is {value}.", "The loss is high."), "no example leads to"),
+        ([Message("It is {missing}")], "no message has only the keys"),
+        ([Message("It is high", "loss {value}"), Message("It is still high", "loss {value}")], "no example leads to"),
+        ([Message("It is high.", "loss {value}")], "It is high."),
+        ([Message("It is high", "{value} · limit {bound}")], "nothing says what the number in '20' is"),
+        ([Message("It is high")], "nothing says what 20.0 is"),
+        ([Message("It is " + "very " * 30 + "high", "loss {value}")], "very"),
     ],
 )
-def test_a_message_that_does_not_fit_is_noticed(message, defect):
-    messages = (message,) if isinstance(message, str) else message
+def test_a_message_that_does_not_fit_is_noticed(messages, defect):
     with pytest.raises(AssertionError, match=re.escape(defect)):
-        contract.message_fits(dataclasses.replace(SOUND, messages=messages))
+        contract.message_fits(dataclasses.replace(SOUND, messages=tuple(messages)))
+
+
+@pytest.mark.parametrize("do", ["", "look at it", "Look at it.", "Look at {{this}}", "Look at {unknown}"])
+def test_advice_that_does_not_say_what_to_do_is_noticed(do):
+    numbers = {"unknown": float("nan")}
+    with pytest.raises(AssertionError):
+        contract.remedies_fit(dataclasses.replace(SOUND, remedies=(advise("look", do, "it is made up", **numbers),)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Remedies for alerts: each function here makes a prescription for a rule's `remedies`."""
+"""Remedies for alerts: each function here makes a prescription for the `remedies` of a rule."""
 
 from forewarn.judge.remedies.course import roll_back, skip_batch, snapshot, stop, stop_early, train_longer
 from forewarn.judge.remedies.model_and_data import (

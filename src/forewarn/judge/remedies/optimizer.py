@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
+from forewarn.judge.headlines import figure, place
 from forewarn.judge.history import History
-from forewarn.judge.remedies.prescription import Prescription, beta2, current_lr, scaled
+from forewarn.judge.remedies.prescription import Numbers, Prescription, beta2, change, current_lr, scaled
 from forewarn.types import Finding, Remedy, RunInfo
 
-_CLIP_AT = 1.0  # the usual bound for language models (GPT-3, Llama), where a run says nothing of its own
-_CLIP_WINDOW = 100  # steps whose median gradient norm is the run's own usual one
-_STABLE_BETA2 = 0.95  # what large models train with against spikes (Zhang et al. 2022, OPT; Touvron et al. 2023, Llama)
-_FIRST_WEIGHT_DECAY = 0.01  # AdamW's own default
-_USUAL_WEIGHT_DECAY = 0.1  # what large models train with (GPT-3, Llama)
+_CLIP_AT = 1.0  # the usual limit for language models (GPT-3, Llama), for runs without a usable norm
+_CLIP_WINDOW = 100  # steps whose median gradient norm is the usual norm of the run
+_STABLE_BETA2 = 0.95  # used by large models against spikes (Zhang et al. 2022, OPT; Touvron et al. 2023, Llama)
+_FIRST_WEIGHT_DECAY = 0.01  # the default of AdamW
+_USUAL_WEIGHT_DECAY = 0.1  # used by large models (GPT-3, Llama)
 
 
-def clip_gradient(why: str = "a bounded gradient norm bounds what one batch can do") -> Prescription:
-    """Clip at the run's usual gradient norm; where it is clipped already, at half of that."""
+def clip_gradient(why: str = "clipping limits the damage from one bad batch") -> Prescription:
+    """Clip at the run's usual gradient norm; if the run clips already, at half its current limit."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         clip = history.series("train/clip").last
         if clip > 0:
-            return Remedy("lower_clip", {"from": clip, "to": clip / 2}, why, safety="opt_in")
+            numbers: Numbers = {"from": clip, "to": clip / 2}
+            return Remedy("lower_clip", numbers, why, safety="opt_in", do=change("Lower", "the clipping norm", numbers))
         usual = history.series("gradient/global_norm").median(_CLIP_WINDOW, skip=1)
         healthy = usual if 0 < usual < abs(finding.bound) else _CLIP_AT
-        return Remedy("clip_gradient", {"max_norm": healthy}, why, safety="opt_in")
+        do = f"Clip gradients to a norm of {figure(healthy)}"
+        return Remedy("clip_gradient", {"max_norm": healthy}, why, safety="opt_in", do=do)
 
     return prescribe
 
 
-def lower_beta2(why: str = "the optimizer then notices a rise of the gradients within tens of steps") -> Prescription:
-    """Let Adam forget old gradients sooner; None for optimizers without β2 or where it is low already."""
+def lower_beta2(why: str = "Adam then adapts to larger gradients within tens of steps") -> Prescription:
+    """Let Adam forget old gradients sooner; None if the optimizer has no β2 or a low one already."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = beta2(info, 0.0)
         if now <= _STABLE_BETA2:
             return None
-        return Remedy("lower_beta2", {"from": now, "to": _STABLE_BETA2}, why)
+        numbers: Numbers = {"from": now, "to": _STABLE_BETA2}
+        return Remedy("lower_beta2", numbers, why, do=change("Lower", "beta2", numbers))
 
     return prescribe
 
 
-def lower_weight_decay(factor: float, why: str = "the decay pulls harder than the gradient pushes") -> Prescription:
+def lower_weight_decay(factor: float, why: str = "the decay is stronger than the gradient") -> Prescription:
     """Multiply the weight decay by `factor`; None if the run has none."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
-        return Remedy("lower_weight_decay", scaled(now, factor), why) if now > 0 else None
+        numbers = scaled(now, factor)
+        do = change("Lower", "the weight decay", numbers)
+        return Remedy("lower_weight_decay", numbers, why, do=do) if now > 0 else None
 
     return prescribe
 
@@ -58,28 +66,35 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
             to = _FIRST_WEIGHT_DECAY
         else:
             to = _USUAL_WEIGHT_DECAY if now < _USUAL_WEIGHT_DECAY else 2 * now
-        return Remedy("raise_weight_decay", {"from": now, "to": to}, why, safety="opt_in")
+        numbers: Numbers = {"from": now, "to": to}
+        do = change("Raise", "the weight decay", numbers)
+        return Remedy("raise_weight_decay", numbers, why, safety="opt_in", do=do)
 
     return prescribe
 
 
-def add_to_optimizer(why: str = "the optimizer moves only what is in one of its groups") -> Prescription:
+def add_to_optimizer(why: str = "an optimizer only updates the parameters it was given") -> Prescription:
     """Add the parameter to the optimizer."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": current_lr(history)}, why)
+        lr = current_lr(history)
+        do = f"Add {place(finding.scope, info) or 'the parameter'} to the optimizer"
+        do += "" if math.isnan(lr) else f" with learning rate {figure(lr)}"
+        return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": lr}, why, do=do)
 
     return prescribe
 
 
-def keep_in_float32(why: str = "in few bits a small update is rounded back to the old weight") -> Prescription:
-    """Keep the master copy of the weight in float32; None if it already is in float32 or wider."""
+def keep_in_float32(why: str = "in low precision, small updates are rounded away") -> Prescription:
+    """Keep the master copy of the weight in float32; None if it is in float32 or wider already."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         parameter = info.parameters.get(finding.scope)
         dtype = parameter.dtype if parameter else "low precision"
         if dtype in ("float32", "float64"):
             return None
-        return Remedy("keep_in_float32", {"from": dtype, "to": "float32", "parameter": finding.scope}, why)
+        numbers: Numbers = {"from": dtype, "to": "float32", "parameter": finding.scope}
+        do = f"Keep {place(finding.scope, info) or 'the weights'} in float32 instead of {dtype}"
+        return Remedy("keep_in_float32", numbers, why, do=do)
 
     return prescribe

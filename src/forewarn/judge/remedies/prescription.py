@@ -1,6 +1,6 @@
 """Prescriptions, and the facts about a run that they share.
 
-A prescription is a function from a finding, the history and the run's information to a remedy with its numbers.
+A prescription turns a finding, the history and the facts of a run into a remedy with its numbers filled in.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forewarn.judge.headlines import filled, place
 from forewarn.judge.history import History
 from forewarn.types import Finding, FrozenCause, Remedy, RunInfo
 
 Prescription = Callable[[Finding, History, RunInfo], Remedy | None]
-"""A remedy without its numbers yet; None if it makes no sense for this finding."""
+"""Makes a remedy; None if it does not apply to this finding."""
 
 Numbers = dict[str, float | str]
 
@@ -24,19 +25,25 @@ STEPS = ("total_steps", "max_steps")
 
 
 def advise(
-    action: str, why: str, *, scope_is: str = "", safety: str = "notify", **numbers: float | str
+    action: str, do: str, why: str, *, scope_is: str = "", safety: str = "notify", **numbers: float | str
 ) -> Prescription:
-    """Something to do, with the step of the finding and, under the name `scope_is`, its scope."""
+    """Advice with the step of the finding and, under the name `scope_is`, its scope.
+
+    `do` is an instruction without a full stop, filled in with these numbers and the evidence, such as
+    `Look at the batch of step {step}`. `why` is the reason: another sentence, also without a full stop.
+    """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         named_scope: Numbers = {scope_is: finding.scope} if scope_is and finding.scope else {}
-        return Remedy(action, {**named_scope, **numbers, "step": finding.step}, why, safety)
+        parameters: Numbers = {**named_scope, **numbers, "step": finding.step}
+        figures = {"scope": place(finding.scope, info) or "the model", **finding.evidence, **parameters}
+        return Remedy(action, parameters, why, safety, filled(do, figures))
 
     return prescribe
 
 
 def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
-    """The prescription if the evidence names this cause, else none."""
+    """The prescription, only for findings whose evidence names this cause."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         return prescription(finding, history, info) if finding.evidence.get("cause") == cause.name.lower() else None
@@ -45,7 +52,7 @@ def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
 
 
 def current_lr(history: History, info: RunInfo | None = None) -> float:
-    """The largest learning rate of all parameter groups now; before the first step, that at attach time; else NaN."""
+    """The largest current learning rate of any parameter group; before the first step, the initial one; else NaN."""
     last = history.panel("train/lr").last
     if len(last) and not np.isnan(last).all():
         return float(np.nanmax(last))
@@ -64,6 +71,13 @@ def _number(info: RunInfo, name: str) -> float:
 
 def scaled(now: float, factor: float) -> Numbers:
     return {"factor": factor} if math.isnan(now) else {"from": now, "to": now * factor}
+
+
+def change(verb: str, quantity: str, numbers: Numbers) -> str:
+    """A change in words: `Lower the learning rate from 0.1 to 0.05`, or `Multiply the learning rate by 0.5`."""
+    if "from" in numbers:
+        return f"{verb} {quantity} {filled('from {from} to {to}', numbers)}"
+    return f"Multiply {quantity} {filled('by {factor}', numbers)}"
 
 
 def beta2(info: RunInfo, default: float) -> float:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 
+from forewarn.judge.headlines import figure, filled
 from forewarn.judge.history import History
-from forewarn.judge.remedies.prescription import STEPS, Prescription, beta2, current_lr, declared, scaled
+from forewarn.judge.remedies.prescription import (
+    STEPS,
+    Numbers,
+    Prescription,
+    beta2,
+    change,
+    current_lr,
+    declared,
+    scaled,
+)
 from forewarn.types import Finding, Remedy, RunInfo
 
 _USUAL_BETA2 = 0.999
-_WARM_UP_SHARE = 0.1  # of the declared number of steps: a longer warm-up is a run of its own
+_WARM_UP_SHARE = 0.1  # of the declared number of steps: the longest sensible warm-up
 _FLOOR_SHARE = 0.1  # of the peak, where a cosine usually ends
+_LR = "the learning rate"
 
 
 def lower_lr(factor: float, why: str = "smaller steps keep the weights where the loss is low") -> Prescription:
@@ -18,23 +29,24 @@ def lower_lr(factor: float, why: str = "smaller steps keep the weights where the
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
-        return Remedy("lower_lr", scaled(now, factor), why, safety="opt_in") if now != 0 else None
+        numbers = scaled(now, factor)
+        return Remedy("lower_lr", numbers, why, safety="opt_in", do=change("Lower", _LR, numbers)) if now != 0 else None
 
     return prescribe
 
 
-def restore_lr(
-    why: str = "the weights move no further per step than they did while the run was healthy",
-) -> Prescription:
-    """Back to the learning rate before it jumped; without a jump, lower by as much as the finding exceeds its level."""
+def restore_lr(why: str = "the weights then move as far per step as when the run was healthy") -> Prescription:
+    """Back to the learning rate before it jumped; without a jump, lower it by the factor the finding is too large."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         now, before = current_lr(history), finding.evidence.get("lr_before")
         if isinstance(before, float) and before > 0:
-            return Remedy("lower_lr", {"from": now, "to": before}, why, safety="opt_in")
+            do = f"Set the learning rate back to {figure(before)}"
+            return Remedy("lower_lr", {"from": now, "to": before}, why, safety="opt_in", do=do)
         excess = finding.evidence.get("ratio", 2.0)
         factor = 1 / excess if isinstance(excess, float) and 1 < excess < math.inf else 0.5
-        return Remedy("lower_lr", scaled(now, factor), why, safety="opt_in")
+        numbers = scaled(now, factor)
+        return Remedy("lower_lr", numbers, why, safety="opt_in", do=change("Lower", _LR, numbers))
 
     return prescribe
 
@@ -43,33 +55,37 @@ def set_lr(why: str) -> Prescription:
     """Set the learning rate of the group to what the finding was compared with."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        return Remedy(
-            "set_lr", {"group": finding.scope, "from": finding.value, "to": finding.bound}, why, safety="opt_in"
-        )
+        numbers: Numbers = {"group": finding.scope, "from": finding.value, "to": finding.bound}
+        do = filled("Set the learning rate of group {group} to {to}", numbers)
+        return Remedy("set_lr", numbers, why, safety="opt_in", do=do)
 
     return prescribe
 
 
-def raise_lr(factor: float, why: str = "the steps are too small to get anywhere") -> Prescription:
-    """Multiply the learning rate by `factor`; where it is 0, back to what the run began with.
+def raise_lr(factor: float, why: str = "the steps are too small to make progress") -> Prescription:
+    """Multiply the learning rate by `factor`; where that changes nothing, back to the initial one.
 
-    That is the rate at the foot of a cycle, not `peak_lr`: a run that stands still is not restarted at full speed.
+    In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed.
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
-        if now != 0:
-            return Remedy("raise_lr", scaled(now, factor), why, safety="opt_in")
+        if now * factor != now:
+            numbers = scaled(now, factor)
+            return Remedy("raise_lr", numbers, why, safety="opt_in", do=change("Raise", _LR, numbers))
         begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in info.groups), default=0.0)
-        return Remedy("raise_lr", {"from": now, "to": begun}, why, safety="opt_in") if begun > 0 else None
+        if begun <= now:
+            return None
+        do = f"Set the learning rate back to {figure(begun)}"
+        return Remedy("raise_lr", {"from": now, "to": begun}, why, safety="opt_in", do=do)
 
     return prescribe
 
 
-def warm_up(why: str = "the statistics of the optimizer settle before the steps are large") -> Prescription:
-    """Let the learning rate rise linearly over 2 / (1 − β2) steps (Ma and Yarats 2021), to where it was before a jump.
+def warm_up(why: str = "the optimizer's statistics settle before the steps get large") -> Prescription:
+    """Raise the learning rate linearly over 2 / (1 − β2) steps (Ma and Yarats 2021), to its value before any jump.
 
-    Over no more than a tenth of the declared steps, or, where none are declared, than the run has made so far.
+    The warm-up takes at most a tenth of the declared steps; if none are declared, at most the steps so far.
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
@@ -78,36 +94,45 @@ def warm_up(why: str = "the statistics of the optimizer settle before the steps 
         most = round(_WARM_UP_SHARE * total) if total > 0 else finding.step + 1
         before = finding.evidence.get("lr_before")
         to = before if isinstance(before, float) and before > 0 else current_lr(history)
-        return Remedy("warm_up", {"steps": max(1, min(steps, most)), "to": to}, why)
+        numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to}
+        words = "Warm up the learning rate" + ("" if math.isnan(to) else " to {to}") + " over {steps} steps"
+        return Remedy("warm_up", numbers, why, do=filled(words, numbers))
 
     return prescribe
 
 
-def decay_lr(why: str = "small steps at the end find what large ones jump over") -> Prescription:
+def decay_lr(why: str = "small steps settle where large ones overshoot") -> Prescription:
     """Decay the learning rate to a tenth, over the remaining steps if their number is declared."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         now = current_lr(history, info)
         if now == 0:
             return None
-        numbers: dict[str, float | str] = {"shape": "cosine"}
-        if not math.isnan(now):
+        numbers: Numbers = {"shape": "cosine"}
+        words = "Decay the learning rate"
+        if math.isnan(now):
+            words += " to a tenth"
+        else:
             numbers |= {"from": now, "to": _FLOOR_SHARE * now}
+            words += " from {from} to {to}"
         total = declared(info, *STEPS)
         if total > finding.step + 1:
             numbers["steps"] = total - finding.step - 1
-        return Remedy("decay_lr", numbers, why)
+            words += " over {steps} steps"
+        return Remedy("decay_lr", numbers, why, do=filled(words, numbers))
 
     return prescribe
 
 
-def plan_steps(why: str = "a schedule ends well only if it ends with the training") -> Prescription:
-    """The number of steps the schedule is planned for, and the number it should be planned for."""
+def plan_steps(why: str = "the schedule should end when training ends") -> Prescription:
+    """Plan the schedule for the number of steps that the run takes."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         planned = finding.evidence.get("ended", declared(info, *STEPS))
         needed = finding.evidence.get("steps_needed", finding.step + 1)
         is_different = isinstance(planned, int | float) and not math.isnan(planned) and planned != needed
-        return Remedy("plan_steps", {"from": planned, "to": needed} if is_different else {"to": needed}, why)
+        numbers: Numbers = {"from": planned, "to": needed} if is_different else {"to": needed}
+        words = "Plan the schedule for {to} steps" + (" instead of {from}" if is_different else "")
+        return Remedy("plan_steps", numbers, why, do=filled(words, numbers))
 
     return prescribe

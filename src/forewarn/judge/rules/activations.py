@@ -1,4 +1,4 @@
-"""Rules about what the layers give."""
+"""Rules about layer outputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
@@ -15,7 +16,7 @@ from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, RunInfo, Severity
 
 _PARTS = 10
-"""A loss has fallen if its newest tenth in memory lies below its oldest."""
+"""The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +24,9 @@ class DeadUnits(Settings):
     """When `dead-units` fires."""
 
     share: float = between(0.5, 0.0, 1.0)
-    """Share of the units of a layer that are dead at which to warn."""
+    """Fraction of a layer's units that must be dead to warn."""
     critical: float = between(0.99, 0.0, 1.0)
-    """The share that is critical: nothing passes through the layer any more."""
+    """Fraction of dead units that is critical: almost nothing passes through the layer any more."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -36,26 +37,29 @@ class DeadUnits(Settings):
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
     explains=("G103", "U101", "U103"),
     settings=DeadUnits,
-    message="{value:.0%} of the units of {scope} are zero on every input (limit {bound:.0%}, seen over {lasting_steps} "
-    "steps).",
+    message=Message(
+        "{value:%} of the units in {scope} are always zero",
+        "dead units {value:%} · limit {bound:%} · zero outputs {zero_fraction:%} · steps observed {lasting_steps}",
+    ),
     remedies=(
-        advise("lower_bias", "a bias far below zero keeps units off for every input: start it at 0", scope_is="layer",
-               to=0.0),
-        lower_lr(0.5, "one step that is too large pushes a unit below zero for good"),
-        advise("replace_activation", "LeakyReLU and GELU pass a gradient where ReLU has none", scope_is="layer",
-               negative_slope=0.01),
-        advise("reinitialise_units", "a unit that is off on every input has no gradient and does not come back",
-               scope_is="layer"),
+        advise("lower_bias", "Initialise the bias that feeds {scope} to {to}",
+               "a strongly negative bias keeps units off for every input", scope_is="layer", to=0.0),
+        lower_lr(0.5, "a single step that is too large can push a unit below zero for good"),
+        advise("replace_activation", "Replace {scope} with LeakyReLU(negative_slope={negative_slope})",
+               "LeakyReLU and GELU pass a gradient where ReLU passes none", scope_is="layer", negative_slope=0.01),
+        advise("reinitialise_units", "Reinitialise the dead units in {scope}",
+               "a unit that is off for every input has no gradient and cannot recover", scope_is="layer"),
     ),
 )  # fmt: skip
 def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
-    """Units of a ReLU that are zero on every input.
+    """Many units of a ReLU layer are zero for every input.
 
     ## Why is this bad?
-    A unit that is off for all inputs has no gradient: it never comes back, and the layer is as much narrower as it has
-    such units. Large steps, biases far below zero and inputs that are not centred make them. A unit that is zero on
-    most inputs is not dead, it is selective: half of all values, or nine in ten, may be zero in a healthy layer, and
-    that alone never fires. Counted are units that were zero on everything that was read in ten measured steps.
+    A unit that is off for every input gets no gradient, so it never recovers, and the layer loses that part of its
+    width. Large steps, strongly negative biases and inputs that are not centred cause this.
+
+    A unit that is zero for most inputs is selective, not dead: half or even 90% of all values may be zero in a healthy
+    layer, and that alone never fires. Only units that were zero for every value read over ten measured steps count.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
@@ -65,7 +69,7 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     if not len(marked):
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
-    # The first reading looks back on as many measured steps as any other.
+    # The first reading covers as many measured steps as any later one.
     window = info.dead_unit_window
     began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
     for index in marked:
@@ -83,7 +87,7 @@ class SaturatedUnits(Settings):
     """When `saturated-units` fires."""
 
     share: float = between(0.5, 0.0, 1.0)
-    """Share of the units of a layer, or of the rows of a softmax, that are saturated at which to warn."""
+    """Fraction of a layer's units, or of a softmax's rows, that must be saturated to warn."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -94,24 +98,27 @@ class SaturatedUnits(Settings):
     "A102", "saturated-units", reads=("activation/saturated_fraction",), per_scope=True, hold=3, keep=200,
     explains=("G103", "U101", "U103"),
     settings=SaturatedUnits,
-    message="{value:.0%} of the units of {scope} are saturated (limit {bound:.0%}).",
+    message=Message(
+        "{value:%} of {scope} is saturated",
+        "saturated fraction {value:%} · limit {bound:%} · counted beyond {beyond:%} of the range",
+    ),
     remedies=(
-        advise("shrink_inputs", "what comes in is too large: normalise it, or start the weights before it smaller",
+        advise("shrink_inputs", "Normalise the input of {scope}",
+               "the input is too large; smaller initial weights in the layer before it help too", scope_is="layer"),
+        lower_lr(0.5, "large steps push the inputs of bounded functions into their flat ends"),
+        advise("replace_activation", "Replace {scope} with GELU or ReLU", "neither is flat on both sides",
                scope_is="layer"),
-        lower_lr(0.5, "large steps drive the inputs of bounded functions out to where they are flat"),
-        advise("replace_activation", "GELU and ReLU are not flat on both sides", scope_is="layer"),
-        advise("divide_logits", "the logits of a softmax grow with the square root of their width: divide by it",
-               scope_is="layer"),
+        advise("divide_logits", "If {scope} is a softmax, divide its logits by √width",
+               "the logits of a softmax grow with the square root of their width", scope_is="layer"),
     ),
 )  # fmt: skip
 def saturated_units(saturated: Panel, settings: SaturatedUnits, info: RunInfo) -> Iterator[Finding]:
-    """Outputs of a tanh, sigmoid or softmax stuck where they are flat.
+    """A tanh, sigmoid or softmax is stuck where it is flat.
 
     ## Why is this bad?
-    At the ends of its range a bounded function has almost no slope, and no gradient passes. A unit of a tanh or sigmoid
-    counts if it was there on everything that was read in ten measured steps; of a softmax the rows count in which one
-    entry has nearly all the weight. A sigmoid or softmax that is the output of the model is not judged: it is meant to
-    be sure.
+    A bounded function is almost flat at the ends of its range, so no gradient passes. A unit of a tanh or sigmoid
+    counts if it was at an end for every value read over ten measured steps. A row of a softmax counts if one entry has
+    nearly all the weight. A sigmoid or softmax at the output of the model is not judged: it is meant to be confident.
 
     ## Example
     fires: activation/saturated_fraction{layer.tanh} 0.8x3
@@ -132,17 +139,17 @@ class ExplodingActivation(Settings):
     """When `exploding-activation` fires."""
 
     magnitude: float = between(3e4, 0.0)
-    """Largest magnitude at which to warn, whatever came before: half of what float16 can hold."""
+    """Largest absolute output allowed, whatever the history: about half the maximum of float16."""
     factor: float = between(10.0, 1.0)
-    """Times the median of the earlier checks."""
+    """Multiple of the median of earlier checks above which an output has exploded."""
     lasting_checks: int = between(2, 1, counts="readings")
-    """Checks in a row that the growth must last for: a single batch may be absurd."""
+    """Number of checks in a row above that multiple: a single batch may be an outlier."""
     least: float = between(100.0, 0.0)
-    """Magnitude below which no growth matters: logits of 10 after a start at 0.1 are what learning looks like."""
+    """Magnitude below which growth is ignored: logits that grow from 0.1 to 10 are a sign of learning."""
     minimum: int = between(8, 2, counts="readings")
-    """Earlier checks that must have been seen before growth is judged."""
+    """Number of earlier checks needed before growth is judged."""
     growth: float = between(3.0, 1.0)
-    """Times its oldest kept value up to which that median is a level; above, the layer is still growing into place."""
+    """Largest ratio of that median to the oldest value kept; above it, the layer is still settling."""
 
 
 @rule(
@@ -151,34 +158,44 @@ class ExplodingActivation(Settings):
     explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
     settings=ExplodingActivation,
     message=(
-        "The largest output of {scope} is {value} (limit {bound}, usually {level}); the first such layer is {first}.",
-        "The output of {scope} holds {value} values that are not finite; the first such layer is {first}.",
+        Message(
+            "The output of {scope} is far too large",
+            "largest magnitude {value} · limit {bound} · usual {level} · first affected {first}",
+        ),
+        Message(
+            "The output of {scope} contains NaN or infinity",
+            "non-finite values {value} · first affected {first}",
+        ),
     ),
     remedies=(
-        advise("inspect_layer", "whatever multiplies here has lost its scale: look at its weights, at what it is "
-               "given, and at the normalisation before it", scope_is="layer"),
-        lower_lr(0.5, "weights that grow from step to step carry the activations along"),
+        advise("inspect_layer", "Check the weights of {scope} and the scale of its input",
+               "one of them has grown out of range; a normalisation before the layer keeps its input in range",
+               scope_is="layer"),
+        lower_lr(0.5, "weights that grow with every step make the activations grow too"),
         clip_gradient(),
         roll_back(),
         warm_up(),
-        advise("compute_in_float32", "float16 ends at 65504: keep this layer in float32 or bfloat16", scope_is="layer"),
+        advise("compute_in_float32", "Compute {scope} in float32 or bfloat16", "the largest float16 value is 65504",
+               scope_is="layer"),
         snapshot(),
     ),
 )  # fmt: skip
 def exploding_activation(
     largest: Panel, nonfinite: Panel, loss: Panel, settings: ExplodingActivation
 ) -> Iterator[Finding]:
-    """Output of a layer that is very large, or far above its own level, or not finite.
+    """A layer's output is very large, far above its usual level, or not finite.
 
     ## Why is this bad?
-    What a layer gives, the next one multiplies. Magnitudes beyond a few ten thousand overflow in half precision, starve
-    every softmax behind them and turn into gradients of the same size. The evidence names the first such layer, in the
-    order in which they run.
+    The next layer multiplies this output. Magnitudes above a few tens of thousands overflow in half precision, saturate
+    every softmax behind them and turn into gradients of the same size. The evidence names the first affected layer in
+    the order in which layers run.
 
-    Logits that grow from 0.1 to 10 are learning: below a magnitude of 100 no growth counts, and above it only that of a
-    layer which had found its level, if it lasts longer than one batch. Values that are not finite count where they
-    arise: a layer that gave them from its first reading on (a mask of -inf) is left alone while the loss is finite, and
-    so is a model whose very first layer has them, for then its input or its weights are to blame.
+    Logits that grow from 0.1 to 10 are a sign of learning. Growth below a magnitude of 100 is ignored. Above it, growth
+    counts only if the layer had settled and the growth lasts longer than one batch.
+
+    Non-finite values are reported where they arise. A layer that produced them from its first reading on (a mask of
+    -inf) is ignored while the loss is finite. So is a model whose very first layer has them: its input or its weights
+    are to blame.
 
     ## Example
     fires: activation/abs_max{layer.0} 3.0x4 1e5
@@ -211,12 +228,12 @@ def exploding_activation(
 
 
 def _first(panel: Panel, marked: Bools) -> str:
-    """The marked layer that runs first: scopes are in the order in which layers were first seen."""
+    """The first marked layer to run; scopes are in the order in which layers were first seen."""
     return panel.scopes[int(np.argmax(marked))]
 
 
 def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
-    """The layers whose values have become non-finite, unless the first layer of all is among them."""
+    """Layers whose output has become non-finite; none if the very first layer is among them."""
     if nonfinite.at != now or not len(nonfinite):
         return np.zeros(len(nonfinite.scopes), np.bool_)
     lost = len(loss) > 0 and not math.isfinite(loss.series().last)
@@ -225,7 +242,7 @@ def _arising(nonfinite: Panel, loss: Panel, now: int) -> Bools:
 
 
 def _risen(largest: Panel, settings: ExplodingActivation) -> tuple[Floats, Bools]:
-    """The level of each layer, and whether its newest values are all far above it; NaN and False without a level."""
+    """Each layer's usual level, and whether its newest values are all far above it; NaN and False without one."""
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
     earlier, newest = largest.values[: -settings.lasting_checks], largest.values[-settings.lasting_checks :]
@@ -245,17 +262,17 @@ class RepresentationCollapse(Settings):
     """When `representation-collapse` fires."""
 
     cosine: float = between(0.999, 0.0, 1.0)
-    """Mean cosine of the rows of the last hidden state at which they are all the same."""
+    """Mean cosine similarity of the last hidden states at which they count as identical."""
     rank: float = between(1.05, 1.0)
-    """Effective rank at or below which they differ along one line only."""
+    """Effective rank at or below which the hidden states vary along a single line."""
     outputs: int = between(3, 1)
-    """Outputs that the last layer must have for that line to be too few: two classes need no more."""
+    """Minimum number of outputs for a single line to be too few: two classes need no more."""
     earlier_rank: float = between(2.0, 1.0)
-    """Effective rank that there must have been before: what never had more did not collapse."""
+    """Effective rank that must have been reached before: a rank that was always low did not collapse."""
     minimum: int = between(10, 1, counts="readings")
-    """Checks that must have been seen before anything is judged."""
+    """Number of checks needed before anything is judged."""
     learning: float = between(0.1, 0.0, 1.0)
-    """Share by which the loss must have fallen within memory for rows on one line to be information."""
+    """Fraction by which the loss must have fallen in memory for a single line to be information only."""
 
 
 @rule(
@@ -264,30 +281,39 @@ class RepresentationCollapse(Settings):
     keep=200, explains=("G103", "U103"),
     settings=RepresentationCollapse,
     message=(
-        "The inputs of {scope} differ along one direction only: their effective rank is {value} (limit {bound}, "
-        "earlier {earlier_rank}).",
-        "The inputs of {scope} all point the same way: their mean cosine is {value} (limit {bound}).",
+        Message(
+            "Samples reaching {scope} differ in only one direction",
+            "effective rank {value} · limit {bound} · highest before {earlier_rank}",
+        ),
+        Message(
+            "All samples look the same to {scope}",
+            "mean cosine similarity {value} · limit {bound} · effective rank {effective_rank}",
+        ),
     ),
     remedies=(
-        advise("check_inputs", "if every input of a batch is the same, so is what becomes of it", scope_is="layer"),
-        advise("check_objective", "a loss that is lowest when all representations agree makes them agree: it needs "
-               "negatives, a stop-gradient or a term for variance", scope_is="layer"),
-        lower_lr(0.3, "a step that is too large can wipe out what tells inputs apart"),
-        advise("add_residuals", "deep layers without residual connections or normalisation map all inputs to one",
-               scope_is="layer"),
+        advise("check_inputs", "Check that the samples in the batch of step {step} differ",
+               "identical inputs have identical hidden states", scope_is="layer"),
+        advise("check_objective", "Check that the loss does not reward identical representations",
+               "a loss that is lowest when all representations agree needs negatives, a stop-gradient or a variance "
+               "term", scope_is="layer"),
+        lower_lr(0.3, "a step that is too large can wipe out the differences between inputs"),
+        advise("add_residuals", "Add residual connections or normalisation before {scope}",
+               "deep layers without them map all inputs to the same output", scope_is="layer"),
     ),
 )  # fmt: skip
 def representation_collapse(
     cosine: Panel, rank: Panel, loss: Panel, settings: RepresentationCollapse, info: RunInfo
 ) -> Iterator[Finding]:
-    """Last hidden states that are all alike, or differ along one line only.
+    """The last hidden states are all alike, or vary along a single line.
 
     ## Why is this bad?
-    The last layer can only tell apart what reaches it. Where the rows of its input all point the same way, the model
-    gives everyone the same answer, however low its loss looks; where they lie on one line it can order its inputs and
-    no more. Rows after a ReLU have a positive cosine by nature, of 0.5 to 0.98, and a model for two classes needs one
-    line only: neither counts. A language model learns the frequencies of words first, and these lie on a line: while
-    the loss falls, one line is information.
+    The last layer can only tell apart what reaches it. If all rows of its input point the same way, the model gives the
+    same answer for every input, however low the loss looks. If they lie on one line, it can rank its inputs but do no
+    more.
+
+    Two cases do not count: rows after a ReLU naturally have a cosine of 0.5 to 0.98, and a model for two classes needs
+    only one line. A language model learns word frequencies first, and these lie on a line: while the loss falls, a
+    single line is information only.
 
     ## Example
     fires: activation/row_cosine{head} 0.6x10 0.9999x3
@@ -311,13 +337,13 @@ def representation_collapse(
 
 
 def _falls(loss: Series, share: float) -> bool:
-    """Whether the loss is lower by this share than the oldest part in memory."""
+    """Whether the loss has fallen by this share since the oldest part of its history."""
     before, now = loss.ends(_PARTS)
     return now < before - share * abs(before)
 
 
 def _num_outputs(scope: str, info: RunInfo) -> float:
-    """The number of outputs of a layer, by the shape of its weight; infinity if it has none."""
+    """A layer's number of outputs, from the shape of its weight; infinity if it has no weight."""
     weight = info.parameters.get(f"{scope}.weight")
     return weight.shape[0] if weight and weight.shape else math.inf
 
@@ -325,25 +351,27 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "G102", "G104", "X103"),
-    message="The running statistics of the batch normalisation {scope} are not updated in training (state: "
-    "{state:words}).",
+    message=Message("{scope} does not update its running statistics", "", "{state:words}"),
     remedies=(
-        advise("call_train", "model.train() at the top of the training loop: an evaluation in between leaves it in "
-               "evaluation mode", scope_is="layer"),
-        advise("freeze_on_purpose", "requires_grad_(False) on its weight and bias says that it is meant",
-               scope_is="layer"),
-        advise("set_momentum", "at a momentum of 0 the running statistics never move", scope_is="layer", to=0.1),
+        advise("call_train", "Call `model.train()` before the training step",
+               "after an evaluation the model stays in evaluation mode until then", scope_is="layer"),
+        advise("freeze_on_purpose", "If this is intended, freeze the weight and bias of {scope}",
+               "a batch norm with `requires_grad=False` counts as frozen on purpose", scope_is="layer"),
+        advise("set_momentum", "Set the momentum of {scope} to {to}",
+               "with a momentum of 0 the running statistics never change", scope_is="layer", to=0.1),
     ),
 )  # fmt: skip
 def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
-    """Batch normalisation that trains with running statistics which do not follow the data.
+    """A batch normalisation layer trains without updating its running statistics.
 
     ## Why is this bad?
-    In evaluation mode it normalises by averages from before: activations drift away from them as the weights move, and
-    gradients no longer see the batch. Most often `model.train()` was not called again after an evaluation, which turns
-    off dropout as well. Where the layer is in training mode but its statistics stand still (a momentum of 0), training
-    is right and every evaluation is wrong. A layer in evaluation mode whose own weights are frozen, as in fine-tuning,
-    is meant to be so and is not reported.
+    In evaluation mode the layer normalises by old averages: activations drift away from them as the weights change, and
+    gradients no longer depend on the batch. The usual cause is a missing `model.train()` after an evaluation, which
+    turns off dropout as well.
+
+    If the layer is in training mode but its statistics never change (a momentum of 0), training is right and every
+    evaluation is wrong. A layer in evaluation mode whose own weights are frozen, as in fine-tuning, is intended and not
+    reported.
 
     ## Example
     fires: activation/batchnorm_state{norm} 0x3 1x2

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, warm_up
 from forewarn.judge.series import Bools, Panel
@@ -17,7 +18,8 @@ from forewarn.types import Finding, Severity
 
 _NORMALISE = advise(
     "normalise_queries_and_keys",
-    "it bounds the logits whatever the weights do (Dehghani et al. 2023)",
+    "Normalise the queries and keys of {scope}",
+    "this bounds the logits, however large the weights become (Dehghani et al. 2023)",
     scope_is="layer",
 )
 
@@ -27,35 +29,42 @@ class AttentionEntropyCollapse(Settings):
     """When `attention-entropy-collapse` fires."""
 
     entropy: float = between(0.05, 0.0, 1.0)
-    """Share of the largest possible entropy at or below which a head looks at one key only."""
+    """Fraction of the maximum entropy at or below which a head attends to a single key."""
     checks: int = between(3, 1, counts="readings")
-    """Checks in a row at or below it."""
+    """Number of checks in a row at or below it."""
 
 
 @rule(
     "A106", "attention-entropy-collapse", reads=("attention/layer_entropy", "attention/entropy"), per_scope=True,
     keep=100, explains=("L102", "L103", "G102", "G103", "G104"),
     settings=AttentionEntropyCollapse,
-    message="Attention in {scope} rests on single keys: its mean entropy is {value:.1%} of the maximum (sharp heads "
-    "{sharp_heads}, a head is sharp at {bound:.1%} or below).",
+    message=(
+        Message(
+            "Heads in {scope} attend to a single key",
+            "mean entropy {value:%} of maximum · limit {bound:%} · sharp heads {sharp_heads} of {heads} · "
+            "sharpest {sharpest}",
+        ),
+        Message("Heads in {scope} attend to a single key", "mean entropy {value:%} of maximum · limit {bound:%}"),
+    ),
     remedies=(
         _NORMALISE,
-        advise("check_attention_scale", "logits are divided by √width, once; a temperature that is too low, or a scale "
-               "that is left out, makes every head look at one key", scope_is="layer"),
-        lower_lr(0.5, "queries and keys grow with the learning rate, and a softmax that has chosen passes no gradient"),
+        advise("check_attention_scale", "Divide the logits of {scope} by √head_dim, once",
+               "a missing scale or a temperature that is too low makes every head attend to one key",
+               scope_is="layer"),
+        lower_lr(0.5, "queries and keys grow with the learning rate; a softmax that has settled passes no gradient"),
         warm_up(),
     ),
 )  # fmt: skip
 def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionEntropyCollapse) -> Iterator[Finding]:
-    """Attention layer whose heads all look at a single key.
+    """All heads of an attention layer attend to a single key.
 
     ## Why is this bad?
-    A softmax that has chosen one key gives no gradient to its queries and keys: the layer can no longer learn where to
-    look, and training becomes unstable or stands still (Zhai et al. 2023). Judged is the mean over the heads of a
-    layer, as a share of what its mask allows; a layer whose queries see few keys is left alone.
+    A softmax that puts all its weight on one key passes no gradient to its queries and keys. The layer can no longer
+    learn where to look, and training stalls or becomes unstable (Zhai et al. 2023). The rule judges the mean over the
+    heads of a layer, as a fraction of the entropy that its mask allows, and skips layers whose queries see few keys.
 
-    One sharp head among others is information and not a warning: heads that copy the token before, or that rest on the
-    first one, are what healthy language models have.
+    One sharp head among others is information, not a warning: healthy language models have heads that copy the previous
+    token or rest on the first one.
 
     ## Example
     fires: attention/layer_entropy{attention} 0.9x5 0.04x3
@@ -79,7 +88,7 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionE
 
 
 def _stays_below(entropy: Panel, settings: AttentionEntropyCollapse) -> Bools:
-    """Which scopes have stayed at or below the limit for long enough."""
+    """Which scopes have been at or below the limit for long enough."""
     if len(entropy) < settings.checks:
         return np.zeros(len(entropy.scopes), np.bool_)
     below: Bools = np.logical_and.reduce(entropy.values[-settings.checks :] <= np.float32(settings.entropy), axis=0)
@@ -87,7 +96,7 @@ def _stays_below(entropy: Panel, settings: AttentionEntropyCollapse) -> Bools:
 
 
 def _has(layers: Panel, heads: Panel, chosen: Bools) -> Bools:
-    """Which layers have one of these heads."""
+    """Which layers own one of these heads."""
     owners = {_layer_of(heads.scopes[head]) for head in np.flatnonzero(chosen)}
     return np.array([layer in owners for layer in layers.scopes] if owners else [False] * len(layers.scopes), np.bool_)
 
@@ -97,7 +106,7 @@ def _heads_of(layer: str, heads: Panel) -> NDArray[np.intp]:
 
 
 def _layer_of(head: str) -> str:
-    """`blocks.0.attention` of `blocks.0.attention.head_3`; the root of a model has no name."""
+    """`blocks.0.attention` for `blocks.0.attention.head_3`; empty if the model itself is the layer."""
     return head.rpartition(".head_")[0]
 
 
@@ -110,24 +119,28 @@ class AttentionLogitGrowth(LogitGrowth):
     "A107", "attention-logit-growth", reads=("attention/layer_max_logit", "attention/max_logit"), per_scope=True,
     hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "G101", "G102", "G103", "G104"),
     settings=AttentionLogitGrowth,
-    message="The largest attention logit of {scope} is {value} (limit {bound}, earlier {began_at}).",
+    message=Message(
+        "Attention logits in {scope} are too large",
+        "largest logit {value} · limit {bound} · earlier {began_at}",
+    ),
     remedies=(
         _NORMALISE,
-        lower_lr(0.5, "queries and keys multiply, so their product grows twice as fast as either"),
-        advise("clip_query_and_key_weights", "scaling both down by √(limit / logit) brings the logits back to the "
-               "limit at once (MuonClip)", scope_is="layer", limit=100),
+        lower_lr(0.5, "logits are queries times keys, so they grow twice as fast as either"),
+        advise("clip_query_and_key_weights", "Scale down query and key weights until logits are below {limit}",
+               "scaling both by √(limit / logit) brings the logits back to the limit at once (MuonClip)",
+               scope_is="layer", limit=100),
         warm_up(),
         clip_gradient(),
     ),
 )  # fmt: skip
 def attention_logit_growth(layers: Panel, heads: Panel, settings: AttentionLogitGrowth) -> Iterator[Finding]:
-    """Attention logits that are very large, or growing fast towards it.
+    """Attention logits are too large, or growing fast.
 
     ## Why is this bad?
-    Nothing in attention bounds the product of queries and keys. Once it grows it sharpens the softmax, which sends
-    larger gradients to fewer places, which makes it grow: the best known way in which large transformers diverge, and
-    it begins long before the loss shows it. In bfloat16 logits beyond 100 are also too coarse for a softmax. The
-    finding is about a layer; the evidence names its worst head.
+    Nothing in attention bounds the product of queries and keys. Growing logits sharpen the softmax, which sends larger
+    gradients to fewer places, which makes the logits grow further. This is the best-known way for large transformers to
+    diverge, and it begins long before the loss shows it. In bfloat16, logits above 100 are also too coarse for a
+    softmax. The finding is about a layer; the evidence names its worst head.
 
     ## Example
     fires: attention/layer_max_logit{attention} 8.0x5 150.0x3

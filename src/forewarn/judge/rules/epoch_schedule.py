@@ -1,4 +1,4 @@
-"""The rule that compares a learning-rate schedule with the declared epochs."""
+"""The rule that compares the learning-rate schedule with the declared epochs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import is_rising, peak_rate, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -24,34 +25,49 @@ class ScheduleMismatch(Settings):
     """When `schedule-mismatch` fires."""
 
     tolerance: float = between(0.2, 0.0)
-    """Share by which the declared number of steps may differ from that which the epochs will take."""
+    """Fraction by which the declared number of steps may differ from the number the epochs will take."""
     floor: float = between(0.01, 0.0, 1.0)
-    """Share of its peak at or below which the lr has come to its end."""
+    """Fraction of its peak at or below which the learning rate has reached its end."""
     left: float = between(0.2, 0.0, 1.0)
-    """Share of the run that must still be ahead for that to be too early."""
+    """Fraction of the run that must remain for that end to be too early."""
     open_end: float = between(0.5, 0.0, 1.0)
-    """Share of its peak above which an lr that decays has not come to its end with the run."""
+    """Fraction of its peak above which a decaying learning rate is too high at the end of the run."""
 
 
 @rule(
     "E108", "schedule-mismatch", reads=("evaluation/epoch", "train/lr"), per_scope=True, keep=1,
     settings=ScheduleMismatch,
     message=(
-        "The schedule is planned for {value} steps, but {epochs} epochs take {steps_needed} steps.",
-        "The schedule ended at step {ended}, with {left:.0%} of the run still to go.",
-        "The run is over, but the learning rate has only fallen to {value}, from a peak of {peak}.",
-        "The run has taken {value} steps, but the schedule is planned for {bound} steps.",
+        Message(
+            "The schedule does not match the number of epochs",
+            "planned steps {value} · needed steps {bound} · epochs {epochs}",
+        ),
+        Message(
+            "The schedule ended with {left:%} of the run to go",
+            "learning rate {value} · expected at least {bound} · ended at step {ended}",
+        ),
+        Message(
+            "The run ended before its schedule did",
+            "learning rate {value} · expected at most {bound} · peak {peak}",
+        ),
+        Message("The run is longer than its schedule", "steps {value} · planned steps {bound}"),
     ),
-    remedies=(plan_steps(), advise("check_stepping", "a scheduler made for epochs must not step with every batch")),
+    remedies=(
+        plan_steps(),
+        advise("check_stepping", "Step a scheduler made for epochs once per epoch, not per batch",
+               "stepping it with every batch uses up the schedule far too early"),
+    ),
 )  # fmt: skip
 def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info: RunInfo) -> Finding | None:
-    """Learning-rate schedule that does not end with the training.
+    """The learning-rate schedule does not end with the run.
 
     ## Why is this bad?
-    A schedule that ends early leaves epochs without learning; one that is made for a longer run never comes to the
-    small steps at its end, where much of the loss is won. Seen by the declared `total_steps` and `epochs`: the steps
-    that the epochs take are others than planned, the run goes on after the plan, or the learning rate has come to its
-    end long before the run has, or not at all (which is information).
+    A schedule that ends early leaves epochs in which nothing is learned. A schedule made for a longer run never reaches
+    the small steps at its end, where much of the loss is won.
+
+    The rule compares the run with the declared `total_steps` and `epochs`. It fires if the epochs take a different
+    number of steps than planned, if the run continues past the plan, or if the learning rate reaches its end long
+    before the run does. A learning rate that is still high when the run ends is information only.
 
     ## Example
     fires: _x49 5 | train/lr{0} 1e-3x20 1e-6x30 | facts/epochs 10

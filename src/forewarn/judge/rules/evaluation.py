@@ -1,4 +1,4 @@
-"""Rules about what the epochs bring: the validation loss beside the training loss."""
+"""Rules that compare the validation loss and the training loss of each epoch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from forewarn.judge.epochs import is_plateau
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -32,7 +33,7 @@ from forewarn.types import Finding, RunInfo, Severity, gap, improvement
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")
 _SCALE = "train/loss_level"
-"""What the highest loss of the run is read from: by it a loss is near zero or not."""
+"""Metric with the highest loss of the run, which tells whether a loss is near zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +41,31 @@ class Overfitting(Settings):
     """When `overfitting` fires."""
 
     gap: float = between(0.3, 0.0)
-    """Share of the training loss by which the validation loss must lie above it: a severe gap."""
+    """Fraction of the training loss by which the validation loss must exceed it."""
     training_gain: float = between(0.05, 0.0, 1.0)
-    """Improvement of the training loss over the epoch at or above which it still learns."""
+    """Improvement of the training loss over the epoch, as a fraction, at which it still learns."""
     improvement: float = between(0.0, 0.0, 1.0)
-    """Improvement of the validation loss on its best up to which it does not."""
+    """Largest improvement of the validation loss on its best that counts as no improvement."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss below which a validation loss is near zero: a solved task has large gaps."""
+    """Fraction of the highest loss below which a validation loss is near zero: a solved task has large gaps."""
 
 
 @rule(
     "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104"),
     settings=Overfitting,
-    message="The validation loss ({val_loss}) is {value:.0%} above the training loss ({train_loss}), which still "
-    "falls while the validation loss does not.",
+    message=Message(
+        "Overfitting: only the training loss still improves",
+        "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss}",
+    ),
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data()),
 )  # fmt: skip
 def overfitting(train: Series, validation: Series, level: Series, settings: Overfitting) -> Finding | None:
-    """Training loss that still falls while the validation loss, far above it, does not.
+    """The training loss still falls while the much higher validation loss does not.
 
     ## Why is this bad?
-    The model learns its training samples by heart, and every further epoch makes it better at them alone. A large gap
-    by itself is information: it is overfitting once the validation loss no longer improves on its best while the
-    training loss gains 5% or more.
+    The model memorises its training samples, and every further epoch makes it better at those alone. A large gap is not
+    a fault by itself. It is overfitting once the validation loss no longer improves on its best while the training loss
+    gains 5% or more.
 
     ## Example
     fires: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.7
@@ -88,27 +91,30 @@ class SlowImprovement(Settings):
     """When `slow-improvement` fires."""
 
     improvement: float = between(0.01, 0.0, 1.0)
-    """Improvement of the validation loss over the epoch below which it is poor; as large a rise is no stall."""
+    """Improvement of the validation loss over the epoch below which it stalls; a larger rise is no stall."""
     training_gain: float = between(0.05, 0.0, 1.0)
-    """Improvement of the training loss over the epoch below which it stalls as well."""
+    """Improvement of the training loss over the epoch below which it stalls too."""
     earlier_gain: float = between(0.15, 0.0, 1.0)
-    """Improvement of the validation loss in one of the epochs before above which it had been fast."""
+    """Improvement of the validation loss in an earlier epoch above which that epoch was fast."""
     epochs: int = between(5, 1, counts="epochs")
-    """Epochs before this one among which that must have been."""
+    """Number of recent epochs among which there must be a fast one."""
     decayed_share: float = between(0.5, 0.0, 1.0)
-    """Share of its peak below which the lr counts as decayed: to lower it further helps no more."""
+    """Fraction of its peak below which the learning rate has decayed: lowering it further no longer helps."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss below which there is nothing left to gain."""
+    """Fraction of the highest loss below which nothing is left to gain."""
 
 
 @rule(
     "E102", "slow-improvement", reads=(*_LOSSES, _SCALE, "train/lr"), when=_LOSSES[:1], per_scope=True, keep=1,
     explains=("E103",),
     settings=SlowImprovement,
-    message="Both losses have stalled: this epoch the validation loss improved by {value:.2%} and the training loss "
-    "by {training_gain:.2%}, after an earlier epoch with {earlier_gain:.0%}.",
+    message=Message(
+        "Training and validation loss have both stalled",
+        "validation gain {value:%} · expected at least {bound:%} · earlier {earlier_gain:%} · "
+        "training gain {training_gain:%}",
+    ),
     remedies=(
-        lower_lr(1 / 3, "after fast gains both losses stall: the steps are too large for what is left to learn"),
+        lower_lr(1 / 3, "after fast gains, a stall in both losses means that the steps are too large"),
         decay_lr(),
     ),
 )  # fmt: skip
@@ -118,9 +124,9 @@ def slow_improvement(
     """Both losses stall soon after an epoch of large gains.
 
     ## Why is this bad?
-    A healthy run slows down over many epochs. One that gains 15% in an epoch and next to nothing a little later has met
-    a limit, most often a learning rate that was good for the beginning and is too high for the rest: the weights jump
-    around what they should settle into. Where the learning rate has decayed already it is quiet.
+    A healthy run slows down over many epochs. A run that gains 15% in one epoch and almost nothing soon after has hit a
+    limit. Usually the learning rate was good for the start and is too high for the rest: the weights jump around their
+    target and never settle. The rule is quiet once the learning rate has decayed.
 
     ## Example
     fires: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
@@ -136,7 +142,7 @@ def slow_improvement(
     fastest = max(earlier[-settings.epochs :])
     if not (gained < settings.improvement and learnt < settings.training_gain and fastest > settings.earlier_gain):
         return None
-    rises = gained < -settings.improvement  # a loss that rises does not improve slowly
+    rises = gained < -settings.improvement  # a rising loss is no stall
     if rises or has_decayed(lr, settings.decayed_share, info):
         return None
     return finding(
@@ -150,38 +156,43 @@ class ValidationPlateau(Settings):
     """When `validation-plateau` fires."""
 
     change: float = between(0.01, 0.0, 1.0)
-    """Change of the validation loss from one epoch to the next below which it stands still."""
+    """Change of the validation loss between epochs, as a fraction, below which it is flat."""
     window: int = between(3, 2, counts="epochs")
-    """Epochs in a row that must stand still."""
+    """Number of epochs in a row that must be flat."""
     steps: int = between(10_000, 1, counts="steps")
-    """Steps without a new best after which it counts as a plateau, whatever the epochs."""
+    """Number of steps without a new best that make a plateau, whatever the epochs."""
     decayed_share: float = between(0.5, 0.0, 1.0)
-    """Share of its peak below which the lr counts as decayed: a plateau is information then."""
+    """Fraction of its peak below which the learning rate has decayed: a plateau is then information only."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss below which there is nothing left to gain."""
+    """Fraction of the highest loss below which nothing is left to gain."""
 
 
 @rule(
     "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr"), per_scope=True, keep=1,
     settings=ValidationPlateau,
     message=(
-        "The validation loss has been flat at {val_loss} for {epochs} epochs: it changed by at most {value:.2%} from "
-        "one epoch to the next.",
-        "The validation loss has had no new best for {value} steps (now {val_loss}, best {best}).",
+        Message(
+            "The validation loss has been flat for {epochs} epochs",
+            "largest change {value:%} · expected at least {bound:%} · validation loss {val_loss}",
+        ),
+        Message(
+            "The validation loss has not improved for {value} steps",
+            "steps without a new best {value} · limit {bound} · validation loss {val_loss} · best {best}",
+        ),
     ),
     remedies=(
-        lower_lr(1 / 3, "at a lower learning rate a loss that stands still often falls again"), decay_lr(),
+        lower_lr(1 / 3, "a flat loss often falls again at a lower learning rate"), decay_lr(),
         stop_early(),
     ),
 )  # fmt: skip
 def validation_plateau(
     validation: Panel, epoch: Panel, level: Panel, lr: Panel, settings: ValidationPlateau, info: RunInfo
 ) -> Finding | None:
-    """Validation loss that stands still, for three epochs or for 10,000 steps.
+    """The validation loss has been flat for three epochs or 10,000 steps.
 
     ## Why is this bad?
-    Time is spent and nothing is gained. With a high learning rate a lower one may help; where it has decayed, the run
-    is over, and that is information.
+    The run takes time and gains nothing. If the learning rate is still high, a lower one may help. Once it has decayed,
+    the run is finished, and a plateau is information only.
 
     ## Example
     fires: 3.0 2.0 2.0 2.01 | evaluation/epoch 1+1x4
@@ -212,29 +223,31 @@ class ValidationRising(Settings):
     """When `validation-rising` fires."""
 
     rise: float = between(0.1, 0.0)
-    """Share of its best by which the validation loss must lie above it."""
+    """Fraction of its best by which the validation loss must exceed it."""
     lasting: int = between(2, 1, counts="readings")
-    """Evaluations in a row after which it is a warning; a single one is information."""
+    """Number of evaluations in a row that make a warning; fewer are information only."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest loss below which a validation loss is near zero: it rises by large factors there."""
+    """Fraction of the highest loss below which a validation loss is near zero: large rises are normal there."""
 
 
 @rule(
     "E104", "validation-rising", reads=("eval/loss", _SCALE), keep=1,
     settings=ValidationRising,
-    message="The validation loss has risen to {value} from its best of {best} (limit {bound}, evaluations in a row "
-    "above it: {evaluations}).",
+    message=Message(
+        "The validation loss is rising",
+        "validation loss {value} · limit {bound} · best {best} · evaluations above the limit {evaluations}",
+    ),
     remedies=(
-        stop_early(), roll_back("the weights from before it rose are better on unseen samples"),
+        stop_early(), roll_back("the weights from before the rise do better on unseen samples"),
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(),
     ),
 )  # fmt: skip
 def validation_rising(validation: Series, level: Series, settings: ValidationRising) -> Finding | None:
-    """Validation loss more than 10% above its best.
+    """The validation loss is more than 10% above its best.
 
     ## Why is this bad?
-    What the run has learnt since then is worth less than nothing on samples that it has not seen: it overfits, or it
-    diverges, which the training loss tells. One evaluation is information, two in a row are a warning.
+    What the run has learned since its best evaluation makes it worse on unseen samples. Either it overfits, or it
+    diverges; the training loss tells which. One evaluation is information, two in a row are a warning.
 
     ## Example
     fires: 3.0 2.0 2.5 2.6
@@ -262,29 +275,31 @@ class Underfitting(Settings):
     """When `underfitting` fires."""
 
     gap: float = between(0.1, 0.0)
-    """Share of the training loss that the validation loss may lie above it."""
+    """Fraction of the training loss by which the validation loss may exceed it."""
     training_gain: float = between(0.1, 0.0, 1.0)
-    """Improvement of the training loss that no epoch so far has reached."""
+    """Improvement of the training loss, as a fraction, that no epoch has reached so far."""
     epochs: int = between(3, 2, counts="epochs")
-    """Epochs that must have been seen before anything is judged."""
+    """Number of epochs needed before anything is judged."""
 
 
 @rule(
     "E105", "underfitting", reads=_LOSSES, keep=1,
     settings=Underfitting,
-    message="Both losses fall slowly and together: no epoch has improved the training loss by more than {value:.1%} "
-    "(training loss {train_loss}, validation loss {val_loss}).",
+    message=Message(
+        "Both losses fall slowly: the model may be too small",
+        "best gain {value:%} · expected at least {bound:%} · loss {train_loss} · validation loss {val_loss}",
+    ),
     remedies=(
         widen(), deepen(), add_parameters(), train_longer(),
-        raise_lr(3.0, "if it is not the model that is too small, the steps may be"),
+        raise_lr(3.0, "if the model is large enough, the steps may be too small"),
     ),
 )  # fmt: skip
 def underfitting(train: Series, validation: Series, settings: Underfitting) -> Finding | None:
-    """Both losses fall slowly and together.
+    """Both losses fall slowly and stay close together.
 
     ## Why is this bad?
-    It is information: the model fits the samples that it sees no better than those that it does not, and no epoch has
-    gained it 10%. Either it is too small for the task, or it needs more time.
+    This is information only. The model fits its training samples no better than unseen ones, and no epoch has gained
+    10%. Either it is too small for the task, or it needs more time.
 
     ## Example
     fires: 4.5 4.2 4.0 3.9 | eval/loss 4.6 4.4 4.2 4.1
@@ -306,7 +321,7 @@ def underfitting(train: Series, validation: Series, settings: Underfitting) -> F
 
 @dataclass(frozen=True, slots=True)
 class _Epochs:
-    """The epochs for which both losses are known, oldest first."""
+    """Epochs with both losses known, oldest first."""
 
     train: list[float]
     validation: list[float]
@@ -314,7 +329,7 @@ class _Epochs:
 
     @classmethod
     def of(cls, train: Series, validation: Series) -> _Epochs:
-        """Empty unless the newest epoch has both: nothing is said about old readings."""
+        """Empty unless the newest epoch has both losses: old readings are not judged again."""
         steps, pairs = aligned(train, validation)
         if not len(steps) or steps[-1] != train.at or train.at != validation.at:
             return cls([], [], False)
@@ -327,12 +342,12 @@ class _Epochs:
         return len(self.train)
 
     def improvements(self) -> list[float]:
-        """Of the validation loss, from each epoch to the next."""
+        """Improvement of the validation loss from each epoch to the next."""
         return [improvement(*pair) for pair in pairwise(self.validation)]
 
 
 def _is_negligible(losses: Sequence[float] | Floats, level: Series, share: float) -> bool:
-    """Whether the newest of these losses is near zero, by the highest of them and of the training loss."""
+    """Whether the newest loss is near zero, compared with the highest of these and of the training loss."""
     return bool(losses[-1] <= share * max(*losses, *level.finite()))
 
 

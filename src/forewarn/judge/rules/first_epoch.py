@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import is_rising
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -23,30 +24,33 @@ class FirstEpochFlat(Settings):
     """When `first-epoch-flat` fires."""
 
     gain: float = between(0.02, 0.0, 1.0)
-    """Share of its level at the start of the run that the loss must have lost by the end of an epoch."""
+    """Fraction of its starting level by which the loss must have fallen by the end of an epoch."""
     rise: float = between(0.05, 0.0)
-    """Share of that level that it may have risen by: more is no standstill."""
+    """Fraction of that level by which it may have risen: a loss that rises further is not flat."""
     steps: int = between(200, 1, counts="steps")
-    """Steps of the run before anything is judged: some models take a hundred to find their first direction."""
+    """Number of steps before anything is judged: some models take a hundred to start learning."""
 
 
 @rule(
     "E106", "first-epoch-flat", reads=("evaluation/end_loss", "evaluation/start_loss", "train/lr"), per_scope=True,
     keep=1, explains=("E102", "E103", "E105"),
     settings=FirstEpochFlat,
-    message="The training loss has barely moved in {lasting_steps} steps: it was {start_loss} at the start and is "
-    "{end_loss} now.",
+    message=Message(
+        "The first epoch barely changed the training loss",
+        "training loss {start_loss} → {end_loss} · gain {value:%} · expected at least {bound:%}",
+    ),
     remedies=(
-        raise_lr(10.0, "after an epoch the loss is where it was: the steps are too small"),
-        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+        raise_lr(10.0, "after a whole epoch the loss is where it started: the steps are too small"),
+        advise("inspect_labels", "Check that the labels match the inputs in the batch of step {step}",
+               "nothing can be learned from labels that do not belong to their inputs"),
     ),
 )  # fmt: skip
 def first_epoch_flat(end: Panel, start: Panel, lr: Panel, settings: FirstEpochFlat) -> Finding | None:
-    """Training loss that an epoch has barely moved from where it started.
+    """The training loss has barely moved after an epoch.
 
     ## Why is this bad?
-    The first epoch is the one that teaches most. If it has taught nothing, the learning rate is too low, or there is
-    nothing to learn from. While the learning rate still rises it is waited for.
+    The first epoch usually teaches the most. If it taught nothing, the learning rate is too low, or there is nothing to
+    learn from. The rule waits while the learning rate is still rising.
 
     ## Example
     fires: _x299 4.60 | evaluation/start_loss _x299 4.61 | train/lr{0} 1e-7x300
@@ -69,30 +73,31 @@ class FirstEpochSpike(Settings):
     """When `first-epoch-spike` fires."""
 
     factor: float = between(1.2, 1.0)
-    """Times the loss at the start of the run that no 16 losses in a row may lie above, by their median."""
+    """Multiple of the starting loss that the median of 16 losses in a row must not exceed."""
     recovery: float = between(0.05, 0.0, 1.0)
-    """Share of that loss that must be won by the end of the epoch for it to be information."""
+    """Fraction of the starting loss to gain by the end of the epoch for a spike to be information only."""
     critical_factor: float = between(3.0, 1.0)
-    """Times that loss above which the end of the epoch is critical."""
+    """Multiple of the starting loss above which the loss at the end of the epoch is critical."""
 
 
 @rule(
     "E107", "first-epoch-spike", reads=("evaluation/peak_loss", "evaluation/start_loss", "evaluation/end_loss"),
     keep=1, explains=("L102", "L103", "L104", "L106", "G102", "G104", "E102", "E103", "E104"),
     settings=FirstEpochSpike,
-    message="The training loss rose to {value}, {ratio} times its value at the start (start {start_loss}, end of the "
-    "epoch {end_loss}).",
+    message=Message(
+        "The training loss rose above where it started",
+        "peak loss {value} · limit {bound} · starting loss {start_loss} · loss after the epoch {end_loss}",
+    ),
     remedies=(
-        lower_lr(0.1, "the loss rose above where it started: the first steps are far too large"), warm_up(),
-        clip_gradient(),
+        lower_lr(0.1, "the first steps are far too large"), warm_up(), clip_gradient(),
     ),
 )  # fmt: skip
 def first_epoch_spike(peak: Series, start: Series, end: Series, settings: FirstEpochSpike) -> Finding | None:
-    """Training loss that an epoch has driven above where the run started.
+    """The training loss rose above its value at the start of the run.
 
     ## Why is this bad?
-    Weights at random are a better model than what the run has made of them: the learning rate is far too high for the
-    beginning, or there is no warm-up. Where the loss has come down again by the end of the epoch it is information.
+    The model is now worse than its random initial weights: the learning rate is far too high for the start, or there is
+    no warm-up. If the loss has come down again by the end of the epoch, this is information only.
 
     ## Example
     fires: _x99 6.5 | evaluation/start_loss _x99 4.61 | evaluation/end_loss _x99 4.7

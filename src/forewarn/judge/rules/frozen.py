@@ -1,4 +1,4 @@
-"""Rules about weights that do not move, and an optimizer that does not step."""
+"""Rules about weights that do not move and optimizers that do not step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
@@ -22,7 +23,7 @@ from forewarn.types import Finding, FrozenCause, Severity
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
 _WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
-"""What happens to every weight once the loss is all but zero."""
+"""Causes that affect every weight once the loss is almost zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,55 +31,64 @@ class FrozenWeight(Settings):
     """When `frozen-weight` fires."""
 
     ratio: float = between(1e-12, 0.0)
-    """Update ratio at or below which a weight does not move."""
+    """Update/weight ratio at or below which a weight does not move."""
     patience: int = between(3, 1, counts="readings")
-    """Checks in a row at or below that ratio after which it counts as frozen."""
+    """Number of checks in a row at or below that ratio that make a weight frozen."""
     negligible_share: float = between(1e-6, 0.0, 1.0)
-    """Share of the highest loss below which a gradient that has vanished is information: the task is solved."""
+    """Fraction of the highest loss below which a vanished gradient is information only: the task is solved."""
 
 
 @rule(
     "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level"),
     per_scope=True, keep=100,
     settings=FrozenWeight,
-    message="{scope} does not move (cause: {cause:words}).",
+    message=Message(
+        "{scope} does not move", "update/weight ratio {value} · expected above {bound}", "{cause:words}"
+    ),
     remedies=(
         for_cause(FrozenCause.NOT_IN_OPTIMIZER, add_to_optimizer()),
         for_cause(FrozenCause.REQUIRES_GRAD_OFF, advise(
-            "set_requires_grad", "it was turned off during the run; requires_grad_(True) turns it on again",
-            scope_is="parameter",
+            "set_requires_grad", "Call `requires_grad_(True)` on {scope}",
+            "its `requires_grad` was turned off during the run", scope_is="parameter",
         )),
         for_cause(FrozenCause.NO_GRADIENT, advise(
-            "check_graph", "a detach(), a no_grad() block or a layer that is never called cuts it off from the loss",
-            scope_is="parameter",
+            "check_graph", "Check that the loss depends on {scope}",
+            "a `detach()`, a `no_grad()` block or a layer that is never called cuts it off", scope_is="parameter",
         )),
         for_cause(FrozenCause.ZERO_GRADIENT, advise(
-            "inspect_layer", "its output is multiplied by zero: dead units, a mask over everything, a shut gate",
-            scope_is="parameter",
+            "inspect_layer", "Find out what multiplies the output of {scope} by zero",
+            "dead units, a mask over everything or a closed gate stop the gradient", scope_is="parameter",
         )),
-        for_cause(FrozenCause.ZERO_LR, raise_lr(10.0, "at a learning rate of 0 nothing moves")),
+        for_cause(FrozenCause.ZERO_LR, raise_lr(10.0, "nothing moves at a learning rate of 0")),
         for_cause(FrozenCause.OPTIMIZER_NOT_STEPPED, advise(
-            "call_optimizer_step", "backward() alone changes no weight"
+            "call_optimizer_step", "Call `optimizer.step()` after `loss.backward()`",
+            "the backward pass alone changes no weight",
         )),
         for_cause(FrozenCause.STEP_SKIPPED, advise(
-            "lower_loss_scale", "the scaler found overflows and left these steps out; a few are how it finds its scale",
+            "lower_loss_scale", "Lower the initial loss scale of the gradient scaler",
+            "the scaler found overflows and skipped these steps; a few are normal while it finds its scale",
         )),
         for_cause(FrozenCause.ROUNDED_AWAY, keep_in_float32()),
-        for_cause(FrozenCause.ROUNDED_AWAY, raise_lr(10.0, "an update must exceed the rounding of the weight")),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        for_cause(FrozenCause.ROUNDED_AWAY, raise_lr(
+            10.0, "an update must be larger than the rounding error of the weight"
+        )),
+        advise("freeze_on_purpose", "If this is intended, freeze {scope} before the run",
+               "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
 def frozen_weight(
     causes: Panel, ratios: Panel, loss: Panel, levels: Panel, settings: FrozenWeight
 ) -> Iterator[Finding]:
-    """Trainable weight that does not move.
+    """A trainable weight does not move.
 
     ## Why is this bad?
-    It stays at its initial value while the rest of the model trains around it. Nothing fails, the loss even falls, only
-    less far. The evidence names the cause: not in an optimizer group, requires_grad off, no gradient, a gradient of
-    exactly zero, a learning rate of 0, an optimizer that does not step, or an update that is rounded away in low
-    precision. What was frozen before the run began is meant to be, and is not reported. Where the loss is all but zero,
-    a gradient that is zero or rounded away is information: nothing is left to learn.
+    The weight stays at its initial value while the rest of the model trains around it. Nothing fails and the loss even
+    falls, only less far. The evidence names the cause: not in an optimizer group, `requires_grad` turned off, no
+    gradient, a gradient of exactly zero, a learning rate of 0, an optimizer that does not step, a step skipped by the
+    gradient scaler, or an update rounded away in low precision.
+
+    Weights frozen before the run began are intended and not reported. When the loss is almost zero, a gradient that is
+    zero or rounded away is information only: nothing is left to learn.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -102,9 +112,9 @@ class OptimizerNotStepping(Settings):
     """When `optimizer-not-stepping` fires."""
 
     steps: int = between(3, 1, counts="readings")
-    """Calls of `monitor.step` in a row without an optimizer step."""
+    """Number of `monitor.step()` calls in a row without an optimizer step."""
     skipped_steps: int = between(20, 1, counts="readings")
-    """Steps skipped by the gradient scaler in a row; a few are how it finds its scale."""
+    """Number of steps in a row skipped by the gradient scaler; a few are normal while it finds its scale."""
 
 
 @rule(
@@ -113,25 +123,33 @@ class OptimizerNotStepping(Settings):
     explains=("U101",),
     settings=OptimizerNotStepping,
     message=(
-        "The gradient scaler has skipped {overflows} optimizer steps in a row (loss scale {loss_scale}).",
-        "The optimizer has not stepped in the last {value} calls of `monitor.step` (limit {bound}).",
+        Message(
+            "The gradient scaler skips every optimizer step",
+            "steps skipped in a row {overflows} · limit {bound} · loss scale {loss_scale}",
+        ),
+        Message(
+            "`optimizer.step()` is not being called",
+            "calls of `monitor.step()` without it {value} · limit {bound}",
+        ),
     ),
     remedies=(
-        advise("call_optimizer_step", "backward() alone changes no weight"),
-        advise("step_the_monitor_less", "monitor.step() belongs after each optimizer.step(), not after each batch of "
-               "an accumulation"),
-        advise("use_bfloat16", "it has the range of float32 and needs no loss scale, if the scaler skips every step"),
+        advise("call_optimizer_step", "Call `optimizer.step()` after `loss.backward()`",
+               "the backward pass alone changes no weight"),
+        advise("step_the_monitor_less", "Call `monitor.step()` once per `optimizer.step()`",
+               "with gradient accumulation it belongs after the optimizer step, not after every batch"),
+        advise("use_bfloat16", "If the gradient scaler skips every step, use bfloat16",
+               "it has the range of float32 and needs no loss scale"),
     ),
 )  # fmt: skip
 def optimizer_not_stepping(
     steps: Series, skipped: Series, scale: Series, settings: OptimizerNotStepping
 ) -> Finding | None:
-    """Training loop that goes round without an optimizer step.
+    """The training loop runs without optimizer steps.
 
     ## Why is this bad?
-    Nothing is learned. Either optimizer.step() is missing or behind a condition that never holds, or a gradient scaler
-    finds an overflow in every step and leaves it out; a few of those are how it finds its scale. Where the monitor is
-    stepped for every batch of an accumulation, a gap as long as one between two earlier steps is not reported.
+    Nothing is learned. Either `optimizer.step()` is missing or behind a condition that never holds, or a gradient
+    scaler finds an overflow in every step and skips it. A few skips are normal while the scaler finds its scale. If the
+    monitor is stepped for every batch of an accumulation, a gap no longer than an earlier one is not reported.
 
     ## Example
     fires: 1x5 0x3
@@ -162,19 +180,20 @@ def optimizer_not_stepping(
 @rule(
     "U106", "parameter-not-in-optimizer", reads=("update/frozen_cause",), per_scope=True, keep=100,
     explains=("U101", "G109"),
-    message="{scope} is trainable, but no optimizer group holds it.",
+    message=Message("{scope} is not in any optimizer", "", "it is trainable, but no parameter group contains it"),
     remedies=(
         add_to_optimizer(),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        advise("freeze_on_purpose", "If this is intended, freeze {scope} before the run",
+               "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
 def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
-    """Trainable parameter that no optimizer group holds.
+    """A trainable parameter is not in any optimizer group.
 
     ## Why is this bad?
-    It gets gradients and never moves. It was added to the model after the optimizer was made, is left out by a filter
-    over names, or was replaced by another tensor when the model was moved or tied. Its gradient is not cleared by
-    optimizer.zero_grad() either, and grows without end.
+    It gets gradients but never moves. It was added to the model after the optimizer was made, left out by a filter over
+    names, or replaced by another tensor when the model was moved or tied. `optimizer.zero_grad()` does not clear its
+    gradient either, so the gradient keeps growing.
 
     ## Example
     fires: update/frozen_cause{head.weight} 2

@@ -1,4 +1,4 @@
-"""Rules about how gradients change with the depth of the model, and over the run."""
+"""Rules about how gradients change over the depth of the model and over the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
 from forewarn.judge.series import Panel, Series
@@ -14,7 +15,7 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 _PARTS = 10
-"""A loss has fallen if the latest tenth in memory is below the oldest tenth."""
+"""The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,32 +23,37 @@ class GradientFadesWithDepth(Settings):
     """When `gradient-fades-with-depth` fires."""
 
     share: float = between(0.01, 0.0, 1.0)
-    """Share of the last block's gradient norm below which the first block is starved."""
+    """Fraction of the last block's gradient norm below which the first block is starved."""
     norm: float = between(1e-4, 0.0)
-    """Gradient norm below which a first block is starved in absolute terms; both must hold."""
+    """Gradient norm below which the first block is starved; both limits must be crossed."""
 
 
 @rule(
     "G105", "gradient-fades-with-depth", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     explains=("G103", "G106", "U103"),
     settings=GradientFadesWithDepth,
-    message="Hardly any gradient reaches {scope}: its gradient norm is {first_norm}, that of the last block "
-    "{last_norm}.",
+    message=Message(
+        "Almost no gradient reaches {scope}",
+        "gradient norm {first_norm} · last block {last_norm} · ratio {value:%} · expected at least {bound:%}",
+    ),
     remedies=(
-        advise("add_residual_connections", "a path around each block carries the gradient down undiminished"),
-        advise("change_activation", "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not "
-               "saturate", to="gelu"),
-        advise("normalise_blocks", "a normalisation layer at the entrance of each block keeps its scale near 1"),
-        advise("raise_initial_scale", "weights that start too small shrink the gradient once per block"),
+        advise("add_residual_connections", "Add a residual connection around each block",
+               "it carries the gradient back undiminished"),
+        advise("change_activation", "Change the activations to GELU",
+               "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not saturate", to="gelu"),
+        advise("normalise_blocks", "Add a normalisation layer at the start of each block",
+               "it keeps the scale of each block near 1"),
+        advise("raise_initial_scale", "Initialise the weights of the blocks with a larger scale",
+               "weights that start too small shrink the gradient once per block"),
     ),
 )  # fmt: skip
 def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) -> Finding | None:
-    """Gradient that hardly reaches the first blocks of the model.
+    """Almost no gradient reaches the first blocks of the model.
 
     ## Why is this bad?
-    The backward pass goes from the last block to the first. Where every block passes on only a part, nothing is left
-    at the first ones: they stay at their random start, and the others learn from what these make of the data. The
-    share of the last block's gradient norm and the norm itself must both be small.
+    The backward pass runs from the last block to the first. If every block passes on only a part of the gradient,
+    nothing is left for the first ones: they stay at their random start, and the other blocks learn from random
+    features. The first block's gradient norm must be small both in itself and as a fraction of the last block's.
 
     ## Example
     fires: gradient/block_norm{first} 1e-6x3 | gradient/block_norm{last} 0.5x3
@@ -64,30 +70,34 @@ class GradientImbalance(Settings):
     """When `gradient-imbalance` fires."""
 
     factor: float = between(100.0, 1.0)
-    """Largest over smallest gradient norm among the blocks."""
+    """Largest allowed ratio between the gradient norms of two blocks."""
     minimum: int = between(8, 1, counts="readings")
-    """Checks that must have been seen before anything is judged."""
+    """Number of checks needed before anything is judged."""
 
 
 @rule(
     "G106", "gradient-imbalance", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     settings=GradientImbalance,
-    message="The gradient norm of {largest_block} is {value} times that of {scope} (norms {largest_norm} and {norm}, "
-    "limit {bound} times).",
+    message=Message(
+        "Gradients in {scope} are {value}× smaller than elsewhere",
+        "gradient norm {norm} · largest {largest_norm} in {largest_block} · ratio {value} · limit {bound}",
+    ),
     remedies=(
-        advise("normalise_blocks", "a normalisation layer at the entrance of each block evens out what they receive"),
-        advise("lr_per_block", "an optimizer that scales each weight by itself (Adam), or a rate per block, evens out "
-               "what they do with it"),
-        advise("inspect_layer", "look at the scale of this block's weights and of its input", scope_is="block"),
+        advise("normalise_blocks", "Add a normalisation layer at the start of each block",
+               "it evens out the gradients that the blocks receive"),
+        advise("lr_per_block", "Use Adam, or a separate learning rate for each block",
+               "either evens out the steps that the blocks take"),
+        advise("inspect_layer", "Check the scale of the weights and the input of {scope}",
+               "either can make its gradients this small", scope_is="block"),
     ),
 )  # fmt: skip
 def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo) -> Finding | None:
-    """Gradients of some blocks that are hundreds of times those of others.
+    """Some blocks have gradients over 100 times larger than others.
 
     ## Why is this bad?
-    One learning rate serves all blocks. Where it suits the block with the largest gradient the others stand still, and
-    clipping by the global norm leaves them nothing at all. Blocks without any gradient are not counted, nor are those
-    that hold no matrix, such as a normalisation layer in a plain stack.
+    All blocks share one learning rate. If it suits the block with the largest gradient, the others stand still, and
+    clipping by the global norm leaves them nothing at all. Blocks without any gradient do not count, nor do blocks
+    without a matrix, such as a normalisation layer in a plain stack.
 
     ## Example
     fires: gradient/block_norm{first} 0.001x10 | gradient/block_norm{last} 0.5x10
@@ -112,31 +122,35 @@ class GradientDecay(Settings):
     """When `gradient-decay` fires."""
 
     share: float = between(0.1, 0.0, 1.0)
-    """Share of its starting level below which the global gradient norm has decayed: information."""
+    """Fraction of its starting level below which the global gradient norm has decayed: information."""
     warning_share: float = between(0.01, 0.0, 1.0)
-    """The share at which to warn, if the loss does not fall."""
+    """Fraction of that level below which to warn, unless the loss is falling."""
     learning: float = between(0.05, 0.0, 1.0)
-    """Share by which the loss must have fallen within memory for the decay to be that of a run that learns."""
+    """Fraction by which the loss must have fallen in memory for the run to count as learning."""
 
 
 @rule(
     "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss"), hold=3, keep=100,
     settings=GradientDecay,
-    message="The global gradient norm has fallen to {value:.2%} of its level at the start of the run (loss {loss}, "
-    "earlier {loss_before}).",
+    message=Message(
+        "The gradient norm fell to {value:%} of its starting level",
+        "gradient norm {value:%} of the start · expected at least {bound:%} · loss {loss} · earlier {loss_before}",
+    ),
     remedies=(
         raise_lr(3.0, "the steps have become too small for what is left to learn"),
-        advise("change_activation", "units that have saturated or died pass no gradient on", to="gelu"),
-        advise("inspect_data", "a model that has fallen back to the mean of the targets has little gradient left"),
+        advise("change_activation", "Change the activations to GELU", "saturated or dead units pass on no gradient",
+               to="gelu"),
+        advise("inspect_data", "Check whether the model predicts the same for every sample",
+               "a model that always predicts the mean of the targets has little gradient left"),
     ),
 )  # fmt: skip
 def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Finding | None:
-    """Global gradient norm that has fallen to a small part of what the run began with.
+    """The global gradient norm has fallen to a small fraction of its starting level.
 
     ## Why is this bad?
-    In a run that learns, or has come to what it can reach, it is natural: what is left to correct becomes less, and
-    this is information only. A hundredth, with a loss that does not fall, means that the way of the gradient into the
-    model is closing, as units die or saturate.
+    In a run that learns, or has reached what it can, this is natural: less is left to correct, and it is information
+    only. A norm below 1% of the start with a loss that does not fall is a warning: units die or saturate, and the
+    gradient no longer gets into the model.
 
     ## Example
     fires: gradient/share_of_start 0.005x3 | train/loss 2.0x50
@@ -157,13 +171,13 @@ class GainDrift(Settings):
     """When `gain-drift` fires."""
 
     mean_gain_drift_threshold: float = between(0.1, 0.0)
-    """Share above the oldest check of the window at which the mean gain has drifted."""
+    """Rise of the mean gain since the oldest check of the window, as a fraction, that counts as drift."""
     amplification: float = between(20.0, 1.0)
-    """Times that gradients must grow over the whole depth for a drift to matter: a young model drifts as it learns."""
+    """Factor by which gradients must grow over all blocks for a drift to matter: a young model drifts anyway."""
     norm_growth: float = between(3.0, 1.0)
-    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    """Multiple of the oldest quarter of the gradient norms in memory above which this is a warning."""
     norm: float = between(30.0, 0.0)
-    """Gradient norm above which it is one in any case."""
+    """Gradient norm above which this is a warning in any case."""
 
 
 @rule(
@@ -172,24 +186,28 @@ class GainDrift(Settings):
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104"),
     settings=GainDrift,
-    message="The mean gain of the blocks has risen by {value:.0%} (gain {mean_gain}); gradients grow {amplification} "
-    "times over the depth.",
+    message=Message(
+        "The blocks amplify gradients more and more",
+        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · gain over all blocks {amplification}×",
+    ),
     remedies=(
-        lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
-        clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
-        warm_up("the weights find their scale before the steps are large"),
+        lower_lr(0.5, "smaller steps keep the weights out of the range where blocks amplify"),
+        clip_gradient("clipping keeps amplified gradients from moving the weights further"),
+        warm_up("the weights find their scale before the steps become large"),
     ),
 )  # fmt: skip
 def gain_drift(
     drift: Panel, mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, settings: GainDrift
 ) -> Finding | None:
-    """Mean gain of the blocks that keeps rising.
+    """The mean gain of the blocks keeps rising.
 
     ## Why is this bad?
-    The gain of a block says how much larger the gradient is below it than above it. Gains multiply over the depth: in
-    a model of 24 blocks a gain of 1.1 is a factor of 10, one of 1.2 a factor of 80. A rise of the mean comes before
-    the gradients explode, and long before the loss does. Between batches it varies by a few hundredths. A young model
-    moves more as its layers find their place, so nothing is said while the product over all blocks is small.
+    The gain of a block is how many times larger the gradient is below it than above it. Gains multiply over the depth:
+    with 24 blocks, a gain of 1.1 is a factor of 10, and 1.2 a factor of 80. The mean gain rises before the gradients
+    explode, and long before the loss does.
+
+    Between batches it varies by a few hundredths. It moves more in a young model while the layers settle, so the rule
+    is quiet while the product over all blocks is small.
 
     ## Example
     fires: gain/drift 0.15x3 | gain/mean 1.3x3 | gain/amplification 25x3
@@ -210,13 +228,13 @@ class GainTooHigh(Settings):
     """When `gain-too-high` fires."""
 
     amplification: float = between(30.0, 1.0)
-    """Times that a gradient may grow from last to first block; the gain allowed to n blocks is its n-th root."""
+    """Factor by which gradients may grow from the last block to the first; n blocks may each have its n-th root."""
     mean_gain_absolute_threshold: float | None = None
-    """The allowed mean gain per block, instead of the one that follows from `amplification` and the depth."""
+    """Largest allowed mean gain per block, in place of the one derived from `amplification` and the depth."""
     norm_growth: float = between(3.0, 1.0)
-    """Times the oldest quarter of the gradient norms in memory above which this is a warning."""
+    """Multiple of the oldest quarter of the gradient norms in memory above which this is a warning."""
     norm: float = between(30.0, 0.0)
-    """Gradient norm above which it is one in any case."""
+    """Gradient norm above which this is a warning in any case."""
 
 
 @rule(
@@ -225,26 +243,31 @@ class GainTooHigh(Settings):
     per_scope=True, hold=3, keep=100,
     explains=("G102", "G104", "G110", "L102", "L103", "U102"),
     settings=GainTooHigh,
-    message="Each block amplifies the gradient {value} times on average (limit {bound}); over a depth of {depth} "
-    "that is {amplification} times.",
+    message=Message(
+        "Each block amplifies gradients {value}×",
+        "gain per block {value} · limit {bound} · blocks {depth} · gain over all blocks {amplification}×",
+    ),
     remedies=(
-        lower_lr(0.5, "the weights then grow no further into the range where blocks amplify"),
-        clip_gradient("a lower bound keeps amplified gradients from moving the weights further"),
-        warm_up("the weights find their scale before the steps are large"),
-        advise("lower_initial_scale", "weights that start too large amplify once per block"),
+        lower_lr(0.5, "smaller steps keep the weights from growing further into the range where blocks amplify"),
+        clip_gradient("clipping keeps amplified gradients from moving the weights further"),
+        warm_up("the weights find their scale before the steps become large"),
+        advise("lower_initial_scale", "Initialise the weights of the blocks with a smaller scale",
+               "weights that start too large amplify the gradient once per block"),
     ),
 )  # fmt: skip
 def gain_too_high(
     mean: Panel, amplification: Panel, norm: Panel, lr: Panel, clip: Panel, settings: GainTooHigh, info: RunInfo
 ) -> Finding | None:
-    """Blocks that amplify the gradient so much that over the depth it explodes.
+    """The blocks amplify the gradient so much that it explodes over the depth.
 
     ## Why is this bad?
-    Gradients flow from the last block to the first, and each block multiplies them by its gain. What one block may
-    have follows from what all together may have: with 30 times end to end, 6 blocks may have a gain of 1.76 each, 24
-    blocks only 1.15. Above it the first blocks take steps that are many times those of the last, and a batch that is
-    a little unusual becomes a spike. Where the gradient norm has neither grown nor is large, this is information: the
-    first block of a small model may amplify by nature.
+    Gradients flow from the last block to the first, and each block multiplies them by its gain. The limit for one block
+    follows from the limit for all of them: for a factor of 30 end to end, 6 blocks may have a gain of 1.76 each, 24
+    blocks only 1.15. Above that, the first blocks take steps many times larger than the last, and a slightly unusual
+    batch becomes a spike.
+
+    If the gradient norm is neither large nor growing, this is information only: the first block of a small model may
+    amplify by nature.
 
     ## Example
     fires: gain/mean 1.3x3 | gain/amplification 540x3
@@ -266,7 +289,7 @@ def gain_too_high(
 
 
 def _ends(norms: Panel) -> tuple[str, float, float]:
-    """The first block that has a gradient, its norm, and that of the last block."""
+    """The first block with a gradient, its norm, and the norm of the last block."""
     indices = np.flatnonzero(np.isfinite(norms.last) & (norms.last > 0))
     if len(indices) < 2:
         return "", np.nan, np.nan
@@ -274,7 +297,7 @@ def _ends(norms: Panel) -> tuple[str, float, float]:
 
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:
-    """A warning if the gradient norm has also grown or is large; otherwise the amplification is harmless."""
+    """A warning if the gradient norm is large or has grown; otherwise the amplification is harmless."""
     before, now = norm.series().ends(4)
     return Severity.INFO if now <= large and now <= growth * before else Severity.WARNING
 

@@ -1,4 +1,4 @@
-"""Rules about the gradients."""
+"""Rules about gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -33,32 +34,41 @@ from forewarn.types import Finding, RunInfo, Severity
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     explains=("L101", "W101", "A103", "M101"),
     message=(
-        "The global gradient norm is not a finite number (tensors affected: {num_tensors}; nearest to the output: "
-        "{nearest_the_output}).",
-        "The gradient of {scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
-        "The global gradient norm is not a finite number.",
+        Message(
+            "Gradients contain NaN or infinity",
+            "gradient norm {value} · affected tensors {num_tensors}",
+            "in the backward pass it first appears near {nearest_the_output}",
+        ),
+        Message(
+            "The gradient of {scope} contains NaN or infinity",
+            "non-finite values {value} · affected tensors {num_tensors}",
+        ),
+        Message("Gradients contain NaN or infinity", "gradient norm {value}"),
     ),
     remedies=(
-        skip_batch("a step with these gradients destroys the weights that they reach"),
+        skip_batch("a step with these gradients ruins every weight that they reach"),
         roll_back(),
-        advise("find_operation", "torch.autograd.detect_anomaly() names the operation: look for sqrt, log, norm and "
-               "division at zero", scope_is="parameter"),
-        advise("raise_epsilon", "a division by something near zero is the usual cause", to=1e-5),
+        advise("find_operation", "Run step {step} under `torch.autograd.detect_anomaly()`",
+               "it names the operation: look for sqrt, log, norm and division at zero", scope_is="parameter"),
+        advise("raise_epsilon", "Raise the epsilon in divisions and norms to {to}",
+               "a division by almost zero is the usual cause", to=1e-5),
         lower_lr(0.5, "if the gradients grew before they overflowed, the steps were too large"),
         snapshot(),
     ),
 )  # fmt: skip
 def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunInfo) -> Iterator[Finding]:
-    """Gradients that hold NaN or infinite values.
+    """Gradients contain NaN or infinite values.
 
     ## Why is this bad?
-    The optimizer step that follows writes them into the weights, and into its own moments, from where they never leave.
-    With a finite loss the cause is in the backward pass: a square root, a logarithm or a norm at zero, a division by
-    almost zero, an overflow in half precision. Steps that a gradient scaler skips for this are not counted, and where
-    the optimizer was not stepped with them, by a loop that looks or a scaler that is not known yet, it is information.
+    The next optimizer step writes them into the weights and into its own moments, where they stay for good. If the loss
+    is finite, the cause is in the backward pass: a square root, a logarithm or a norm at zero, a division by almost
+    zero, or an overflow in half precision.
 
-    The backward pass goes from the output to the input, and what is not finite spreads along with it. So the cause is
-    nearest to the last of the tensors named, in the order of the model: `nearest_the_output`.
+    Steps that a gradient scaler skips for this reason do not count. If the optimizer did not step with these gradients,
+    because the loop checks them or the scaler is not known yet, this is information only.
+
+    The backward pass runs from the output to the input and carries non-finite values along. The cause is therefore
+    closest to the affected tensor nearest the output, which the evidence names: `nearest_the_output`.
 
     ## Example
     fires: 1.0x5 nan
@@ -80,7 +90,7 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
 
 
 def _origin(nonfinite: Panel, bad: NDArray[np.intp], info: RunInfo) -> dict[str, float | str]:
-    """How many tensors are affected, and the one that the backward pass reached first."""
+    """The number of affected tensors, and the first of them that the backward pass reached."""
     if not len(bad):
         return {}
     order = {scope: place for place, scope in enumerate(info.parameters)}
@@ -93,9 +103,9 @@ class ExplodingGradient(Settings):
     """When `exploding-gradient` fires."""
 
     warning: float = between(100.0, 0.0)
-    """Global gradient norm before clipping at which to warn."""
+    """Global gradient norm, before clipping, above which to warn."""
     critical: float = between(1000.0, 0.0)
-    """Global gradient norm before clipping that is critical."""
+    """Global gradient norm, before clipping, that is critical."""
 
 
 @rule(
@@ -104,21 +114,25 @@ class ExplodingGradient(Settings):
     explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
-        "The global gradient norm before clipping is {value} (limit {bound}); the largest of one tensor is "
-        "{largest_norm}, of {largest_tensor}.",
-        "The global gradient norm before clipping is {value} (limit {bound}).",
+        Message(
+            "Gradients are exploding",
+            "gradient norm before clipping {value} · limit {bound} · largest {largest_norm} in {largest_tensor}",
+        ),
+        Message("Gradients are exploding", "gradient norm before clipping {value} · limit {bound}"),
     ),
-    remedies=(clip_gradient(), lower_lr(0.5), warm_up(), advise(
-        "inspect_batch", "a sum over a long or large batch in place of a mean scales the gradient with it"
-    )),
+    remedies=(
+        clip_gradient(), lower_lr(0.5), warm_up(),
+        advise("inspect_batch", "Check whether the loss of step {step} is a sum over the batch",
+               "with a sum in place of a mean, the gradient grows with the size of the batch"),
+    ),
 )  # fmt: skip
 def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient) -> Finding | None:
-    """Global gradient norm, before clipping, that is very large.
+    """The global gradient norm, before clipping, is very large.
 
     ## Why is this bad?
-    Without clipping such a step throws the weights far away; with clipping it is almost all direction and no scale, and
-    the largest tensor decides that direction alone. A healthy norm lies between 0.1 and 10 for most models with a mean
-    loss; a loss that is a sum over the batch has larger norms by nature: raise the bounds then.
+    Without clipping, such a step throws the weights far away. With clipping, only the direction of the gradient is
+    left, and the largest tensor alone decides it. A healthy norm is between 0.1 and 10 for most models with a mean
+    loss. A loss that is a sum over the batch has larger norms by nature: raise the limits then.
 
     ## Example
     fires: 1.0x20 150.0
@@ -142,9 +156,9 @@ class VanishingGradient(Settings):
     """When `vanishing-gradient` fires."""
 
     global_norm: float = between(1e-3, 0.0)
-    """Global gradient norm below which the run as a whole is starved."""
+    """Global gradient norm below which the whole run is starved."""
     tensor_norm: float = between(1e-7, 0.0)
-    """Gradient norm of one tensor below which (and above 0) it is starved."""
+    """Gradient norm below which a tensor is starved, unless it is exactly 0."""
 
 
 @rule(
@@ -153,28 +167,32 @@ class VanishingGradient(Settings):
     explains=("U103",),
     settings=VanishingGradient,
     message=(
-        "The gradient norm of {scope} is {value} (at least {bound} is expected).",
-        "The global gradient norm is {value} (at least {bound} is expected).",
+        Message(
+            "Gradients are vanishing in {scope}",
+            "gradient norm {value} · expected at least {bound} · loss {loss}",
+        ),
+        Message("Gradients are vanishing", "gradient norm {value} · expected at least {bound} · loss {loss}"),
     ),
     remedies=(
-        advise("inspect_layer", "a saturated activation, a missing residual connection or an initialisation that is "
-               "too small stops the gradient here", scope_is="parameter"),
-        raise_lr(3.0, "what little gradient there is then moves the weights further"),
-        advise("check_loss_scale", "a loss that is averaged or scaled down too far has gradients to match"),
+        advise("inspect_layer", "Check the activations and initialisation of {scope}",
+               "a saturated activation, a missing residual connection or weights that start too small stop the "
+               "gradient", scope_is="parameter"),
+        raise_lr(3.0, "the small gradient then moves the weights further"),
+        advise("check_loss_scale", "Check that the loss is not averaged or scaled down too far",
+               "the gradient shrinks with the loss"),
     ),
 )  # fmt: skip
 def vanishing_gradient(
     norm: Panel, tensors: Panel, loss: Panel, settings: VanishingGradient, info: RunInfo
 ) -> Iterator[Finding]:
-    """Gradient so small that it moves nothing, in the run as a whole or in one tensor.
+    """Gradients are too small to move anything, in the whole run or in one tensor.
 
     ## Why is this bad?
-    Layers without gradient do not learn, and the layers above them learn from features that stay random. Whatever is
-    below about 1e-7 is also lost in half precision.
+    Layers without gradient do not learn, and the layers above them learn from features that stay random. Anything below
+    about 1e-7 is also lost in half precision.
 
-    A gradient is small in proportion where the loss is small: below a loss of 1 the bounds shrink with it, so a model
-    that has learned its task is quiet. Biases and other vectors are not judged, for some have no gradient by
-    construction.
+    A small loss has small gradients: below a loss of 1 the limits shrink with it, so a model that has learned its task
+    is quiet. Biases and other vectors are not judged, because some have no gradient by construction.
 
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
@@ -201,38 +219,43 @@ class GradientSpike(Spike):
 
     floor: float = between(math.log(2.0), 0.0)
     lasting_steps: int = between(3, 1, counts="steps")
-    """Steps in a row after which a spike is a warning; a single one is information."""
+    """Number of steps in a row that make a spike a warning; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
-    """Times the recent level, after clipping, at which a single step is a warning; before it, the square of this."""
+    """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
     learning: float = between(0.1, 0.0, 1.0)
-    """Share by which the loss must just have fallen for larger gradients to be those of a model that learns."""
+    """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
     negligible_share: float = between(0.2, 0.0, 1.0)
-    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
+    """Fraction of the highest loss below which a spike is information: a solved task jumps by large factors."""
 
 
 @rule(
     "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
     explains=("L102", "G102", "U102", "U104"),
     settings=GradientSpike,
-    message="The global gradient norm is {ratio} times its recent level (norm {value}, usually {level}).",
+    message=Message(
+        "The gradient norm is {ratio}× its usual level",
+        "gradient norm before clipping {value} · limit {bound} · usual {level}",
+    ),
     remedies=(
         clip_gradient(),
         skip_batch(),
         lower_beta2(),
         lower_lr(0.7),
-        advise("inspect_batch", "a batch unlike the others, or one wrong label in it, has a gradient of its own"),
+        advise("inspect_batch", "Look at the batch of step {step}",
+               "an unusual batch, or a single wrong label in it, has an unusual gradient"),
     ),
 )  # fmt: skip
 def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, settings: GradientSpike) -> Finding | None:
-    """Global gradient norm, before clipping, far above its own recent level.
+    """The global gradient norm, before clipping, is far above its recent level.
 
     ## Why is this bad?
-    A gradient spike comes one or more steps before a loss spike, and is the last moment at which the batch can still be
-    left out. A single one below ten times the level is information, as is one below a hundred times of which clipping
-    leaves less than ten: heavy tails are usual, and clipping takes care of them. Several in a row, or a tall one, say
-    that the run is near the edge of stability; but where the loss has just begun to fall by a tenth and more, as when a
-    model leaves a plateau, larger gradients are what learning looks like. On a task that is all but solved one sample
-    makes the gradient of a batch many times as large, at heights that do not matter: that is information.
+    A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
+    row, or a tall one, mean that the run is at the edge of stability.
+
+    Three kinds are information only. A single spike below ten times the level, or one below a hundred times that
+    clipping cuts to less than ten: heavy tails are normal, and clipping deals with them. A spike while the loss has
+    just begun to fall by 10% or more, as when a model leaves a plateau: larger gradients are part of learning. A spike
+    on an almost solved task, where a single sample can make a tiny gradient many times larger.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -259,20 +282,27 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
 @rule(
     "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
     explains=("U101",),
-    message="The backward pass does not reach {scope}: its gradient is None.",
+    message=Message(
+        "{scope} receives no gradient",
+        "",
+        "the backward pass does not reach it: its `.grad` is None",
+    ),
     remedies=(
-        advise("check_graph", "a detach(), a no_grad() block, .item() or numpy on the way to the loss cuts it off, and "
-               "so does a layer that forward never calls", scope_is="parameter"),
-        advise("freeze_on_purpose", "requires_grad_(False) before the run says that it is meant", scope_is="parameter"),
+        advise("check_graph", "Check that the loss depends on {scope}",
+               "a `detach()`, a `no_grad()` block, `.item()`, numpy or a layer that `forward` never calls cuts it off",
+               scope_is="parameter"),
+        advise("freeze_on_purpose", "If this is intended, freeze {scope} before the run",
+               "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
 def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
-    """Trainable parameter that the backward pass never reaches.
+    """The backward pass never reaches a trainable parameter.
 
     ## Why is this bad?
-    The optimizer holds it, but its gradient is None: it stays at its initial value, and the rest of the model trains
-    around a random layer. Under DDP the run also waits for this gradient. A parameter that is used now and then, such
-    as an expert without tokens, must be missing at three checks in a row to be named; one without elements never is.
+    The optimizer holds the parameter, but its gradient is None. It stays at its initial value, and the rest of the
+    model trains around a random layer. Under DDP the run also waits for this gradient. A parameter used only now and
+    then, such as an expert without tokens, is reported after three checks in a row without a gradient. A parameter
+    without elements is never reported.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
@@ -287,21 +317,25 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
     explains=("L101", "L102", "L103", "G102", "G104", "U102", "U104", "W102"),
-    message="Gradients of earlier steps are still there when the next backward pass begins (norm {value}): "
-    "`zero_grad()` is missing.",
+    message=Message(
+        "Gradients pile up: `zero_grad()` is missing",
+        "leftover gradient norm {value} · expected {bound} · gradient norm {global_norm}",
+        "the next backward pass starts with the gradients of earlier steps",
+    ),
     remedies=(
-        advise("call_zero_grad", "it belongs after each optimizer.step(): backward() adds to what it finds"),
-        advise("scale_loss", "if the sum over several batches is meant, step the optimizer only after the last of them "
-               "and divide the loss by their number"),
+        advise("call_zero_grad", "Call `optimizer.zero_grad()` after each `optimizer.step()`",
+               "the backward pass adds to the gradients that are already there"),
+        advise("scale_loss", "If accumulation is intended, step only after the last batch",
+               "to keep the scale, also divide the loss by the number of batches"),
     ),
 )  # fmt: skip
 def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
-    """Gradients of earlier steps that are still there when the next backward pass begins.
+    """Gradients of earlier steps are still there when the next backward pass begins.
 
     ## Why is this bad?
-    backward() adds to what it finds. Without zero_grad() every step follows the sum of all batches so far: the norm
-    grows from step to step, the direction is that of the past, and the loss falls at first and then diverges.
-    Accumulating over several batches before one optimizer step is fine and quiet.
+    `backward()` adds to the gradients that are already there. Without `zero_grad()`, every step follows the sum of all
+    batches so far: the norm grows from step to step, the direction is out of date, and the loss falls at first and then
+    diverges. Accumulating over several batches before one optimizer step is fine and does not fire.
 
     ## Example
     fires: 1.0+1.0x4

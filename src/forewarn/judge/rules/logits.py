@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Series
@@ -24,22 +25,26 @@ class OutputLogitDrift(LogitGrowth):
     "A108", "output-logit-drift", reads=("activation/log_z",), hold=3, keep=200,
     explains=("L101", "G101"),
     settings=OutputLogitDrift,
-    message="The log-normaliser of the output logits is {value} (limit {bound}, earlier {began_at}).",
+    message=Message(
+        "The output logits are drifting away from zero",
+        "log-normalizer log Z {value} · limit {bound} · earlier {began_at}",
+    ),
     remedies=(
-        advise("add_z_loss", "weight · log²Z beside the loss keeps log Z near 0 and costs nothing else (PaLM)",
-               weight=1e-4),
-        advise("drop_output_bias", "a bias of the last layer can shift all logits together, which teaches nothing"),
+        advise("add_z_loss", "Add a z-loss of {weight} × log²Z to the loss",
+               "it keeps log Z near zero at almost no cost (PaLM)", weight=1e-4),
+        advise("drop_output_bias", "Remove the bias of the output layer",
+               "this bias can shift all logits together, which never helps the loss"),
         lower_lr(0.5),
     ),
 )  # fmt: skip
 def output_logit_drift(log_z: Series, settings: OutputLogitDrift) -> Finding | None:
-    """Output logits that drift away from zero all together.
+    """The output logits drift away from zero together.
 
     ## Why is this bad?
-    A softmax does not change when all of its logits are shifted, so the loss holds nothing in place: their
-    log-normaliser log Z can wander off while the loss looks fine. Far from zero, logits lose their precision in
-    bfloat16, and in float32 the loss does later; large models were seen to diverge this way (Chowdhery et al. 2022). A
-    healthy run begins near the logarithm of the number of classes and moves by a few units.
+    A softmax ignores a shift of all its logits, so the loss does not hold them in place. Their log-normalizer log Z
+    can drift while the loss looks fine. Far from zero, logits lose precision, first in bfloat16 and later in float32.
+    Large models have diverged this way (Chowdhery et al. 2022). In a healthy run, log Z starts near the logarithm of
+    the number of classes and moves by a few units.
 
     ## Example
     fires: 5.5+3x20

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import declared_peak, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -26,33 +27,33 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MEDIAN_ERROR = 1.2533
-"""The standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
-
+"""The standard error of a median relative to that of a mean, for normal noise: sqrt(pi / 2)."""
 
 _QUARTILES = 0.25, 0.75
-"""Most of a stretch lies above the first, and below the second."""
+"""Most values of a window lie above the first, and most lie below the second."""
 
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
     gate=lambda _settings, _info: lambda _step, loss: not math.isfinite(loss),
     explains=("G101", "W101", "M101"),
-    message="The training loss is not a finite number (last finite loss {last_finite}).",
+    message=Message("The training loss is NaN or infinite", "loss {value} · last finite loss {last_finite}"),
     remedies=(
         skip_batch(),
         roll_back(),
-        advise("inspect_batch", "a sample that is empty, corrupt or out of range makes a loss that is no number"),
-        lower_lr(0.5, "if the loss rose before it overflowed, the steps were too large"),
+        advise("inspect_batch", "Look at the batch of step {step}",
+               "an empty, corrupt or out-of-range sample can make the loss NaN"),
+        lower_lr(0.5, "if the loss rose before this, the steps were too large"),
         snapshot(),
     ),
 )  # fmt: skip
 def non_finite_loss(loss: Series) -> Finding | None:
-    """Training loss that is NaN or infinite.
+    """The training loss is NaN or infinite.
 
     ## Why is this bad?
-    Its gradients are not finite either, and one optimizer step with them destroys every weight they reach. Nothing
-    recovers from that: the run is lost from here on unless the step is left out. The cause is a bad batch (this is then
-    the first alert), or an overflow in the forward pass after the loss or the gradients had grown.
+    Its gradients are not finite either, and one optimizer step with them destroys every weight they reach. The run
+    cannot recover unless that step is skipped. The cause is a bad batch (then this is the first alert), or an overflow
+    in the forward pass after the loss or the gradients had grown.
 
     ## Example
     fires: 2.0x5 nan
@@ -75,11 +76,11 @@ class LossSpike(Spike):
     lasting_steps: int = between(3, 1, counts="steps")
     """Steps in a row after which a spike of any height is a warning."""
     lost_steps: int = between(20, 1, counts="steps")
-    """Steps in a row after which the loss counts as not coming back: critical."""
+    """Steps in a row after which the spike is critical: the loss is not coming back."""
     negligible_share: float = between(0.2, 0.0, 1.0)
-    """Share of the highest loss so far below which a spike is information: a solved task jumps by large factors."""
+    """Fraction of the highest loss so far below which a spike is only information."""
     rounding: float = between(0.01, 0.0, 1.0)
-    """Share of its level that a loss below zero is taken to have fallen at least: bfloat16 alone moves it so far."""
+    """Minimum drop assumed for a negative loss, as a fraction of its level: bfloat16 rounding alone can cause it."""
 
 
 @rule(
@@ -87,22 +88,28 @@ class LossSpike(Spike):
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
-        "The training loss is {ratio} times its recent level (loss {value}, usually {level}).",
-        "The training loss is {value}, far above its recent level of {level} (limit {bound}).",
+        Message(
+            "The training loss is {ratio}× its usual level",
+            "loss {value} · limit {bound} · usual {level}",
+        ),
+        Message(
+            "The training loss is far above its usual level",
+            "loss {value} · limit {bound} · usual {level}",
+        ),
     ),
     remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
 )  # fmt: skip
 def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
-    """Training loss far above its own recent level.
+    """The training loss is far above its recent level.
 
     ## Why is this bad?
-    A spike is a step that left the region where the loss was low: a bad batch, a learning rate at the edge of
-    stability, or the first sign of divergence. One step is information, a lasting or tall one is a warning, one that
-    does not come back is a lost run. On a task that is all but solved the loss jumps by large factors at heights that
-    do not matter: that is information.
+    The weights left the region where the loss was low. The cause is a bad batch, a learning rate at the edge of
+    stability, or the start of a divergence. A single step is information, a high or lasting spike is a warning, and a
+    spike that does not come back is critical: the run is lost. On an almost solved task, the loss jumps by large
+    factors at levels too small to matter; that is only information.
 
-    A loss that may be negative, such as a likelihood or an ELBO, has no factors: there, a spike is told by the spread
-    of the recent losses, and its height by what the run has gained so far.
+    Ratios mean nothing for a loss that can be negative, such as a log-likelihood or an ELBO. There, the spread of the
+    recent losses decides what a spike is, and the height is measured against what the run has gained so far.
 
     ## Example
     fires: 2.0+0.001x150 9.0 9.0
@@ -132,10 +139,11 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
 
 
 def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
-    """A spike of a loss that may be negative: above the median of the recent losses by `k` robust deviations.
+    """A spike of a loss that can be negative: `k` robust deviations above the median of the recent losses.
 
-    The run's gain, from its highest loss down to this level, replaces the level itself: a spike must exceed `floor`
-    times that gain. Median and spread tolerate a minority of outliers; a loss that stays high becomes the level.
+    Heights are compared with the run's gain, from its highest loss down to this level, instead of the level itself: a
+    spike must exceed `floor` times that gain. The median and the spread tolerate a minority of outliers. A loss that
+    stays high becomes the new level.
     """
     recent = loss.finite(settings.window + 1)
     before, value = recent[:-1], loss.last
@@ -166,37 +174,39 @@ class LossDivergence(Settings):
     """When `loss-divergence` fires."""
 
     window: int = between(32, 8, counts="readings")
-    """Losses whose median is the present level; it must rise from window to window, twice, and within the last."""
+    """Number of losses in one window. The median must rise over two windows in a row, and within the last one."""
     slow_window: int = between(128, 8, counts="readings")
-    """The same for a rise that is too slow to be told from noise within the shorter windows."""
+    """The same, for rises too slow to stand out from the noise in the shorter windows."""
     significance: float = between(3.0, 0.0)
-    """Standard errors of the median by which each of these rises must exceed the noise; within a window, half of it."""
+    """Standard errors by which the median must rise from window to window; half as many within the last one."""
     factor: float = between(1.5, 1.0)
     """Times the best earlier level above which a rising loss is a warning."""
     critical_factor: float = between(3.0, 1.0)
-    """Times the best earlier level above which it is critical."""
+    """Times the best earlier level above which a rising loss is critical."""
     comparable_lr: float = between(0.5, 0.0, 1.0)
-    """Share of the present lr that an earlier level must have been reached with, unless the present lr is a peak."""
+    """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
 
 
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
     explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
-    message="The training loss keeps rising: it is {value}, {ratio} times its best level of {best}, which was "
-    "{lasting_steps} steps ago.",
+    message=Message(
+        "The training loss keeps rising",
+        "loss {value} · limit {bound} · best {best} ({lasting_steps} steps ago)",
+    ),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
 def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunInfo) -> Finding | None:
-    """Training loss that has left its best level behind and keeps rising.
+    """The training loss is well above its best level and keeps rising.
 
     ## Why is this bad?
-    A loss that climbs for a hundred steps is not noise: the run unlearns. Most often the learning rate is too high for
-    where the weights are now, at the end of a warm-up or after a change of the data. It seldom comes back by itself.
+    A loss that climbs for a hundred steps is not noise: the model is getting worse. Most often the learning rate is
+    too high, for example at the end of a warm-up or after the data changed. Such a loss seldom recovers by itself.
 
-    Told from noise and from a mere step by its course: it rises from window to window twice and within the newest one,
-    and most of that one lies above most of the best earlier one. The best level counts only where the learning rate was
-    comparable, so a restart of the schedule, which gives up some of the loss on purpose, is quiet.
+    To rule out noise and single jumps, the loss must rise over two windows in a row and within the newest one, and
+    most of the newest window must lie above most of the best earlier one. Earlier levels count only if the learning
+    rate was comparable. So a restart of the schedule, which gives up some of the loss on purpose, does not fire.
 
     ## Example
     fires: 2.0x200 2.0+0.02x150
@@ -212,9 +222,9 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
 
 
 def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
-    """Whether the latest loss is below this share of the highest in memory: nothing is left to learn. False if unknown.
+    """Whether the latest loss is below this share of the highest in memory, so nothing is left to learn.
 
-    The levels reach much further back than the individual losses.
+    False if unknown. The levels reach much further back than the individual losses.
     """
     losses = loss.series()
     highest = np.fmax.reduce(np.append(losses.finite(), levels.series().finite()), initial=0.0)
@@ -222,7 +232,7 @@ def is_solved(loss: Panel, levels: Panel, share: float) -> bool:
 
 
 def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, info: RunInfo) -> Finding | None:
-    """Divergence over windows of this many steps; cheap tests come first, since most steps fail them."""
+    """Divergence over windows of this many losses. Cheap tests come first, since most steps fail them."""
     values = loss.values
     if len(values) < 4 * window:
         return None
@@ -270,7 +280,7 @@ def _comparable(lr: Panel, windows: Steps, step: int, share: float, info: RunInf
 
 
 def _rise(before: Values, after: Values) -> float:
-    """How much the median has risen from one stretch to the next, in standard errors."""
+    """How much the median has risen from one window to the next, in standard errors."""
     level, earlier = median(after), median(before)
     spread = max(median(np.abs(after - level)), median(np.abs(before - earlier))) * MAD_TO_STD
     error = _MEDIAN_ERROR * spread * math.sqrt(1 / len(before) + 1 / len(after))

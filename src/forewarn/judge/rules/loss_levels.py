@@ -1,4 +1,4 @@
-"""Rules about a training loss that no longer falls, or never did."""
+"""Rules about a training loss that has stopped falling, or never fell."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
@@ -17,9 +18,9 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MOST_POINTS = 64
-"""Levels that a slope is fitted to; of more, every n-th."""
+"""Maximum number of levels that a slope is fitted to; if there are more, every n-th is used."""
 _SLOPE_ERROR = math.sqrt(12)
-"""The standard error of a fitted fall over that of one of its n points is this over the root of n."""
+"""The standard error of a fitted fall is this times that of one point, divided by the root of their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,38 +28,41 @@ class LossPlateau(Settings):
     """When `loss-plateau` fires."""
 
     gain: float = between(0.01, 0.0, 1.0)
-    """Share of its level that the loss must have lost over the second half of the run; less for a part of that half."""
+    """Minimum fall over the second half of the run, as a fraction of the loss; in proportion for part of that half."""
     significance: float = between(2.0, 0.0)
-    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
+    """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
     levels: int = between(12, 4, counts="readings")
-    """Levels of the loss that the second half must hold before anything is judged; one is the median of 32 steps."""
+    """Minimum number of loss levels in the second half; one level is the median of 32 steps."""
     decayed_share: float = between(0.3, 0.0, 1.0)
-    """Share of its peak below which the lr counts as decayed: the loss may flatten then."""
+    """Fraction of its peak below which the lr counts as decayed: the loss may flatten then."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of its highest level below which a loss is near zero, and there is nothing left to gain."""
+    """Fraction of its highest level below which the loss counts as near zero, with nothing left to gain."""
 
 
 @rule(
     "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     settings=LossPlateau,
-    message="The training loss has stayed near {level} for {lasting_steps} steps: it fell by at most {value} "
-    "(expected: at least {bound}).",
+    message=Message(
+        "The training loss has stopped falling",
+        "loss {level} · fall {value} in {lasting_steps} steps · expected at least {bound}",
+    ),
     remedies=(
-        lower_lr(1 / 3, "a loss that stands still at a high learning rate often falls at a lower one"),
-        decay_lr(), widen(), advise("stop", "if it is as low as it can be, further steps are spent for nothing"),
+        lower_lr(1 / 3, "a loss that is stuck at a high learning rate often falls at a lower one"),
+        decay_lr(), widen(),
+        advise("stop", "Stop the run if this loss is good enough", "more steps are unlikely to lower it"),
     ),
 )  # fmt: skip
 def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) -> Finding | None:
-    """Training loss that has stood still for half of the run.
+    """The training loss has not fallen for half of the run.
 
     ## Why is this bad?
-    Healthy training slows down, but by a share of what is left: from the middle of a run to its end the loss falls by
-    a few percent however long the run is. One that does not is stuck, most often because the steps are too large for
-    where the weights are, or because the model has nothing left to fit with.
+    Healthy training slows down, but in proportion to what is left: from the middle of a run to its end the loss falls
+    by a few percent, however long the run is. A loss that does not is stuck. Most often the steps are too large, or
+    the model is too small to fit more.
 
-    It is judged by the Theil–Sen slope of the medians of 32 steps over the second half, and only where even the
-    steepest slope that the noise allows is too small: a noisy loss that may be improving is left alone. So are a
-    learning rate that still rises, one that has decayed, where a loss flattens by plan, and a loss near zero.
+    The rule fits a Theil–Sen slope to the medians of 32 steps over the second half. It fires only if even the steepest
+    slope that the noise allows is too small, so a noisy loss that may be improving does not fire. Neither does a loss
+    near zero, a run whose learning rate is still rising, or one whose learning rate has decayed.
 
     ## Example
     fires: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x51
@@ -80,7 +84,7 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     steepest = -slope * span + error
     half = max(1.0, (int(steps[-1]) + 1) / 2)  # memory may hold less than half of a very long run
     bound = settings.gain * min(1.0, span / half) * now
-    if not (now > 0 and steepest < bound and error < 2 * bound):  # a larger error could tell of nothing
+    if not (now > 0 and steepest < bound and error < 2 * bound):  # with a larger error nothing can be concluded
         return None
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
@@ -92,33 +96,38 @@ class LossNotStarting(Settings):
     """When `loss-not-starting` fires."""
 
     gain: float = between(0.02, 0.0, 1.0)
-    """Share of its first value that the loss must have lost."""
+    """Minimum fall from the first value, as a fraction of it."""
     significance: float = between(2.0, 0.0)
-    """Standard errors of the slope by which even the steepest likely fall must stay below that."""
+    """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
     levels: int = between(12, 4, counts="readings")
-    """Levels of the loss before anything is judged; one is the median of 32 steps."""
+    """Minimum number of loss levels; one level is the median of 32 steps."""
     settled_steps: int = between(256, 1, counts="steps")
-    """Steps for which the lr must not have risen: a warm-up is waited for."""
+    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
 
 
 @rule(
     "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
     explains=("L104", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
-    message="The training loss has barely moved in {lasting_steps} steps: it started at {first} and is now {level}.",
+    message=Message(
+        "The training loss has barely moved since the start",
+        "first loss {first} · now {level} · after {lasting_steps} steps",
+    ),
     remedies=(
-        raise_lr(10.0, "the loss has not moved: the steps are too small to get anywhere"),
-        advise("overfit_one_batch", "a model that can not learn one batch by heart has a fault that no lr mends"),
-        advise("inspect_labels", "from labels that do not belong to the inputs nothing can be learnt"),
+        raise_lr(10.0, "most often the learning rate is too low"),
+        advise("overfit_one_batch", "Try to overfit one batch",
+               "a model that cannot memorize one batch has a bug that no learning rate fixes"),
+        advise("inspect_labels", "Check that each label belongs to its input",
+               "a model cannot learn from shuffled labels"),
     ),
 )  # fmt: skip
 def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: RunInfo) -> Finding | None:
-    """Training loss that has barely moved from its first value.
+    """The training loss has barely moved from its first value.
 
     ## Why is this bad?
-    Nothing has been learnt yet. Most often the learning rate is too low; otherwise the inputs say nothing about the
-    targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other alerts tell. A
-    warm-up is waited for, and so is a loss whose noise may hide a fall.
+    The model has not learned anything yet. Most often the learning rate is too low. Otherwise the inputs say nothing
+    about the targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other rules
+    report. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
@@ -150,17 +159,17 @@ class LossBouncing(Settings):
     """When `loss-bouncing` fires."""
 
     steps: int = between(256, 32, counts="steps")
-    """Steps that are looked at."""
+    """Number of recent steps to judge."""
     correlation: float = between(0.3, 0.0, 1.0)
-    """Correlation of the loss with that of the step before, of either sign, from which it is no noise of batches."""
+    """Correlation of successive losses, of either sign, from which the spread is more than batch noise."""
     spread: float = between(0.1, 0.0)
-    """Robust standard deviation, as a share of the level, above which it bounces."""
+    """Robust standard deviation, as a fraction of the loss level, above which the loss bounces."""
     gain: float = between(0.05, 0.0, 1.0)
-    """Share by which the later half of the steps must lie below the earlier one for the loss to make progress."""
+    """Minimum fall from the first half of these steps to the second, as a fraction, to count as progress."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Share of the highest level of the run below which bouncing does not matter."""
+    """Fraction of the highest level of the run below which bouncing does not matter."""
     warning_share: float = between(0.5, 0.0, 1.0)
-    """Share of the highest level from which it is a warning: much lower, the order of the data may be the reason."""
+    """Fraction of the highest level from which it is a warning: below, the order of the data may be the cause."""
 
 
 @rule(
@@ -168,22 +177,26 @@ class LossBouncing(Settings):
     per_scope=True, hold=2, keep=128,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
     settings=LossBouncing,
-    message="The training loss bounces around {level} and makes no progress: its standard deviation is {value} over "
-    "the last {lasting_steps} steps (limit {bound}).",
+    message=Message(
+        "The training loss bounces and makes no progress",
+        "standard deviation {value} · limit {bound} · loss {level} · last {lasting_steps} steps",
+    ),
     remedies=(
-        lower_lr(1 / 3, "each step overshoots: smaller ones come to rest"), warm_up(), clip_gradient(),
-        advise("enlarge_batch", "a gradient over more samples points in a steadier direction", factor=2),
+        lower_lr(1 / 3, "each step overshoots, and smaller steps can settle"), warm_up(), clip_gradient(),
+        advise("enlarge_batch", "Make the batch {factor}× as large", "a gradient over more samples is less noisy",
+               factor=2),
     ),
 )  # fmt: skip
 def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, info: RunInfo) -> Finding | None:
-    """Training loss that goes up and down beyond the noise of its batches and gets nowhere.
+    """The training loss goes up and down by more than batch noise and makes no progress.
 
     ## Why is this bad?
-    The steps are larger than the valley is wide: what some steps win the next ones lose. Most often the learning rate
-    is too high. Noise of the batches is told from it by its course: it is new with every step, while a loss that
-    bounces goes on in the direction of the step before, or back from it every time. One that makes progress all the
-    same is left alone, and one near zero. Far below where the run started it is information: samples that come in an
-    order of their own look alike. So it is with several optimizers: the loss may be one side of a game, as in a GAN.
+    The steps are too large: the next steps lose what some steps gain. Most often the learning rate is too high. Batch
+    noise is independent from step to step. A loss that bounces keeps its direction, or reverses it every time.
+
+    A loss that still makes progress does not fire, nor does one near zero. Far below the first loss it is only
+    information, since unshuffled data looks the same. With several optimizers it is information too: the loss may be
+    one side of a game, as in a GAN.
 
     ## Example
     fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 | train/loss_level 2.0x288
@@ -212,7 +225,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
 
 
 def theil_sen(steps: Steps, values: Floats) -> float:
-    """The median slope between all pairs of points: outliers up to three in ten do not move it."""
+    """The median slope between all pairs of points, which tolerates up to 29% of outliers."""
     every = max(1, math.ceil(len(steps) / _MOST_POINTS))
     x, y = steps[::-every].astype(np.float64), values[::-every]
     later, before = _pairs(len(x))
@@ -232,7 +245,7 @@ def _finite(level: Series) -> tuple[Steps, Floats]:
 
 
 def _fall_error(steps: Steps, levels: Floats, slope: float) -> float:
-    """The standard error of the fall that the slope makes over all these levels."""
+    """The standard error of the fall over all these levels that the slope implies."""
     return _SLOPE_ERROR * _residual(levels, slope, steps) / math.sqrt(len(levels))
 
 
@@ -243,13 +256,13 @@ def _residual(levels: Floats, slope: float, steps: Steps) -> float:
 
 
 def _noise_of_one(levels: Floats, slope: float, steps: Steps) -> float:
-    """The standard deviation of a single loss, by that of the medians of as many as lie between two levels."""
+    """The standard deviation of a single loss, estimated from that of the levels, which are medians of many."""
     between = float(np.median(np.diff(steps)))
     return _residual(levels, slope, steps) * math.sqrt(between)
 
 
 def _correlation(values: Values) -> float:
-    """Of each value with the one before it."""
+    """The correlation of each value with the one before it."""
     clean = values[np.isfinite(values)].astype(np.float64)
     rest = clean - clean.mean() if len(clean) else clean
     power = float(rest @ rest)

@@ -1,4 +1,4 @@
-"""Rules about the learning rate of each parameter group, compared with what the schedule should do."""
+"""Rules about the learning rate of each parameter group, compared with what its schedule should do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import peak_rates
 from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
@@ -21,29 +22,32 @@ class LrOffPlan(Settings):
     """When `lr-off-plan` fires."""
 
     tolerance: float = between(0.05, 0.0)
-    """Share of the planned rate by which the rate may miss it."""
+    """Allowed deviation from the planned rate, as a fraction of it."""
     negligible: float = between(0.005, 0.0)
-    """Share of the highest planned rate by which it may miss it in any case."""
+    """Deviation that is always allowed, as a fraction of the highest planned rate."""
 
 
 @rule(
     "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
     settings=LrOffPlan,
-    message="The learning rate of group {scope} is {value}, but the plan for this step says {bound}.",
+    message=Message(
+        "The learning rate does not follow its plan",
+        "learning rate {value} · planned {bound} · group {group}",
+    ),
     remedies=(
-        set_lr("this is what the plan says for this step"),
-        advise("check_scheduler", "call scheduler.step() once per optimizer step, after it, and restore its state "
-               "with the optimizer's"),
+        set_lr("this is the planned value for this step"),
+        advise("check_scheduler", "Call scheduler.step() once after each optimizer.step()",
+               "the plan counts one scheduler step per optimizer step, also after a resume"),
     ),
 )  # fmt: skip
 def lr_off_plan(lr: Panel, plan: Panel, settings: LrOffPlan) -> Iterator[Finding]:
-    """Learning rate that is not what was planned for this step.
+    """The learning rate differs from the one planned for this step.
 
     ## Why is this bad?
-    The run that was planned is not the run that is trained. Usual causes: a scheduler that is stepped once per epoch
-    though it was made for steps, or the other way round; one that is stepped twice, or before the optimizer; a resume
-    that restored the optimizer and not the scheduler; a total number of steps from an earlier config.
+    The run is not the one you planned. Common causes: a scheduler made for steps is stepped once per epoch, or the
+    other way round; it is stepped twice, or before the optimizer; a resume restored the optimizer but not the
+    scheduler; or the total number of steps comes from an earlier config.
 
     ## Example
     fires: train/lr{0} 1e-3x3 | train/lr_plan{0} 1e-4x3
@@ -64,26 +68,29 @@ class LrJumpOnResume(Settings):
     """When `lr-jump-on-resume` fires."""
 
     factor: float = between(1.5, 1.0)
-    """Times, up or down, that the rate may change over a resume."""
+    """Largest factor, up or down, by which the rate may change on resume."""
 
 
 @rule(
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
     explains=("L102", "U104", "U107"),
     settings=LrJumpOnResume,
-    message="The learning rate of group {group} changed on resume, from {lr_before} to {value}.",
+    message=Message(
+        "The learning rate changed on resume",
+        "learning rate {value} · before {lr_before} · group {group}",
+    ),
     remedies=(
-        advise("restore_scheduler", "save scheduler.state_dict() in the checkpoint and load it after the "
-               "optimizer's: the rate then goes on where it was"),
+        advise("restore_scheduler", "Save and restore the scheduler with the checkpoint",
+               "with its state_dict() loaded after the optimizer's, the schedule continues where it was"),
     ),
 )  # fmt: skip
 def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, settings: LrJumpOnResume) -> Finding | None:
-    """Learning rate that is another after a resume than before it.
+    """The learning rate changed on resume.
 
     ## Why is this bad?
-    A schedule goes on from where it was. A rate that starts over sends trained weights through the warm-up, or through
-    the peak, a second time; one that is lost leaves the run at whatever the config says. The loss curve has a seam.
-    What the plan of a group says for this step is no jump.
+    A schedule should continue where it was. If it starts over, trained weights go through the warm-up and the peak a
+    second time. If it is lost, the run goes on at whatever rate the config says. A change that the plan of the group
+    contains does not fire.
 
     ## Example
     fires: monitor/resumed _x20 1 | train/lr{0} 1e-4x20 1e-3
@@ -110,33 +117,37 @@ class LrSpent(Settings):
     """When `lr-spent` fires."""
 
     share: float = between(1e-3, 0.0, 1.0)
-    """Share of its peak below which a learning rate is spent."""
+    """Fraction of its peak below which the learning rate counts as close to zero."""
     steps: int = between(50, 1, counts="steps")
-    """Steps that a run must go on for after that."""
+    """Minimum number of further steps before the rule fires."""
     going_on: float = between(0.2, 0.0)
-    """Share of the steps until then that it must go on for as well: the end of a long run is no mistake."""
+    """The same as a fraction of the steps before: the last steps of a long run do not fire."""
 
 
 @rule(
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
-    message="The learning rate of group {scope} has been close to zero for {lasting_steps} steps (now {value}, "
-    "peak {peak}).",
+    message=Message(
+        "Learning rate close to zero for {lasting_steps} steps",
+        "learning rate {value} · limit {bound} · peak {peak} · group {group}",
+    ),
     remedies=(
-        advise("step_scheduler_per_epoch", "a schedule made for epochs is over after as many batches"),
-        advise("lengthen_schedule", "give the scheduler the number of optimizer steps that the run really takes"),
-        raise_lr(1.0, "go on at the rate that the run began with"),
+        advise("step_scheduler_per_epoch", "Step the scheduler once per epoch if it counts epochs",
+               "stepped with every batch, it ends far too early"),
+        advise("lengthen_schedule", "Plan the schedule for all optimizer steps of the run",
+               "the schedule ended before training did"),
+        raise_lr(1.0, "the run can then continue to learn"),
     ),
 )  # fmt: skip
 def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterator[Finding]:
-    """Training that goes on with a learning rate of next to nothing.
+    """Training continues with a learning rate close to zero.
 
     ## Why is this bad?
-    Every further step costs what the others did and changes nothing. The usual cause is a scheduler that was made for
-    epochs and is stepped with every batch, or a number of steps that counts something else. The last steps of a
-    schedule that ends at zero are quiet: the run must go on for 50 steps, and for a fifth of what it took to get there.
-    So is a parameter group whose plan says so while others still learn.
+    Every further step costs time and changes nothing. The usual cause is a scheduler made for epochs that is stepped
+    with every batch, or a number of steps in the wrong unit. The last steps of a schedule that ends at zero do not
+    fire: the run must continue for 50 steps, and for a fifth of the steps before. A parameter group whose plan ends
+    while other groups still learn does not fire either.
 
     ## Example
     fires: train/lr{0} 1e-3x100 0x60
@@ -165,9 +176,9 @@ class WarmUpWithoutEnd(Settings):
     """When `warm-up-without-end` fires."""
 
     share: float = between(0.3, 0.0, 1.0)
-    """Share of the declared total of steps after which a rate that still rises has risen too long."""
+    """Fraction of the declared total steps by which a warm-up should be over."""
     steps: int = between(20000, 1, counts="steps")
-    """The same in steps, where no total is declared; this is information."""
+    """The same in steps, used if no total is declared; then it is only information."""
 
 
 def _longest_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> tuple[Severity, float]:
@@ -185,19 +196,21 @@ def _past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Gate:
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
     gate=_past_a_warm_up,
     settings=WarmUpWithoutEnd,
-    message="The learning rate of group {scope} is still rising at step {value} (now {lr}); a warm-up should end by "
-    "step {bound}.",
+    message=Message(
+        "The learning rate is still warming up",
+        "step {value} · expected end step {bound} · learning rate {lr} · group {group}",
+    ),
     remedies=(
-        advise("shorten_warm_up", "a warm-up is a few hundred to a few thousand steps: check that its length counts "
-               "optimizer steps, not examples or tokens"),
+        advise("shorten_warm_up", "Shorten the warm-up to a few thousand steps at most",
+               "a length in samples or tokens instead of optimizer steps is a common mistake"),
     ),
 )  # fmt: skip
 def warm_up_without_end(lr: Panel, settings: WarmUpWithoutEnd, info: RunInfo) -> Iterator[Finding]:
-    """Learning rate that still rises when much of the run is over.
+    """The learning rate is still rising when much of the run is over.
 
     ## Why is this bad?
-    The run spends its steps at rates far below the one that was chosen, and has none left for the decay. Where the
-    total number of steps is not declared (`hyperparameters`), only a very long rise is told, as information.
+    The run spends its steps far below the learning rate you chose, and has none left for the decay. If the total
+    number of steps is not declared (`hyperparameters`), only a very long rise is reported, as information.
 
     ## Example
     fires: train/lr{0} 1e-6+1e-6x400 | facts/total_steps 1000
@@ -216,9 +229,9 @@ class LrNeverDecays(Settings):
     """When `lr-never-decays` fires."""
 
     share: float = between(0.9, 0.0, 1.0)
-    """Share of the declared total of steps by which the rate should have begun to fall."""
+    """Fraction of the declared total steps by which the rate should have started to fall."""
     tolerance: float = between(0.01, 0.0, 1.0)
-    """Share of its peak that it must have fallen by to have begun."""
+    """Minimum fall, as a fraction of the peak, that counts as a start."""
 
 
 def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
@@ -230,20 +243,22 @@ def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
     gate=_near_the_end,
     settings=LrNeverDecays,
-    message="The learning rate of group {scope} is still {value}, near its peak, and the run is about to end (at step "
-    "{total_steps}).",
+    message=Message(
+        "The learning rate has not decayed near the end of the run",
+        "learning rate {value} · expected below {bound} · total steps {total_steps} · group {group}",
+    ),
     remedies=(
-        advise("decay_lr", "let it fall to a tenth or less towards the end of the run: much of the loss is won there",
-               shape="cosine"),
+        advise("decay_lr", "Decay the learning rate to a tenth or less by the end",
+               "much of the drop in the loss comes with the decay", shape="cosine"),
     ),
 )  # fmt: skip
 def lr_never_decays(lr: Panel, plan: Panel, settings: LrNeverDecays, info: RunInfo) -> Iterator[Finding]:
-    """Learning rate that is still at its peak when the run is about to end.
+    """The learning rate is still at its peak when the run is about to end.
 
     ## Why is this bad?
-    At a high rate the weights jump about in the valley that they have found; a decay lets them settle, and usually
-    lowers the loss by more than as many steps at the peak. Information: some runs mean it. A group
-    whose plan says so is quiet.
+    At a high rate the weights keep jumping around a minimum. A decay lets them settle, and usually lowers the loss by
+    more than the same number of steps at the peak. This is only information, since some runs do it on purpose. A
+    group whose plan keeps the peak does not fire.
 
     ## Example
     fires: train/lr{0} 1e-3x950 | facts/total_steps 1000

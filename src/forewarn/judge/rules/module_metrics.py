@@ -1,4 +1,4 @@
-"""Rules about the user's own metrics from `watch(metrics=[…])`, whatever they mean."""
+"""Rules about the user's own metrics from `watch(metrics=[…])`, whatever they measure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Panel
@@ -19,24 +20,24 @@ _EVERY = ("*_metric/*",)
 @rule(
     "M101", "non-finite-metric", reads=_EVERY, per_scope=True, keep=50,
     message=(
-        "The metric {scope} is no longer a finite number (last finite value {last_finite}).",
-        "The metric {scope} has never been a finite number.",
+        Message("Metric {scope} is NaN or infinite", "value {value} · last finite value {last_finite}"),
+        Message("Metric {scope} was never finite", "value {value}"),
     ),
     remedies=(
-        advise("inspect_metric", "a logarithm or a division at zero in the metric's own function is the usual cause, "
-               "and then the run is well", scope_is="metric"),
-        advise("inspect_layer", "if its values are not finite either, the layer overflows: the weights, inputs and "
-               "gradients there are the place to look", scope_is="metric"),
+        advise("inspect_metric", "Check the metric's function for log(0) or division by zero",
+               "that is the usual cause, and then the run itself is fine", scope_is="metric"),
+        advise("inspect_layer", "Check the weights, inputs and gradients of the layer",
+               "if they are not finite either, the layer overflows", scope_is="metric"),
         snapshot(),
     ),
 )  # fmt: skip
 def non_finite_metric(values: Panel) -> Iterator[Finding]:
-    """Metric of your own that is no longer a finite number.
+    """A metric of yours is NaN or infinite.
 
     ## Why is this bad?
-    Either the function divides by zero or takes the logarithm of it, and its series ends where it would have become
-    interesting; or what it looks at is no longer finite, which soon reaches the loss. Where a metric never had a finite
-    value, as the standard deviation of a single number, it is information.
+    Either the function divides by zero or takes the logarithm of zero, or the tensor that it reads is no longer finite,
+    which soon reaches the loss. If a metric never had a finite value, such as the standard deviation of a single
+    number, this is only information.
 
     ## Example
     fires: gradient_metric/norm{layer.weight} 1.0x5 nan
@@ -53,22 +54,22 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
 @rule(
     "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
     message=(
-        "The metric {scope} is {value}, outside its healthy range (from {low} to {high}).",
-        "The metric {scope} is {value}, beyond its declared limit of {bound}.",
+        Message("Metric {scope} is out of range", "value {value} · healthy from {low} to {high}"),
+        Message("Metric {scope} is out of range", "value {value} · limit {bound}"),
     ),
     remedies=(
-        advise("inspect_layer", "you declared what is healthy here: what fired shortly before is the likely reason, "
-               "and `forewarn show RUN --metric '_metric/'` has all layers beside this one", scope_is="metric"),
+        advise("inspect_layer", "Compare the layers: forewarn show RUN --metric '_metric/'",
+               "an alert shortly before this one is the likely cause", scope_is="metric"),
         snapshot(),
-        widen_range("if the run is well, the range is too narrow: healthy=(low, high) in the line of the metric"),
+        widen_range("if the run is fine, healthy=(low, high) of the metric is too narrow"),
     ),
 )  # fmt: skip
 def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[Finding]:
-    """Metric of your own that stays outside the range that you declared healthy.
+    """A metric of yours stays outside its healthy range.
 
     ## Why is this bad?
-    You said so: `forewarn.GradientMetric("norm", healthy=(0.01, 10))`. The bounds themselves are healthy, and either
-    may be None. A single reading outside is nothing, three in a row are a warning.
+    You declared the range yourself: `forewarn.GradientMetric("norm", healthy=(0.01, 10))`. The limits themselves are
+    healthy, and either may be None. Three readings in a row outside the range are a warning.
 
     ## Example
     fires: gradient_metric/norm{layer.weight} 1.0x5 20.0x3 | healthy/gradient_metric/norm 0.01 10
@@ -78,7 +79,7 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
     """
     low, high = _healthy(metric, info)
     last = values.last
-    with np.errstate(over="ignore"):  # a bound beyond float32 never applies
+    with np.errstate(over="ignore"):  # a limit beyond float32 never applies
         below, above = last < np.float32(low), last > np.float32(high)
     declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
     for index in np.flatnonzero(np.isfinite(last) & (below | above)):
@@ -90,35 +91,34 @@ class MetricJump(Settings):
     """When `metric-jump` fires."""
 
     minimum: int = between(30, 4, counts="readings")
-    """Readings of a metric at one place before anything is judged; `Config.detail_window` is how many are kept."""
+    """Minimum number of earlier readings of a metric in one place; `Config.detail_window` is how many are kept."""
     spans: float = between(5.0, 0.0)
-    """How far outside all earlier readings, in units of the whole range that they cover."""
+    """Minimum distance from all earlier readings, as a multiple of the range they cover."""
     share: float = between(0.5, 0.0)
-    """The same at least, as a share of their largest magnitude: one that hardly varies may vary a little more."""
+    """The same as a fraction of their largest magnitude, so that a nearly constant metric may vary a little."""
     lasting: int = between(2, 1, counts="readings")
-    """Readings in a row that must lie there, on the same side."""
+    """Readings in a row that must be that far away, on the same side."""
 
 
 @rule(
     "M103", "metric-jump", reads=_EVERY, per_scope=True, keep=50,
     settings=MetricJump,
-    message="The metric {scope} jumped to {value}; all earlier readings were between {lowest_before} and "
-    "{highest_before}.",
+    message=Message("Metric {scope} jumped", "value {value} · before from {lowest_before} to {highest_before}"),
     remedies=(
-        advise("inspect_layer", "what changed at that step: the data, the learning rate, a layer that was frozen or "
-               "replaced", scope_is="metric"),
-        advise("declare_range", "with healthy=(low, high) in the line of the metric its own bounds are judged, and as "
-               "a warning", scope_is="metric"),
+        advise("inspect_layer", "Find out what changed at step {step}",
+               "it may be the data, the learning rate, or a layer that was frozen or replaced", scope_is="metric"),
+        advise("declare_range", "Declare a healthy range for this metric",
+               "with healthy=(low, high), values outside it become a warning", scope_is="metric"),
     ),
 )  # fmt: skip
 def metric_jump(values: Panel, settings: MetricJump) -> Iterator[Finding]:
-    """Metric of your own that has left all its earlier readings far behind at once.
+    """A metric of yours suddenly jumped far from all its earlier values.
 
     ## Why is this bad?
-    It may not be: nothing is known of what the metric means, so this is information. But a number that kept within
-    some range for thirty readings and is suddenly, twice in a row, several times that range away tells of a step at
-    which something changed. Whatever its usual course is, smooth, noisy, rising or in bursts, it stays within reach of
-    its own range; one that has hardly ever moved has none, and is left alone. The new level is then taken as usual.
+    It may not be: forewarn does not know what the metric means, so this is only information. But if a number stays in
+    some range for thirty readings and then, twice in a row, is several times that range away, something changed at
+    that step. Smooth, noisy, rising and bursty metrics all stay near their own range. A metric that has hardly ever
+    moved has no such range and does not fire. Afterwards the new level counts as usual.
 
     ## Example
     fires: activation_metric/kurtosis{layer} 3.0+0.01x40 9.0 9.0

@@ -1,4 +1,4 @@
-"""Rules about the monitor itself: it reports what it could not do."""
+"""Rules about the monitor itself: they report what it could not do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Panel, Series
@@ -14,44 +15,49 @@ from forewarn.types import Finding, Reason, Severity
 _OF_NO_CONCERN = [
     float(reason) for reason in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
 ]
-"""Reasons that hold for one step only, or for a reading that no rule needs."""
+"""Reasons that apply to a single step, or to a reading that no rule needs."""
 
 
 @rule(
     "X101", "probe-failed", reads=("monitor/probe_failed",), per_scope=True,
     explains=("X103",),
-    message="Part of the monitor raised an error: {scope}.",
-    remedies=(advise("report_bug", "the log of the training process has the traceback", scope_is="probe"),),
+    message=Message("The probe {scope} failed and is switched off"),
+    remedies=(
+        advise("report_bug", "Find the traceback in the training log and report it",
+               "what this probe measures is missing until it is fixed", scope_is="probe"),
+    ),
 )  # fmt: skip
 def probe_failed(failed: Panel) -> Iterator[Finding]:
-    """Part of the measuring raised an error and is switched off.
+    """A probe raised an error and is switched off.
 
     ## Why is this bad?
-    Training goes on untouched, but what this part measures is missing from here on, and no rule that needs it can fire:
-    silence no longer means health.
+    Training continues unaffected, but the readings of this probe are missing from here on. Rules that need them can no
+    longer fire, so silence no longer means that the run is healthy.
 
     ## Example
     fires: monitor/probe_failed{weights} 1
     quiet: monitor/probe_failed{weights} 0
     """
-    for index in np.flatnonzero((failed.values > 0).any(axis=0)):  # recorded once, and still true later
+    for index in np.flatnonzero((failed.values > 0).any(axis=0)):  # recorded once, and true from then on
         yield finding(Severity.WARNING, 1.0, NO_BOUND, failed.scopes[index])
 
 
 @rule(
     "X102", "rule-failed", reads=("monitor/rule_failed",), per_scope=True,
-    message="The rule {scope} raised an error and is switched off.",
+    message=Message("The rule {scope} failed and is switched off"),
     remedies=(
-        advise("report_bug", "the log of the training process has the traceback", scope_is="rule"),
-        advise("disable_rule", "Config(disable=...) leaves it out, live and in every check", scope_is="rule"),
+        advise("report_bug", "Find the traceback in the training log and report it",
+               "nothing looks for this problem until it is fixed", scope_is="rule"),
+        advise("disable_rule", "Turn {scope} off with Config(disable=...)",
+               "it is then left out of live runs and of every check", scope_is="rule"),
     ),
 )  # fmt: skip
 def rule_failed(failed: Panel) -> Iterator[Finding]:
-    """Rule that raised an error and is switched off.
+    """A rule raised an error and is switched off.
 
     ## Why is this bad?
-    Training goes on untouched, but what this rule looks for is no longer looked for. The finding is made at the step
-    where it happened; its scope is the name of the rule.
+    Training continues unaffected, but nothing looks for this problem any more. The step is the one at which the rule
+    failed, and the scope is its name.
 
     ## Example
     fires: monitor/rule_failed{loss-spike} 1
@@ -63,19 +69,20 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
 
 @rule(
     "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True, keep=1,
-    message="{scope} cannot be measured: {reason}.",
+    message=Message("Cannot measure {scope}", "", "{reason}"),
     remedies=(
-        advise("tell_the_monitor", "what it cannot see from its hooks, an argument of watch() can tell it: scaler, the "
-               "module that is really called, or monitor.clip_grad_norm_ in the loop", scope_is="metric"),
+        advise("tell_the_monitor", "Pass the scaler and the module you call to watch()",
+               "the monitor cannot see them from its hooks; to clip gradients, use monitor.clip_grad_norm_",
+               scope_is="metric"),
     ),
 )  # fmt: skip
 def unavailable(reasons: Panel) -> Iterator[Finding]:
-    """Reading that cannot be taken in this run.
+    """A metric cannot be measured in this run.
 
     ## Why is this bad?
-    It is not: the monitor leaves a number out rather than give a wrong one. But the rules that need it stay silent, and
-    the evidence says why. A step that a gradient scaler skips has no readings for that step only, and is not reported;
-    nor is a gradient noise scale for which a step has too few batches: no rule needs it.
+    It is not a fault of the run: the monitor leaves a number out rather than record a wrong one. But rules that need
+    it cannot fire, and the evidence says why. A step skipped by a gradient scaler is not reported, since only that step
+    has no readings. Neither is a gradient noise scale without enough batches per step, since no rule needs it.
 
     ## Example
     fires: monitor/unavailable{gradient/global_norm} 3
@@ -90,21 +97,22 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
 
 @rule(
     "X104", "store-failed", reads=("monitor/store_failed",), keep=1,
-    message="The run directory cannot be written: nothing is stored until it can be.",
+    message=Message("The run is not being stored", "", "the run directory cannot be written"),
     remedies=(
-        advise("free_the_disk", "df -h, df -i and the permissions of the run directory show whether it is full or "
-               "read-only; recording goes on by itself once it can be written"),
-        advise("resume_recording", "watch(run=..., resume=True) goes on with the same run directory"),
+        advise("free_the_disk", "Check disk space and permissions of the run directory",
+               "`df -h` and `df -i` show whether the disk is full, and recording continues once it has room"),
+        advise("resume_recording", "Resume with watch(run=..., resume=True)",
+               "it continues in the same run directory"),
     ),
 )  # fmt: skip
 def store_failed(failed: Series) -> Finding | None:
-    """Recording has stopped: the run directory cannot be written.
+    """The run directory cannot be written.
 
     ## Why is this bad?
-    Training and judging go on, and alerts still reach the console, but a later check, report or comparison ends here.
-    The disk is full, out of inodes, read-only or not mounted, or the directory is gone. forewarn tries again every few
-    seconds, from the start of a run on. What was measured meanwhile waits in memory, up to 64 MB, and is stored once it
-    can be; what does not fit, or still waits when the process ends, is lost.
+    Training continues and alerts still reach the console, but a later check, report or comparison ends here. The disk
+    is full, out of inodes, read-only or not mounted, or the directory is gone. forewarn tries again every few seconds,
+    also at the start of a run. Readings wait in memory, up to 64 MB, and are stored once that works. Those that do not
+    fit, or still wait when the process ends, are lost.
 
     ## Example
     fires: 1

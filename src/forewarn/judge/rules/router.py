@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Panel
@@ -19,34 +20,36 @@ class DeadExpert(Settings):
     """When `dead-expert` fires."""
 
     share: float = between(0.02, 0.0, 1.0)
-    """Share of an even load at or below which an expert is dead."""
+    """Fraction of an even load at or below which an expert counts as dead."""
     window: int = between(8, 1, counts="readings")
-    """Checks over which the load is added up."""
+    """Number of recent readings over which the load is summed."""
     tokens: int = between(64, 1)
-    """Tokens that an even load would have given each expert in that time, below which nothing is judged."""
+    """Minimum number of tokens per expert in that window, if the load were even."""
 
 
 @rule(
     "A109", "dead-expert", reads=("router/tokens", "router/load_share"), per_scope=True, keep=200,
     explains=("U103", "G103"),
     settings=DeadExpert,
-    message="The router {scope} gives {dead_experts} of {experts} experts almost no tokens: {emptiest} gets "
-    "{value:.2%} of them (limit {bound:.2%}).",
+    message=Message(
+        "{dead_experts} of {experts} experts get almost no tokens in {scope}",
+        "share of tokens {value:%} · expected above {bound:%} · least used {emptiest}",
+    ),
     remedies=(
-        advise("balance_loads", "an auxiliary loss on the loads gives the router a reason to use every expert "
-               "(Switch Transformer)", scope_is="router", weight=0.01),
-        advise("add_router_noise", "noise on the logits lets an expert that is never chosen be tried again",
-               scope_is="router"),
-        lower_lr(0.5, "a router that settles before its experts differ never looks at some of them"),
+        advise("balance_loads", "Add a load-balancing loss with weight {weight}",
+               "it gives the router a reason to use every expert (Switch Transformer)", scope_is="router", weight=0.01),
+        advise("add_router_noise", "Add noise to the logits of {scope}",
+               "the router then tries experts again that it never picks", scope_is="router"),
+        lower_lr(0.5, "a router that settles too early ignores some experts for good"),
     ),
 )  # fmt: skip
 def dead_expert(tokens: Panel, loads: Panel, settings: DeadExpert) -> Iterator[Finding]:
-    """Expert that gets next to no tokens.
+    """An expert gets almost no tokens.
 
     ## Why is this bad?
-    An expert that no token reaches gets no gradient, so it never becomes worth choosing: its parameters are paid for
-    and not used, and the others carry its load. A load that is merely uneven is not reported. The finding is about a
-    router; the evidence counts its dead experts and names the emptiest.
+    An expert without tokens gets no gradient, so it never becomes worth choosing. You pay for its parameters without
+    using them, and the other experts carry its load. A load that is merely uneven does not fire. There is one alert
+    per router; its evidence counts the dead experts and names the least used one.
 
     ## Example
     fires: router/tokens{gate} 64x8 | router/load_share{gate.expert_0} 1x8 | router/load_share{gate.expert_1} 0x8

@@ -1,4 +1,4 @@
-"""Rules about several tasks that share a model."""
+"""Rules about tasks that share a model."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, shift_task_weight, snapshot
 from forewarn.judge.series import Floats, Panel
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
-_RAISE = shift_task_weight(True, "its gradient then reaches the layers that the tasks share")
-_LOWER = shift_task_weight(False, "it leaves room in the layers that the tasks share")
+_RAISE = shift_task_weight(True, "its gradient then counts in the shared layers")
+_LOWER = shift_task_weight(False, "it then leaves room for the other task in the shared layers")
 _BALANCE = advise(
     "balance_tasks",
-    'monitor.combine_losses(..., balance="gradnorm") holds the gradients of the tasks level by itself, from then on',
+    'Balance tasks: monitor.combine_losses(..., balance="{balance}")',
+    "it keeps the gradients of the tasks at the same level from then on",
     balance="gradnorm",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TaskRatio(Settings):
-    """When the ratio of two tasks' gradients is judged, and when the weaker task is not reported."""
+    """When the ratio of two tasks' gradients counts, and when a weak task does not."""
 
     window: int = between(10, 2, counts="readings")
-    """Measured steps whose mean ratio, on a log scale, is judged; so many there must be."""
+    """Number of recent measured steps in the mean ratio, which is taken on a log scale."""
     solved: float = between(0.2, 0.0, 1.0)
-    """Share of its first loss below which a weak task has learned its part, and is not neglected."""
+    """Fraction of its first loss below which a weak task has learned its part and is not neglected."""
     ahead: float = between(0.8, 0.0, 1.0)
-    """The same for a weak task that has less than this share left of what the strong one has left."""
+    """Remaining loss of the weak task relative to that of the strong one, below which it is not neglected either."""
     mending: float = between(1.1, 1.0)
-    """Times that its weight has risen against the strong one's where the tasks are being balanced already."""
+    """Rise of the weak task's weight relative to the strong one's from which the tasks are being balanced already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +43,34 @@ class TaskImbalance(_TaskRatio):
     """When `task-imbalance` fires."""
 
     minor: float = between(2.0, 1.0)
-    """Ratio of two tasks' gradients, either way round, above which it is information."""
+    """Ratio of two tasks' gradients, in either direction, above which it is information."""
     significant: float = between(3.0, 1.0)
-    """The same above which it is a warning."""
+    """Ratio above which it is a warning."""
     starved: float = between(5.0, 1.0)
-    """The same above which it is no longer this but a collapse, which has a rule of its own."""
+    """Ratio above which `task-collapse` reports it instead."""
 
 
 @rule(
     "T101", "task-imbalance", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     settings=TaskImbalance,
-    message="The gradient of task {dominating} is {ratio} times that of task {starved}.",
+    message=Message(
+        "Task {dominating} pulls {ratio}× as hard as task {starved}",
+        "gradient ratio {scope} {value} · limit {bound}",
+    ),
     remedies=(_RAISE, _LOWER, _BALANCE),
 )  # fmt: skip
 def task_imbalance(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskImbalance) -> Iterator[Finding]:
-    """One task pulls on the shared layers several times harder than another.
+    """One task pulls on the shared layers several times as hard as another.
 
     ## Why is this bad?
-    What the tasks share is shaped for the stronger one, and the weaker one has to do with features that were made for
-    something else. Between 0.5 and 2 is balanced; up to 3 is information, up to 5 a warning, and
-    above that a collapse. The scope is `a/b`, the value the gradient norm of a over that of b, each weighted as it
-    enters the loss. Single batches differ, so the mean of ten measured steps is judged, on a log scale, where a/b and
-    b/a are alike.
+    The stronger task shapes the shared layers, and the weaker one has to work with features made for something else.
+    The scope is `a/b`, and the value is the gradient norm of a divided by that of b, weighted as in the loss. A ratio
+    from 0.5 to 2 is balanced, up to 3 is information, up to 5 is a warning, and above that is a collapse. Single
+    batches differ, so the rule takes the mean of ten measured steps on a log scale, which treats a/b and b/a alike.
 
-    A task with a small gradient because it has learned its part is not neglected: one that has a fifth of its first
-    loss left, or clearly less than the stronger one, is left in peace. So is a pair whose weights are moving towards
-    each other already.
+    A task whose gradient is small because it has learned its part is not neglected. So a task does not fire with less
+    than a fifth of its first loss left, or clearly less than the stronger task has left. A pair whose weights are
+    already moving towards balance does not fire either.
 
     ## Example
     fires: task/ratio{pointer/type} 4.0x12
@@ -88,29 +92,32 @@ class TaskCollapse(_TaskRatio):
     """When `task-collapse` fires."""
 
     ratio: float = between(5.0, 1.0)
-    """Ratio of two tasks' gradients above which, or below one over which, the weaker one is starved."""
+    """Ratio of two tasks' gradients, in either direction, above which the weaker one is starved."""
 
 
 @rule(
     "T102", "task-collapse", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     explains=("T101",),
     settings=TaskCollapse,
-    message="Task {starved} is starved: the gradient of task {dominating} is {ratio} times as large.",
+    message=Message(
+        "Task {dominating} leaves task {starved} almost no influence",
+        "gradient ratio {scope} {value} · limit {bound}",
+    ),
     remedies=(_RAISE, _LOWER, _BALANCE, snapshot()),
 )  # fmt: skip
 def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: TaskCollapse) -> Iterator[Finding]:
-    """One task has the shared layers for itself, and another is starved.
+    """One task dominates the shared layers and starves another.
 
     ## Why is this bad?
-    Above five times the gradient of the other, the optimizer goes where the dominating task points, and the starved one
-    stays at chance however long the run is: its head learns from features that never turn to it. The sum of the losses
-    falls all the same, which hides it. The usual cause is a loss on another scale (a sum beside a mean, pixels beside
+    At more than five times the gradient, the optimizer follows the dominating task. The starved task stays at chance
+    however long the run is, because the shared features never adapt to it. The sum of the losses still falls, which
+    hides the problem. The usual cause is a loss on a different scale (a sum next to a mean, pixels next to
     probabilities) or a weight that was set for another model.
 
-    The mean of ten measured steps is judged, on a log scale; a batch without a gradient of one of them, such as one
-    without labels, is left out as long as others have one. A task with a small gradient and a fifth of its first loss
-    left, or clearly less than the stronger one has, is not starved: it has learned. Where weights are being balanced,
-    and on their way, nothing is said.
+    The rule takes the mean of ten measured steps on a log scale. Batches in which one task has no gradient, such as
+    those without labels, are left out as long as others have one. A task with less than a fifth of its first loss
+    left, or clearly less than the stronger task has left, is not starved: it has learned. A pair whose weights are
+    already moving towards balance does not fire either.
 
     ## Example
     fires: task/ratio{pointer/type} 40.0x12
@@ -130,36 +137,38 @@ class GradientConflict(Settings):
     """When `gradient-conflict` fires."""
 
     window: int = between(20, 2, counts="readings")
-    """Measured steps that are judged together; so many there must be."""
+    """Number of recent measured steps in the mean."""
     cosine: float = between(-0.4, -1.0, 0.0)
-    """Mean cosine below which two tasks undo each other's steps in part: information."""
+    """Mean cosine below which two tasks partly undo each other's steps: information."""
     severe: float = between(-0.6, -1.0, 0.0)
-    """Mean cosine below which little is left of either: a warning."""
+    """Mean cosine below which little is left of either step: a warning."""
     negative_share: float = between(0.8, 0.0, 1.0)
-    """Of the readings that must be negative for a conflict to be sustained."""
+    """Minimum fraction of these readings that must be negative."""
 
 
 @rule(
     "T103", "gradient-conflict", reads=("task/cosine", "task/ratio"), per_scope=True, hold=2, keep=100,
     settings=GradientConflict,
-    message="Tasks {dominating} and {other} pull in opposite directions: the mean cosine of their gradients is "
-    "{value} (limit {bound}).",
+    message=Message(
+        "Tasks {dominating} and {other} pull in opposite directions",
+        "mean gradient cosine {value} · limit {bound}",
+    ),
     remedies=(
-        advise("separate_layers", "a layer of its own for each task, above what they share, lets both have their way",
-               scope_is="tasks"),
+        advise("separate_layers", "Give each task a separate layer on top of the shared ones",
+               "the tasks can then differ where they disagree", scope_is="tasks"),
         _LOWER,
-        advise("project_gradients", "taking out of each gradient what opposes the other keeps both losses falling "
-               "(PCGrad, Yu et al. 2020)", scope_is="tasks"),
+        advise("project_gradients", "Remove the conflicting part of each gradient (PCGrad)",
+               "both losses can then keep falling (Yu et al. 2020)", scope_is="tasks"),
     ),
 )  # fmt: skip
 def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict) -> Iterator[Finding]:
-    """Two tasks pull what they share in opposite directions.
+    """Two tasks pull the shared layers in opposite directions.
 
     ## Why is this bad?
-    What one task gains the other loses: their sum is smaller than either, most of every step is spent on a tug-of-war,
-    and both end worse than they would alone. A cosine around zero is usual, since most directions have nothing to do
-    with each other, and a single negative batch is nothing. Near the end of training some opposition is natural, so it
-    is a warning only where the mean of twenty measured steps says that the tasks undo each other for the greater part.
+    What one task gains, the other loses. Most of every step cancels out, and both tasks end up worse than they would
+    alone. A cosine near zero is normal, since most directions are unrelated, and so is a single negative batch. Near
+    the end of training some conflict is natural, so this is a warning only if, over twenty measured steps, the tasks
+    undo most of each other's work.
 
     ## Example
     fires: task/cosine{pointer/type} -0.6x22
@@ -185,7 +194,7 @@ def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict)
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """Two tasks whose gradients differ, where the weaker one has not learned more than the stronger."""
+    """Two tasks whose gradients differ, although the weaker one has not learned its part yet."""
 
     pair: str
     mean: float
@@ -206,7 +215,7 @@ class _Apart:
 def _apart(
     ratios: Panel, remaining: Panel, weights: Panel, settings: TaskImbalance | TaskCollapse, bound: float
 ) -> Iterator[_Apart]:
-    """The pairs whose mean ratio over a full window, on a log scale, is beyond a bound in either direction."""
+    """The pairs whose mean ratio over a full window, on a log scale, exceeds a bound in either direction."""
     if len(ratios) < settings.window:
         return
     logs = np.array([_mean_log(column, settings.window) for column in ratios.values.T.astype(np.float64)])
@@ -223,8 +232,8 @@ def _apart(
 def _mean_log(ratios: Floats, window: int) -> float:
     """The mean logarithm of the latest ratios; NaN while there are too few.
 
-    A ratio of 0 or inf is a batch in which a task has no gradient. If other batches have one, as with sparse labels,
-    only those are compared; a task without any over the whole window counts as having none.
+    A ratio of 0 or inf means that a task has no gradient in that batch. If it has one in other batches, as with sparse
+    labels, only those count. A task without a gradient over the whole window counts as having none.
     """
     usable = np.isfinite(ratios) & (ratios > 0)
     if usable[-window:].any():

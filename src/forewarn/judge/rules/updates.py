@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -34,15 +35,15 @@ class UpdateRatioHigh(Settings):
     tensor: float = between(0.1, 0.0)
     """Update ratio of one tensor above which it is rewritten rather than trained."""
     median: float = between(3e-2, 0.0)
-    """Median update ratio over tensors at or above which the learning rate is too high."""
+    """Median update ratio over all tensors from which the learning rate is too high."""
     start_steps: int = between(100, 0, counts="steps")
-    """For so many steps the bounds are wider: weights start small, and Adam's first steps are its largest."""
+    """First steps, with wider limits: weights start small, and the first steps of Adam are its largest."""
     start_ratio: float = between(0.2, 0.0)
-    """Both bounds in that time."""
+    """Both limits during the first steps."""
     near_zero_ratio: float = between(10.0, 0.0)
-    """A tensor whose very first ratio is above this starts near zero, and is left alone in that time."""
+    """First ratio from which a tensor counts as starting near zero; it is ignored during the first steps."""
     learning: float = between(0.2, 0.0, 1.0)
-    """Share of the first loss that, once it is gained, leaves everything alone in that time."""
+    """Fall of the loss, as a fraction of the first loss, from which nothing fires during the first steps."""
 
 
 @rule(
@@ -54,11 +55,11 @@ class UpdateRatioHigh(Settings):
     ),
     settings=UpdateRatioHigh,
     message=(
-        "The update/weight ratio of {scope} is {value} (limit {bound}): each step rewrites much of it.",
-        "The median update/weight ratio is {value} (limit {bound}): each step rewrites much of the model.",
+        Message("Each step changes too much of {scope}", "update/weight ratio {value} · limit {bound}"),
+        Message("Each step changes too much of the model", "median update/weight ratio {value} · limit {bound}"),
     ),
     remedies=(
-        lower_lr(0.3, "an update of about a thousandth of the weights per step is what trains well"),
+        lower_lr(0.3, "a step of about 0.1% of the weight norm trains well"),
         warm_up(),
         clip_gradient(),
     ),
@@ -66,14 +67,16 @@ class UpdateRatioHigh(Settings):
 def update_ratio_high(
     ratios: Panel, median: Panel, loss: Panel, settings: UpdateRatioHigh, info: RunInfo
 ) -> Iterator[Finding]:
-    """Weights that are largely rewritten at each step.
+    """Each step changes too much of the weights.
 
     ## Why is this bad?
-    An update of about a thousandth of the weight's norm per step trains well. Near a tenth nothing that was learned
-    survives more than a few steps: the learning rate is too high for this tensor, or, where the median over all tensors
-    is high, for the model. Only tensors of two dimensions or more count, for biases and the like start at zero; so do
-    some matrices, and the first steps of Adam are its largest, so the bounds are wider in the first steps, and nothing
-    is said there while the loss falls: small weights have a long way to go.
+    An update of about a thousandth of the weight norm per step trains well. Near a tenth, nothing that was learned
+    survives more than a few steps. The learning rate is too high for this tensor, or, if the median over all tensors
+    is high, for the model.
+
+    Only tensors with two or more dimensions count, since biases and the like start at zero. Some matrices do too, and
+    the first steps of Adam are its largest. So the limits are wider during the first steps, and nothing fires then
+    while the loss falls.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -105,13 +108,13 @@ def update_ratio_high(
 
 
 def _has_fallen(loss: Series, share: float) -> bool:
-    """Whether the latest losses are below the first by this share of it; False if nothing is known."""
+    """Whether the latest losses are below the first one by this share of it; False if unknown."""
     losses = loss.finite()
     return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
 
 
 def _median_of_matrices(ratios: Panel, info: RunInfo, near_zero_ratio: float) -> float:
-    """The median over tensors of two dimensions or more that moved; tensors that start at zero would raise it."""
+    """The median over tensors with two or more dimensions that moved, without those that started near zero."""
     if not len(ratios):
         return np.nan
     from_zero = ratios.values[0] >= near_zero_ratio
@@ -124,9 +127,9 @@ class UpdateRatioLow(Settings):
     """When `update-ratio-low` fires."""
 
     tensor: float = between(1e-7, 0.0)
-    """Update ratio of one tensor below which (and above frozen) it barely trains."""
+    """Update ratio of one tensor below which it barely trains; at exactly zero it is frozen."""
     negligible_share: float = between(1e-6, 0.0, 1.0)
-    """Share of the highest loss below which that is information: the task is solved."""
+    """Fraction of the highest loss below which this is only information: the task is solved."""
 
 
 @rule(
@@ -134,27 +137,27 @@ class UpdateRatioLow(Settings):
     reads=("update/ratio", "update/frozen_cause", "train/lr", "train/loss", "train/loss_level"),
     per_scope=True, hold=3, keep=200,
     settings=UpdateRatioLow,
-    message="The update/weight ratio of {scope} is {value} (at least {bound} is expected): it hardly trains.",
+    message=Message("Steps barely change {scope}", "update/weight ratio {value} · expected at least {bound}"),
     remedies=(
         raise_lr(10.0),
         keep_in_float32(),
-        advise("inspect_layer", "its weights are very large, or its gradient very small, beside those of its peers",
-               scope_is="parameter"),
+        advise("inspect_layer", "Compare {scope} with layers of the same kind",
+               "its weights may be very large, or its gradient very small", scope_is="parameter"),
     ),
 )  # fmt: skip
 def update_ratio_low(
     ratios: Panel, causes: Panel, lr: Panel, loss: Panel, levels: Panel, settings: UpdateRatioLow, info: RunInfo
 ) -> Iterator[Finding]:
-    """Weight that moves by less than its own rounding error.
+    """Steps change a weight by less than its rounding error.
 
     ## Why is this bad?
-    At a ten-millionth of its norm per step a weight needs the whole of a long run to change at all, and in float32 most
-    of its elements do not change. The learning rate of its group is too low by orders of magnitude, the weight too
-    large, or its gradient almost gone.
+    At a ten-millionth of its norm per step, a weight hardly changes over a long run, and in float32 most of its
+    elements do not change at all. The learning rate of its group is too low by orders of magnitude, the weight is too
+    large, or its gradient has almost vanished.
 
-    Judged as if the learning rate were at its peak, and not while it rises, so neither a warm-up from 0 nor the end of
-    a decay is reported. Weights that do not move at all are `frozen-weight`. Where the loss is all but zero it is
-    information: nothing is left to learn.
+    The rule scales the ratio to the peak learning rate, and waits while the rate rises, so neither a warm-up from 0 nor
+    the end of a decay fires. `frozen-weight` reports weights that do not move at all. If the loss is almost zero this
+    is only information, since nothing is left to learn.
 
     ## Example
     fires: update/ratio{layer.weight} 1e-9x3 | train/lr{0} 1e-6x3
@@ -183,17 +186,17 @@ class UpdateRatioJump(Settings):
     """When `update-ratio-jump` fires."""
 
     factor: float = between(3.0, 1.0)
-    """Times the median of the window."""
+    """Times the usual level above which the update ratio has jumped."""
     window: int = between(20, 3, counts="readings")
-    """Checks whose median is the level."""
+    """Number of recent measured steps whose median is the usual level."""
     minimum: int = between(8, 2, counts="readings")
-    """Checks that must have been seen before anything is judged."""
+    """Minimum number of measured steps before the rule can fire."""
     warning_factor: float = between(10.0, 1.0)
-    """Times the level at which a single check is a warning, whatever the cause; a jump of the lr always is."""
+    """Times the usual level at which a single measured step is a warning; a jump of the lr always is."""
     lasting_checks: int = between(3, 1, counts="readings")
-    """Checks in a row after which a jump of any height is a warning."""
+    """Measured steps in a row after which a jump of any size is a warning."""
     restart_tolerance: float = between(0.01, 0.0)
-    """An lr that jumps to within this share of its earlier peak is a restart by plan."""
+    """Distance from its earlier peak, as a fraction, within which a jump of the lr is a planned restart."""
 
 
 @rule(
@@ -207,33 +210,37 @@ class UpdateRatioJump(Settings):
     ),
     settings=UpdateRatioJump,
     message=(
-        "The learning rate jumped from {lr_before} to {lr_after}; the median update/weight ratio is now {value} "
-        "(usually {level}).",
-        "The median update/weight ratio is {ratio} times its recent level (ratio {value}, usually {level}).",
+        Message(
+            "Weights suddenly move {ratio}× as far per step",
+            "update/weight ratio {value} · limit {bound} · usual {level}",
+            "the learning rate went from {lr_before} to {lr_after}",
+        ),
+        Message(
+            "Weights suddenly move {ratio}× as far per step",
+            "update/weight ratio {value} · limit {bound} · usual {level}",
+        ),
     ),
     remedies=(
         restore_lr(),
         roll_back(),
         clip_gradient(),
-        advise("check_schedule", "the lr is that of another run, another unit (steps or epochs) or another batch size "
-               "if nobody meant this jump"),
+        advise("check_schedule", "Check the schedule around step {step}",
+               "it may come from another run, count epochs instead of steps, or assume another batch size"),
     ),
 )  # fmt: skip
 def update_ratio_jump(
     median: Panel, lr: Panel, plan: Panel, ratios: Panel, settings: UpdateRatioJump, info: RunInfo
 ) -> Finding | None:
-    """Weights that suddenly move several times as far per step as they did.
+    """Weights suddenly move several times as far per step as before.
 
     ## Why is this bad?
-    It is the earliest sign of a run about to be lost: the weights leave the region where the loss is low, and the loss
-    shows it only steps later. Most often the learning rate has jumped; then the finding is made at that very step, with
-    the ratio that it leads to, and names both rates. Otherwise the gradients have grown, or the optimizer lost its
-    state.
+    It is the earliest sign that a run is about to fail: the weights leave the region where the loss is low, and the
+    loss shows it only steps later. Most often the learning rate has jumped. Then the rule fires at that very step, with
+    the ratio to expect, and names both rates. Otherwise the gradients have grown, or the optimizer has lost its state.
 
-    Compared is the median over all tensors with its own level at the last checks, each raised by what the learning rate
-    has risen since by plan. So a warm-up, a slow schedule, the next of several cycles, a restart that returns to the
-    earlier peak of its group, and whatever a declared plan says are quiet. So is a jump whose updates were measured at
-    once, and are no larger than usual.
+    The rule compares the median over all tensors with its usual level, raised by any planned rise of the learning rate.
+    So a warm-up, a slow schedule, another cycle, a restart to the earlier peak of its group and anything in a declared
+    plan do not fire. Neither does a jump whose measured updates are no larger than usual.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
@@ -256,7 +263,7 @@ def update_ratio_jump(
     # The level is at least the minimum of the earlier values, since the planned growth only raises them.
     if jump is None and not typical.last > settings.factor * np.fmin.reduce(recent[:-1]):
         return None
-    # A jump of the lr is compared with the checks just before it; older ones may belong to another phase.
+    # A jump of the lr is compared with the measured steps just before it; older ones may belong to another phase.
     window = settings.window if jump is None else settings.lasting_checks
     level = _level(typical, lr, plan, window, settings, info) if measured else typical.median(settings.window)
     leap = 1.0 if jump is None else jump.after / jump.before
@@ -279,7 +286,7 @@ def update_ratio_jump(
 
 
 def _level(typical: Series, lr: Panel, plan: Panel, window: int, settings: UpdateRatioJump, info: RunInfo) -> float:
-    """The update ratio expected now from the earlier checks."""
+    """The update ratio expected now, from the earlier measured steps."""
     values = typical.values[-window - 1 : -1].astype(np.float64)
     if len(lr) > 1:
         steps = typical.steps[-window - 1 : -1]

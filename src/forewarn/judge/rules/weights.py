@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -27,21 +28,24 @@ from forewarn.types import Finding, RunInfo, Severity
 @rule(
     "W101", "non-finite-weight", reads=("weight/nonfinite",), per_scope=True, keep=100,
     explains=("L101", "G101", "W104", "A103", "M101"),
-    message="{scope} holds {value} values that are not finite (tensors affected: {num_tensors}).",
+    message=Message(
+        "NaN or infinity in {scope}",
+        "non-finite values {value} · tensors affected {num_tensors}",
+    ),
     remedies=(
-        roll_back("no later step repairs a weight that is not a number, nor the optimizer's moments of it"),
+        roll_back("no later step can repair these weights or their optimizer state"),
         stop(),
-        lower_lr(0.5, "after the return: the same steps lead to the same place"),
+        lower_lr(0.5, "after a restore, the same steps would fail again"),
         snapshot(),
     ),
 )  # fmt: skip
 def non_finite_weight(nonfinite: Panel) -> Iterator[Finding]:
-    """Weights that hold NaN or infinite values.
+    """Weights contain NaN or infinite values.
 
     ## Why is this bad?
-    Every output that depends on them is not finite either, and so is every gradient: within a step or two the whole
-    model is lost, and so is each checkpoint written from here on. The cause is a step with gradients that were not
-    finite, an overflow in half precision, or a checkpoint that was damaged before.
+    Every output and gradient that depends on them becomes NaN or infinite too. Within a step or two the whole model is
+    lost, and so is every checkpoint saved from then on. The cause is a step with non-finite gradients, an overflow in
+    half precision, or a damaged checkpoint.
 
     ## Example
     fires: weight/nonfinite{layer.weight} 0x5 3
@@ -57,11 +61,11 @@ class WeightNormSpike(Settings):
     """When `weight-norm-spike` fires."""
 
     factor: float = between(10.0, 1.0)
-    """Times the median of the earlier checks."""
+    """Times the median of the earlier norms."""
     minimum: int = between(8, 2, counts="readings")
-    """Earlier checks that must have been seen before anything is judged."""
+    """Minimum number of earlier measured steps before the rule can fire."""
     growth: float = between(2.0, 1.0)
-    """Times its oldest kept norm up to which that median is a level; above, the tensor is growing into place."""
+    """Largest ratio of that median to the oldest norm in memory; above it, the tensor is still growing into place."""
 
 
 @rule(
@@ -71,21 +75,25 @@ class WeightNormSpike(Settings):
         "M102", "M103",
     ),
     settings=WeightNormSpike,
-    message="The weight norm of {scope} is {ratio} times its earlier level (norm {value}, usually {level}).",
+    message=Message(
+        "Norm of {scope} is {ratio}× its usual level",
+        "weight norm {value} · limit {bound} · usual {level}",
+    ),
     remedies=(
         lower_lr(0.3),
         roll_back(),
         clip_gradient(),
-        advise("inspect_layer", "whatever multiplies this weight has lost its scale", scope_is="parameter"),
+        advise("inspect_layer", "Check the inputs and gradients of {scope}",
+               "something pushed this weight far from its usual size", scope_is="parameter"),
     ),
 )  # fmt: skip
 def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
-    """Weight norm many times what it was at the earlier checks.
+    """A weight norm is many times its earlier level.
 
     ## Why is this bad?
-    Weights grow slowly in a healthy run. A tensor whose norm has gone up tenfold was thrown away from what it had
-    learned, and its outputs overflow soon. A tensor that starts at zero grows by large factors too, but it has no level
-    yet, and is left alone until its growth has slowed down.
+    Weights grow slowly in a healthy run. A tensor whose norm rises tenfold has lost what it had learned, and its
+    outputs may soon overflow. A tensor that starts at zero grows by large factors too, so it does not fire until its
+    growth has slowed down.
 
     ## Example
     fires: weight/norm{layer.weight} 5.0+0.01x20 80.0
@@ -115,34 +123,37 @@ class WeightNormsApart(Settings):
     """When `weight-norms-apart` fires."""
 
     factor: float = between(1000.0, 1.0)
-    """Largest over smallest root-mean-square weight among layers of the same kind."""
+    """Largest allowed ratio between the root-mean-square weights of layers of the same kind."""
     tensors: int = between(3, 2)
-    """Tensors of one kind that there must be to compare."""
+    """Minimum number of tensors of the same kind to compare."""
     minimum: int = between(8, 2, counts="readings")
-    """Checks that must have been seen before anything is judged."""
+    """Minimum number of measured steps before the rule can fire."""
     growth: float = between(1.5, 1.0)
-    """Times its oldest kept norm from which a small tensor counts as still growing into place."""
+    """Times its oldest norm in memory from which a small tensor counts as still growing into place."""
 
 
 @rule(
     "W103", "weight-norms-apart", reads=("weight/norm",), per_scope=True, hold=3, keep=200, explains=("G105", "G106"),
     settings=WeightNormsApart,
-    message="The root mean square of {scope} is {root_mean_square}, that of comparable layers {usual}.",
+    message=Message(
+        "Scale of {scope} differs from similar layers",
+        "root mean square {root_mean_square} · usual {usual} · largest ratio {value} · limit {bound}",
+    ),
     remedies=(
-        advise("inspect_layer", "check how it is initialised, whether it is normalised, and what multiplies it",
-               scope_is="parameter"),
-        lower_lr(0.5, "a layer that outgrows its peers moves too far at each step"),
-        lower_weight_decay(0.1, "a layer that shrinks away from its peers is decayed faster than it learns"),
+        advise("inspect_layer", "Check the initialization and normalization of {scope}",
+               "layers of the same kind should have weights of similar size", scope_is="parameter"),
+        lower_lr(0.5, "a layer that outgrows the others moves too far at each step"),
+        lower_weight_decay(0.1, "a layer that shrinks decays faster than it learns"),
     ),
 )  # fmt: skip
 def weight_norms_apart(norm: Panel, settings: WeightNormsApart, info: RunInfo) -> Iterator[Finding]:
-    """Weights of one layer on a wholly different scale than those of the other layers of its kind.
+    """The weights of one layer are on a very different scale from those of similar layers.
 
     ## Why is this bad?
-    One learning rate cannot fit weights that differ a thousandfold: the large ones barely move, or the small ones are
-    rewritten at each step. It shows a layer that was initialised on another scale, that collapsed, or that grows
-    without bound. Compared is the root mean square of the elements, so the size of a layer does not matter; layers
-    that start at zero are left alone while they grow.
+    One learning rate cannot fit weights that differ a thousandfold: either the large ones barely move, or each step
+    rewrites the small ones. The layer was initialized on another scale, has collapsed, or grows without limit. The
+    rule compares the root mean square of the elements, so the size of a layer does not matter. Layers that start at
+    zero do not fire while they grow.
 
     ## Example
     fires: weight/norm{a.weight} 5.0x12 | weight/norm{b.weight} 6.0x12 | weight/norm{c.weight} 0.001x12
@@ -176,28 +187,33 @@ class WeightShrinking(Settings):
     """When `weight-shrinking` fires."""
 
     share: float = between(0.1, 0.0, 1.0)
-    """Share of the norm it had in the oldest kept check below which a tensor counts as shrinking away."""
+    """Fraction of its oldest norm in memory below which a tensor counts as shrinking away."""
     minimum: int = between(8, 2, counts="readings")
-    """Checks that must have been seen before anything is judged."""
+    """Minimum number of measured steps before the rule can fire."""
 
 
 @rule(
     "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite"), per_scope=True, hold=3, keep=200,
     explains=("G103", "G105", "G106", "U102", "W103", "A104"),
     settings=WeightShrinking,
-    message="The weight norm of {scope} has shrunk from {began_at} to {value} in {lasting_steps} steps.",
+    message=Message(
+        "Norm of {scope} is shrinking to zero",
+        "weight norm {value} · expected at least {bound} · earlier {began_at} ({lasting_steps} steps ago)",
+    ),
     remedies=(
         lower_weight_decay(0.1),
-        advise("exempt_from_decay", "a tensor that gets little gradient is decayed to nothing", scope_is="parameter"),
-        advise("inspect_layer", "a layer that nothing depends on is decayed to nothing", scope_is="parameter"),
+        advise("exempt_from_decay", "Exclude {scope} from weight decay",
+               "weight decay removes weights that get little gradient", scope_is="parameter"),
+        advise("inspect_layer", "Check that the loss depends on {scope}",
+               "without a gradient, only the decay acts on it", scope_is="parameter"),
     ),
 )  # fmt: skip
 def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
-    """Weight norm that has fallen to a small share of what it was.
+    """A weight norm has fallen to a small fraction of its earlier value.
 
     ## Why is this bad?
-    Weight decay takes a share of every weight at every step, and only the gradient gives it back. A layer whose norm
-    falls tenfold gets too little of it: it fades out of the model, and what it passes on with it.
+    Weight decay shrinks every weight at every step, and only the gradient restores it. A layer whose norm falls
+    tenfold gets too little gradient. It fades out of the model, and so does the signal that it passes on.
 
     ## Example
     fires: weight/norm{layer.weight} 5.0-0.4x12 0.3x3
