@@ -296,11 +296,7 @@ def _run_info(
         model=type(parameter_index.model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
-        modules={
-            name: type(module).__name__
-            for name, module in parameter_index.model.named_modules()
-            if name.rpartition(".")[2].isdigit()
-        },
+        modules=_numbered_modules(parameter_index.model),
         blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
@@ -318,6 +314,15 @@ def _run_info(
         },
         started=time.time(),
     )
+
+
+def _numbered_modules(model: nn.Module) -> dict[str, str]:
+    """By name, the class of each module that has only a number; none of a model that does not tell."""
+    try:
+        modules = list(model.named_modules())
+    except Exception:
+        return {}
+    return {name: type(module).__name__ for name, module in modules if name.rpartition(".")[2].isdigit()}
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def test_a_threshold_is_explained_also_where_it_is_inherited(forewarn: Call) -> 
     said = forewarn("explain", "L102")
     assert "[thresholds.loss_spike]" in said.out
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
-    assert "lost_steps 20 Steps in a row after which the spike is critical: the loss is not coming back." in lines
+    assert "lost_steps 20 Steps in a row after which the spike is critical: the loss is not coming" in lines
     assert "window 64 How many accepted values make the level." in lines
 
 
