@@ -97,7 +97,8 @@ class Monitor:
         self._closed = False
         self._told: set[str] = set()
         self._loop.measured = schedule.measured(0)
-        weakref.finalize(self, loop.close)  # a monitor that nobody holds any more must not go on measuring
+        # A monitor that nobody holds any more must not go on measuring.
+        self._finalizer = weakref.finalize(self, loop.close)
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -294,6 +295,7 @@ class Monitor:
                 interrupt = interrupt or error
         if interrupt is not None:
             raise interrupt
+        self._finalizer.detach()
 
     def _judge_the_rest(self) -> None:
         with self._stopwatch:
