@@ -99,7 +99,8 @@ class Monitor:
         self._told: set[str] = set()
         self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
-        weakref.finalize(self, loop.close)  # a monitor that nobody holds any more must not go on measuring
+        # A monitor that nobody holds any more must not go on measuring.
+        self._finalizer = weakref.finalize(self, loop.close)
 
     def begin(self) -> None:
         """Tell the views that the run begins."""
@@ -301,6 +302,7 @@ class Monitor:
                 interrupt = interrupt or error
         if interrupt is not None:
             raise interrupt
+        self._finalizer.detach()
 
     def _judge_the_rest(self) -> None:
         with self._stopwatch:

@@ -34,7 +34,7 @@ class Hook:
     With `failed` it is also the outer guard: exceptions go to `failed` instead of torch. Interrupts pass.
     """
 
-    __slots__ = ("_failed", "_target", "_traced")
+    __slots__ = ("_failed", "_target", "_traced", "handle", "owner")
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
 
     def __init__(
@@ -47,6 +47,10 @@ class Hook:
         self._failed = failed
         self._traced = traced
         """Whether torch.compile may trace this hook: it is then left out of the graph."""
+        self.owner: Any = None
+        """What `Hooks` has put it on."""
+        self.handle: Any = None
+        """What torch returned for it; None if an interrupt came first."""
 
     def __call__(self, *args: Any) -> None:
         if self._traced and torch.compiler.is_compiling():
@@ -59,35 +63,21 @@ class Hook:
                     raise
                 self._failed(error)
 
-    def release(self) -> None:
-        """Do nothing from here on, wherever this hook may still be held."""
+    def take_off(self) -> None:
+        """Remove it from its owner, and do nothing from here on, wherever it may still be held; may be called again."""
         self._target = None
+        try:
+            self.handle.remove()
+        except Exception:  # there is no handle yet, or one of the owner's own making
+            _delete(self, self.owner)
+        if isinstance(self.owner, torch.Tensor) and not self.owner._backward_hooks:
+            self.owner._backward_hooks = None  # torch spends time on empty hook lists
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
-
-
-class _Registration:
-    """A hook and where it is registered; without a handle if an interrupt came before torch returned it."""
-
-    __slots__ = ("handle", "hook", "owner")
-
-    def __init__(self, owner: Any, hook: Hook) -> None:
-        self.owner = owner
-        self.hook = hook
-        self.handle: Any = None
-
-    def undo(self) -> None:
-        self.hook.release()
-        if self.handle is not None:
-            self.handle.remove()
-        else:
-            _take_off(self.owner, self.hook)
-        if isinstance(self.owner, torch.Tensor) and not self.owner._backward_hooks:
-            self.owner._backward_hooks = None  # torch spends time on empty hook lists
 
 
 class Hooks:
@@ -101,34 +91,32 @@ class Hooks:
         """`failed` receives what a hook raises, else torch does; `traced` is for hooks that torch.compile may trace."""
         self._failed = failed
         self._traced = traced
-        self._registrations: list[_Registration] = []
+        self._hooks: list[Hook] = []
 
     def __bool__(self) -> bool:
-        return bool(self._registrations)
+        return bool(self._hooks)
 
     def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
         """Register a hook by this method of its owner, which may refuse: that raises."""
-        registration = _Registration(owner, Hook(target, self._failed, self._traced))
-        self._registrations.append(registration)
+        hook = Hook(target, self._failed, self._traced)
+        hook.owner = owner
+        self._hooks.append(hook)
         try:
-            registration.handle = getattr(owner, register)(registration.hook, **settings)
+            hook.handle = getattr(owner, register)(hook, **settings)
         except Exception:
-            registration.undo()
-            self._registrations.remove(registration)
+            hook.take_off()
+            self._hooks.remove(hook)
             raise
 
     def remove(self) -> None:
         """Remove every hook; may be called again."""
-        registrations = self._registrations
-        while registrations:
-            try:
-                registrations[-1].undo()
-            except Exception:  # a handle of the module's own making: the hook is inert, and torch's lists are clean
-                _take_off(registrations[-1].owner, registrations[-1].hook)
-            registrations.pop()
+        hooks = self._hooks
+        while hooks:
+            hooks[-1].take_off()
+            hooks.pop()
 
 
-def _take_off(owner: Any, hook: Hook) -> None:
+def _delete(hook: Hook, owner: Any) -> None:
     """Delete a hook from the dictionaries in which torch keeps the hooks of its owner."""
     if isinstance(owner, torch.Tensor):
         dictionaries = [owner._backward_hooks or {}]
