@@ -337,19 +337,46 @@ def test_a_module_monitor_goes_on_beside_a_module_that_refuses_hooks(kind):
     assert hooks_on(model) == []
 
 
-def test_a_module_monitor_leaves_transformed_and_empty_tensors_alone():
+def test_a_part_that_runs_inside_vmap_is_left_out_and_the_rest_is_measured(watch):
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.outer(torch.vmap(self.inner)(x))
+
+    model = Mapped()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = watch(model, optimizer)
+    trained(model, monitor, optimizer)
+    assert monitor._loop.failures == {}
+    assert len(monitor.history.series("activation/mean", "outer")) == 3
+    assert len(monitor.history.series("activation/mean", "inner")) == 0
+
+
+def test_a_module_monitor_leaves_transformed_and_empty_tensors_alone(caplog):
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     monitor = forewarn.ModuleMonitor(lambda step: True)
     monitor.add_activation_metric("mean")
     monitor.add_activation_metric("own", lambda tensor: tensor.abs().max())
+    monitor.add_parameter_metric("mean")
     monitor.set_module(model)
     monitor.begin_step(0)
     assert torch.vmap(model)(torch.ones(5, 3)).shape == (5, 3)
     monitor.end_step()
+    assert monitor.get_step_metrics() == {}
+    monitor.begin_step(1)
+    model(torch.ones(5, 3))
+    monitor.end_step()
+    assert {"activation/0/mean", "activation/0/own"} <= monitor.get_step_metrics().keys()
+    assert "failed" not in caplog.text
     monitor.close()
     meta = nn.Linear(3, 3, device="meta")
     monitor.set_module(meta)
-    monitor.begin_step(1)
+    monitor.begin_step(2)
     assert meta(torch.ones(2, 3, device="meta")).shape == (2, 3)
+    monitor.monitor_parameters()
     monitor.end_step()
+    assert monitor.get_step_metrics() == {}
     monitor.close()

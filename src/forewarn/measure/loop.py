@@ -18,7 +18,7 @@ from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
 from forewarn.measure.forward import ForwardPass, differentiable, reaching
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
-from forewarn.measure.module_hooks import ModuleHooks
+from forewarn.measure.module_hooks import ModuleHooks, is_transformed
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Pending, Probe, Reading
@@ -233,7 +233,7 @@ class Loop:
             return
         with self.stopwatch:
             self._end_forward(None)
-            if self.step.measured and module.training and torch.is_grad_enabled() and not _is_transformed():
+            if self.step.measured and module.training and torch.is_grad_enabled() and not is_transformed():
                 self._refused = set()
                 self._forward = ForwardPass(self, module, args, kwargs)
                 try:
@@ -256,7 +256,7 @@ class Loop:
         if self._forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
-        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or _is_transformed():
+        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or is_transformed():
             return
         if not self.step.measured and not self._is_heeded():
             return
@@ -306,11 +306,6 @@ class Loop:
             torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
         except Exception as error:  # compiled autograd takes none
             self.report("watch on the backward pass", "backward", error)
-
-
-def _is_transformed() -> bool:
-    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors then have no values."""
-    return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _ready(pending: Pending) -> Pending:

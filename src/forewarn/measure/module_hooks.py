@@ -28,11 +28,16 @@ class ModuleHooks(Hooks):
             self.put(tap.module, "register_forward_hook", target, with_kwargs=True, always_call=always_call)
 
 
+def is_transformed() -> bool:
+    """Whether the model is being traced, or runs inside a transform such as vmap: its tensors then have no values."""
+    return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:
-    """A hook that calls `target` with its arguments except the module, and not during recomputation."""
+    """A hook that calls `target` with its arguments except the module; not during recomputation or in a transform."""
 
     def seen(module: nn.Module, *args: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if torch._C._current_graph_task_id() == -1 and not is_transformed():
             with hidden_from_checkpointing():
                 target(*args)
 

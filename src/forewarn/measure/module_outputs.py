@@ -52,10 +52,14 @@ class NamedModules:
         self._hooks = ModuleHooks(failed, traced=True)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every current parameter once, with the name it is logged under."""
+        """Every current parameter that has values once, with the name it is logged under."""
         self._parameter_index.refresh()
         if self._parameters is None or self._parameters[0] != self._parameter_index.version:
-            named = [(self.format_name(name), parameter) for name, parameter in self.root.named_parameters()]
+            named = [
+                (self.format_name(name), parameter)
+                for name, parameter in self.root.named_parameters()
+                if not parameter.is_meta
+            ]
             self._parameters = (self._parameter_index.version, named)
         return self._parameters[1]
 
@@ -102,8 +106,9 @@ def passing_on(name: str, module: nn.Module, returned: Returned) -> ModuleTap:
 def tensors_in(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of an output: itself as `name`, those in tuples, mappings and dataclasses as `name[place]`.
 
-    Inside such a structure only floating-point and complex tensors count: indices and masks have no mean.
+    Inside such a structure only floating-point and complex tensors count: indices and masks have no mean. Those on the
+    meta device have no values.
     """
     for place, tensor in nested_tensors(output, _MAX_DEPTH):
-        if not place or tensor.is_floating_point() or tensor.is_complex():
+        if not tensor.is_meta and (not place or tensor.is_floating_point() or tensor.is_complex()):
             yield name + place, tensor
