@@ -212,6 +212,7 @@ def test_a_real_interrupt_leaves_no_hook_behind(watch, monkeypatch):
     try:
         for number in range(30):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
+            torch.set_grad_enabled(True)  # torch's own no_grad() leaves it off if it is interrupted on the way out
             signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0007 * number)

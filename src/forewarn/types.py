@@ -55,7 +55,10 @@ class AlertState(IntEnum):
 
 
 class FrozenCause(IntEnum):
-    """Why a weight does not move. The value is what `update/frozen_cause` records."""
+    """Why a weight does not move. The value is what `update/frozen_cause` records.
+
+    Give numpy the `value` of a member: it looks a member over in Python code, and swallows a Ctrl-C that comes there.
+    """
 
     MOVING = 0
     ON_PURPOSE = 1

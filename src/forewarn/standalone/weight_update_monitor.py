@@ -124,7 +124,7 @@ class WeightUpdateMonitor:
         causes = self._tracker.update(
             parameter_index.names, still, self._stopped_by(parameter_index, still), self._patience
         )
-        frozen = (causes != FrozenCause.MOVING) & (causes != FrozenCause.ON_PURPOSE)
+        frozen = (causes != FrozenCause.MOVING.value) & (causes != FrozenCause.ON_PURPOSE.value)
         frozen &= np.array(
             [self._tracker.checks.get(name, 0) >= self._patience for name in parameter_index.names], bool
         )
@@ -142,7 +142,7 @@ class WeightUpdateMonitor:
     def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> Values:
         """What stops each tensor; that the optimizer did not step is told from nothing in it having moved."""
         obstacles = Obstacles.of(parameter_index, learning_rates(parameter_index))
-        free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING)
+        free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING.value)
         moved = ~still & (parameter_index.groups() >= 0)
         stepped = not free.any() or bool(moved.any())
         return obstacles.stopped_by(self._gradients, stepped=stepped).astype(np.float32)

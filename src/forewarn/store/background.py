@@ -73,7 +73,9 @@ class BackgroundWriter:
         self._beginning = None if isinstance(beginning, Exception) else beginning
         self._catalog = Catalog()
         self._summary: SummaryKeeper | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """For the training thread: it is entered in one go, unlike a condition, so no interrupt leaves it locked."""
+        self._changed = threading.Condition(self._lock)
         self._items: list[Item] = []
         self._batch: list[Item] = []
         self._num_bytes = 0
@@ -103,7 +105,7 @@ class BackgroundWriter:
 
     def put(self, items: Sequence[Item], num_bytes: int = 0) -> None:
         """Queue statements that belong together; `num_bytes` is the size of the values and text in them."""
-        with self._changed:
+        with self._lock:
             self._items += items
             self._num_put += len(items)
             self._num_bytes += num_bytes + len(items) * _ITEM_BYTES
@@ -113,7 +115,7 @@ class BackgroundWriter:
 
     def drop(self) -> None:
         """Count a row that did not fit, and report the failure."""
-        with self._changed:
+        with self._lock:
             self._num_dropped += 1
             if self.failure is None:
                 self.failure = f"the disk of {self._database.parent} is too slow: some steps are not recorded"

@@ -141,7 +141,7 @@ class TensorBoardView:
                 yield self._tags.one(TOPK_GRADIENTS, scope), value
         ratio, cause = measured.get("update/ratio"), measured.get("update/frozen_cause")
         if ratio is not None and cause is not None and ratio.scopes == cause.scopes:
-            stillness = np.where(cause.values > FrozenCause.ON_PURPOSE, -ratio.values, np.nan)
+            stillness = np.where(cause.values > FrozenCause.ON_PURPOSE.value, -ratio.values, np.nan)
             self._frozen.give(ratio.scopes, stillness, above=-np.inf)
             for scope, value in self._frozen.read(ratio):
                 yield self._tags.one(TOPK_FROZEN, scope), value

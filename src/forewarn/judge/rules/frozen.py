@@ -94,7 +94,7 @@ def frozen_weight(
     fires: update/frozen_cause{layer.weight} 0x3 5
     quiet: update/frozen_cause{layer.weight} 0x4 | update/frozen_cause{embedding.weight} 1x4
     """
-    frozen = np.flatnonzero(np.isin(causes.last, _FROZEN)) if (causes.last > FrozenCause.ON_PURPOSE).any() else ()
+    frozen = np.flatnonzero(np.isin(causes.last, _FROZEN)) if (causes.last > FrozenCause.ON_PURPOSE.value).any() else ()
     if not len(frozen):
         return
     ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}

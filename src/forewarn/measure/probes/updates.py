@@ -49,20 +49,20 @@ class Obstacles:
     def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
         parameters, trainable = parameter_index.parameters, parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
-        by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.MOVING)
-        by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF
-        by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE
+        by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER.value, FrozenCause.MOVING.value)
+        by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF.value
+        by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE.value
         return cls(by_tensor, rates)
 
     def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
         """The `FrozenCause` that applies to each tensor, whether or not it moved; MOVING where none does."""
         stopped = np.zeros(len(self.by_tensor), np.int64)
-        stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT  # what follows outranks it
-        stopped[self.rates == 0] = FrozenCause.ZERO_LR
-        stopped[gradients.missing] = FrozenCause.NO_GRADIENT
+        stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT.value  # what follows outranks it
+        stopped[self.rates == 0] = FrozenCause.ZERO_LR.value
+        stopped[gradients.missing] = FrozenCause.NO_GRADIENT.value
         if skipped or not stepped:
-            stopped[:] = FrozenCause.STEP_SKIPPED if skipped else FrozenCause.OPTIMIZER_NOT_STEPPED
-        return np.where(self.by_tensor == FrozenCause.MOVING, stopped, self.by_tensor)
+            stopped[:] = FrozenCause.STEP_SKIPPED.value if skipped else FrozenCause.OPTIMIZER_NOT_STEPPED.value
+        return np.where(self.by_tensor == FrozenCause.MOVING.value, stopped, self.by_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class UpdateProbe(Probe):
                 return
             ratios, norms = update_ratios(order, arrays, shares)
             stopped_by = obstacles.stopped_by(gradients, stepped=stepping.stepped, skipped=stepping.skipped)
-            on_purpose = stopped_by == FrozenCause.ON_PURPOSE
+            on_purpose = stopped_by == FrozenCause.ON_PURPOSE.value
             nothing_told = on_purpose | stepping.skipped
             ratios[nothing_told], norms[nothing_told] = np.nan, np.nan
             resting = np.zeros(len(names), bool)

@@ -52,13 +52,13 @@ def shapes(counts: Counts, rows: Floats) -> Values:
         mean, mean_square = total / nonzero, squares / nonzero
         spread = np.sqrt(np.maximum(mean_square - mean * mean, 0.0))
         kinds = np.full(len(counts), float(Shape.HEALTHY), np.float32)
-        kinds[_kurtosis(counts, counted) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS
-        kinds[np.abs(mean) >= SHIFTED_MEAN * spread] = Shape.SHIFTED
+        kinds[_kurtosis(counts, counted) > HEAVY_KURTOSIS + CHANCE / np.sqrt(counted)] = Shape.HEAVY_TAILS.value
+        kinds[np.abs(mean) >= SHIFTED_MEAN * spread] = Shape.SHIFTED.value
         enough = np.flatnonzero(counted >= LEAST_VALUES)
-        kinds[enough[_multi_modal(counts, counted, mean_square, enough)]] = Shape.MULTI_MODAL
-        kinds[spread <= COLLAPSED_SPREAD * np.abs(mean)] = Shape.COLLAPSED
+        kinds[enough[_multi_modal(counts, counted, mean_square, enough)]] = Shape.MULTI_MODAL.value
+        kinds[spread <= COLLAPSED_SPREAD * np.abs(mean)] = Shape.COLLAPSED.value
         kinds[counted < LEAST_VALUES] = np.nan
-        kinds[(least == most) & (count - nonfinite >= LEAST_VALUES)] = Shape.CONSTANT
+        kinds[(least == most) & (count - nonfinite >= LEAST_VALUES)] = Shape.CONSTANT.value
     return kinds
 
 
