@@ -353,6 +353,8 @@ class Alert(Noun):
     """The quantities behind it, each with its name: `loss 9.1 · limit 3.2 · usual 2.1`."""
     cause: str = ""
     """Why it happened, if its own evidence tells."""
+    place: str = ""
+    """Its scope as a person would name it: `layer 2 (Linear) weight`; empty for the run as a whole."""
     follows: str = ""
     """The code of the alert that had caused it, as far as that was known when it was announced."""
 

@@ -41,6 +41,8 @@ class Telling(NamedTuple):
     headline: str
     numbers: str
     cause: str
+    place: str = ""
+    """The scope as a person would name it; empty for the run as a whole."""
 
 
 def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = None) -> Telling:
@@ -54,7 +56,10 @@ def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = N
     numbers = [part for part in message.numbers.split(SEPARATOR) if _is_known(part, figures)]
     figures = dict.fromkeys(message.keys, math.nan) | {"scope": "the model"} | figures
     return Telling(
-        filled(message.headline, figures), filled(SEPARATOR.join(numbers), figures), filled(message.cause, figures)
+        filled(message.headline, figures),
+        filled(SEPARATOR.join(numbers), figures),
+        filled(message.cause, figures),
+        place(finding.scope, info),
     )
 
 

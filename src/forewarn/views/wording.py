@@ -73,7 +73,7 @@ class AlertGroup:
         scopes = {alert.scope for alert in self.alerts}
         if len(scopes) > 1:
             return f"in {len(scopes)} places"
-        return f"in {short(self.worst.scope)}" if self.worst.scope else ""
+        return f"in {short(self.worst.place or self.worst.scope)}" if self.worst.scope else ""
 
     @property
     def is_firing(self) -> bool:
