@@ -93,10 +93,10 @@ def _leak(kind, step, path, kept):
     if kind == "memory":
         kept.append(bytearray(400))
     elif kind == "time":
-        sum(range(step // 4))
+        sum(range(6 * step))
     elif kind == "disk":
         with open(Path(path) / "leak", "ab") as file:
-            file.write(bytes(step // 50))
+            file.write(bytes(step // 10))
     elif step % INTERVAL == 0 and kind == "threads":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     elif step % INTERVAL == 0 and kind == "files":

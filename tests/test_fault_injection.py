@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 import forewarn
+from forewarn.measure.engine import dispatch
 from forewarn.views.console import AlertLines
 from tests.bitwise import plain, random_states, seed_everything
 
@@ -97,6 +98,12 @@ class Drift(forewarn.Probe):
     def collect(self, step: forewarn.Step) -> forewarn.Pending:
         norm = self.model.embed.weight.detach().norm()
         return forewarn.Pending([norm], lambda arrays: [forewarn.Reading("drift/embed", ("",), arrays[0])])
+
+
+@pytest.fixture(autouse=True)
+def _own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that fails is given up for the whole process; here, for one test."""
+    monkeypatch.setattr(dispatch, "_broken", set())
 
 
 class Run:
