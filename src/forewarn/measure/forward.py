@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
+from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
-from forewarn.measure.module_hooks import first_forward_only
+from forewarn.measure.module_hooks import is_first_forward
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.nested import nested_tensors
-from forewarn.measure.probe import GradientTap, ModuleTap, Probe
+from forewarn.measure.probe import GradientTap, Probe
 
 if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
@@ -50,19 +51,19 @@ class ForwardPass:
             _passing.clear()
         # The root's own hooks are already running, so no more can be added: it is told here and in `end`.
         if entering_root := self._entered.pop(id(root), None):
-            first_forward_only(self._telling(entering_root.targets))(root, *self._given)
+            self._telling(entering_root.targets)(root, *self._given)
         self._leaving_root = self._left.pop(id(root), None)
         for tapped in self._entered.values():
-            self._put(tapped, ModuleTap(tapped.module, entered=self._telling(tapped.targets)))
+            self._put(tapped, "register_forward_pre_hook")
         for tapped in self._left.values():
-            self._put(tapped, ModuleTap(tapped.module, left=self._telling(tapped.targets)))
+            self._put(tapped, "register_forward_hook")
 
     def end(self, output: Any) -> None:
         """Tell the probes, once the hooks are removed; `output` is None if the forward pass raised."""
         if not self._is_open:
             return
         if output is not None and self._leaving_root:
-            first_forward_only(self._telling(self._leaving_root.targets))(self._root, *self._given, output)
+            self._telling(self._leaving_root.targets)(self._root, *self._given, output)
         self._is_open = False
         self._given = ((), {})  # hooks that tensors keep must not hold what the model was given
         for probe in self._probes:
@@ -72,13 +73,16 @@ class ForwardPass:
         probe.forward_begins()
         for tap in probe.module_taps():
             for tapped, target in ((self._entered, tap.entered), (self._left, tap.left)):
-                if target is not None:
-                    tapped.setdefault(id(tap.module), _Tapped(tap.module, [])).targets.append((probe, target))
+                if target is None:
+                    continue
+                if (already := tapped.get(id(tap.module))) is None:
+                    already = tapped[id(tap.module)] = _Tapped(tap.module, [])
+                already.targets.append((probe, target))
 
-    def _put(self, tapped: _Tapped, tap: ModuleTap) -> None:
+    def _put(self, tapped: _Tapped, register: str) -> None:
         """Register a hook; of a module that refuses it, what the probes wanted there is unavailable."""
         try:
-            self._loop.module_hooks.put_on(tap)
+            self._loop.module_hooks.put(tapped.module, register, self._telling(tapped.targets), with_kwargs=True)
         except Exception as error:
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
@@ -86,10 +90,10 @@ class ForwardPass:
         """What a module's hook calls: one for all probes that look at the module."""
         loop = self._loop
 
-        def tell(*args: Any) -> None:
-            if not self._is_open:
+        def tell(module: nn.Module, *args: Any) -> None:
+            if not (self._is_open and is_first_forward()):
                 return
-            with loop.stopwatch:
+            with hidden_from_checkpointing(), loop.stopwatch:
                 for probe, target in targets:
                     if loop.failures and not loop.runs(probe):
                         continue

@@ -33,11 +33,16 @@ def is_transformed() -> bool:
     return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_first_forward() -> bool:
+    """Whether this is no recomputation within a backward pass, and no transform."""
+    return torch._C._current_graph_task_id() == -1 and not is_transformed()
+
+
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:
     """A hook that calls `target` with its arguments except the module; not during recomputation or in a transform."""
 
     def seen(module: nn.Module, *args: Any) -> None:
-        if torch._C._current_graph_task_id() == -1 and not is_transformed():
+        if is_first_forward():
             with hidden_from_checkpointing():
                 target(*args)
 
