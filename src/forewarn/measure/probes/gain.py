@@ -47,6 +47,7 @@ class GainProbe(Probe):
         self._names = block_names(parameter_index.model, blocks)
         self.needs = {GradientNorms: ("gradient/block_norm",) if self._names else ()}
         self._modules = [reachable[name] for name in self._names if name in reachable]
+        self._taps = [ModuleTap(module, self._entered(n), self._left(n)) for n, module in enumerate(self._modules)]
         self._parameter_index = parameter_index
         self._means: deque[float] = deque(maxlen=window)
         self._output: Tensor | None = None
@@ -57,9 +58,7 @@ class GainProbe(Probe):
         self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        return [
-            ModuleTap(module, self._entered(block), self._left(block)) for block, module in enumerate(self._modules)
-        ]
+        return self._taps
 
     def forward_ended(self, output: Any) -> None:
         self._output = None
