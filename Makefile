@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 
-.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-avx512 check format docs bench clean
+.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -59,6 +59,9 @@ format: $(INSTALLED)  ## fix lint and format the code
 docs: $(INSTALLED)  ## generate the documentation of the rules
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 	$(BIN)/python -m forewarn.metrics docs/metrics.md
+
+pictures: $(INSTALLED)  ## draw the terminals of the documentation from what the commands print
+	$(BIN)/python -m tests.golden.pictures docs/pictures
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)

@@ -31,7 +31,7 @@ def test_the_last_measured_step_is_shown_by_default(forewarn: Call, healthy: Pat
     assert said.code == 0
     assert "step 290 of 299" in said.out
     assert row_of(said, "blocks.1.weight")[1:] == ["0.25", "4", "0.002", "0.25"]
-    assert "gradient/global_norm 1.03" in said.out
+    assert "gradient  global_norm 1.03" in said.out
     assert "activation/std" not in said.out
 
 
@@ -60,7 +60,7 @@ def test_scope_and_metric_choose(forewarn: Call, healthy: Path) -> None:
 def test_a_metric_of_the_whole_run_needs_no_layers(forewarn: Call, healthy: Path) -> None:
     said = forewarn("show", healthy, "--metric", "^train/loss$", "--step", 5)
     assert "step 5 of 299" in said.out
-    assert "train/loss 4." in said.out
+    assert "train  loss 4." in said.out
     assert "layer" not in said.out
 
 
@@ -75,7 +75,7 @@ def test_a_frozen_layer_says_why_and_a_broken_number_is_shown_as_it_is(forewarn:
     writer.close()
     said = forewarn("show", tmp_path / "run")
     assert row_of(said, "blocks.0.weight")[1:] == ["1", "0", "yes"]
-    assert row_of(said, "blocks.1.weight")[1:] == ["nan", "7", "no:", "in", "no", "optimizer", "group"]
+    assert row_of(said, "blocks.1.weight")[1:] == ["NaN", "7", "no:", "in", "no", "optimizer", "group"]
     assert row_of(said, "[red]")[1:] == ["1", "0", "99"]
 
 
@@ -163,7 +163,7 @@ def test_columns_that_do_not_fit_go_into_further_tables(
     rows = [line.split() for line in lines if line.startswith(layers)]
     assert max(map(len, lines)) <= 80
     assert len(rows) > len(layers), "the layers stand at the left of each table"
-    for layer, value in zip(layers, ("1.234e-7", "0.03346"), strict=True):
+    for layer, value in zip(layers, ("1.23e-7", "0.0335"), strict=True):
         assert [cell for row in rows if row[0] == layer for cell in row[1:]] == [value] * len(quantities)
     assert sum(line.count("gradient") for line in lines) == 1, "what all columns share is said once"
 
@@ -231,9 +231,9 @@ def declared_run(path: Path, total_steps: int) -> Path:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (5, "median 0.001; healthy early in a run 1e-3 to 1e-2"),
-        (50, "median 0.001; healthy in the middle of a run 1e-4 to 1e-3"),
-        (99, "median 0.001; healthy late in a run 1e-5 to 1e-4"),
+        (5, "median 0.001; typical early in a run 1e-3 to 1e-2"),
+        (50, "median 0.001; typical in the middle of a run 1e-4 to 1e-3"),
+        (99, "median 0.001; typical late in a run 1e-5 to 1e-4"),
     ],
 )
 def test_the_update_ratio_stands_beside_its_healthy_band(forewarn: Call, tmp_path: Path, step: int, words: str) -> None:
@@ -245,4 +245,17 @@ def test_the_update_ratio_stands_beside_its_healthy_band(forewarn: Call, tmp_pat
 
 def test_where_nothing_tells_the_phase_of_a_run_every_band_is_shown(forewarn: Call, healthy: Path) -> None:
     said = " ".join(forewarn("show", healthy).out.split())
-    assert "healthy early in a run 1e-3 to 1e-2, in the middle of a run 1e-4 to 1e-3, late in a run 1e-5" in said
+    assert "typical early in a run 1e-3 to 1e-2, in the middle of a run 1e-4 to 1e-3, late in a run 1e-5" in said
+
+
+@pytest.mark.parametrize("bad", [0.0, 3.0])
+def test_a_column_that_says_all_is_well_of_every_layer_becomes_a_sentence(
+    forewarn: Call, tmp_path: Path, bad: float
+) -> None:
+    writer = RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())
+    norms = block(0, "gradient/norm", 1.0, 1.0, 1.0, scopes=LAYERS)
+    writer.append(0, [norms, block(0, "gradient/nonfinite", 0.0, bad, 0.0, scopes=LAYERS)])
+    writer.close()
+    said = forewarn("show", tmp_path / "run")
+    assert ("No gradient value is NaN or infinite." in said.out) is (bad == 0)
+    assert row_of(said, "blocks.1.weight")[1:] == (["1"] if bad == 0 else ["1", "3"])

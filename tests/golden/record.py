@@ -29,6 +29,8 @@ RECORDED: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "resumed": FAULTS["U108"],
     "evaluation": LEARNING_FAULTS["E101"],
     "metrics": METRIC_FAULTS["M103"],
+    "lr-jump": FAULTS["U104"],
+    "recovered": lambda run: recovered(run),
     "healthy-gpt": lambda run: healthy("gpt", 0, run, 100),
     "healthy-mlp": lambda run: healthy("mlp", 0, run, 100),
     "healthy-epochs": lambda run: healthy_epochs("mlp", 0, run),
@@ -38,6 +40,13 @@ RECORDED: dict[str, Callable[[Path], forewarn.Monitor]] = {
 STATE = HERE / "state.pt"
 SAVED_AT = 60
 """The step before which the state was saved: a layer is frozen by then, and a warning about it fires."""
+
+
+def recovered(run: Path) -> forewarn.Monitor:
+    """A run that gets over one absurd batch: its alerts are resolved."""
+    it = Breakable(run)
+    it.change_batch = lambda step, inputs: inputs * 50 if step == 80 else inputs
+    return it.train(200)
 
 
 def half_frozen(run: Path) -> Breakable:

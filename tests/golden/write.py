@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.golden.api import config_keys, public_names
 from tests.golden.command_line import HERE, RUNS, helps, rules, said_of
 from tests.golden.operations import added_operations
+from tests.golden.screens import screens
 
 GROUPS: dict[str, Callable[[Path], dict[str, str]]] = {
     "api.txt": lambda folder: {"api.txt": public_names()},
@@ -18,6 +19,7 @@ GROUPS: dict[str, Callable[[Path], dict[str, str]]] = {
     "operations.txt": lambda folder: {"operations.txt": added_operations(folder)},
     "help": lambda folder: helps(),
     "rules": lambda folder: rules(),
+    "screens": screens,
     **{f"stored/{run}": partial(said_of, run) for run in RUNS},
 }
 """By file or folder, what makes the texts in it, by their paths; it may use an empty folder to work in."""

@@ -69,7 +69,7 @@ def test_bands_join_and_fall_by_ten():
 
 
 def test_words_name_the_phase_or_every_band():
-    assert update_ratio_words(Phase.MIDDLE) == "healthy in the middle of a run 1e-4 to 1e-3"
+    assert update_ratio_words(Phase.MIDDLE) == "typical in the middle of a run 1e-4 to 1e-3"
     assert update_ratio_words(None) == (
-        "healthy early in a run 1e-3 to 1e-2, in the middle of a run 1e-4 to 1e-3, late in a run 1e-5 to 1e-4"
+        "typical early in a run 1e-3 to 1e-2, in the middle of a run 1e-4 to 1e-3, late in a run 1e-5 to 1e-4"
     )

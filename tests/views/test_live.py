@@ -148,7 +148,7 @@ def test_a_chart_of_little_does_not_raise(values: list[float]) -> None:
     assert len(bar_chart(curve_of(values), 10)) == len(values)
 
 
-@pytest.mark.parametrize(("total_steps", "words"), [(10, "healthy late in a run 1e-5 to 1e-4"), (None, None)])
+@pytest.mark.parametrize(("total_steps", "words"), [(10, "typical late in a run 1e-5 to 1e-4"), (None, None)])
 def test_on_a_terminal_the_healthy_band_of_the_update_ratio_is_that_of_the_phase(
     monkeypatch: pytest.MonkeyPatch, total_steps: int | None, words: str | None
 ) -> None:
@@ -157,8 +157,8 @@ def test_on_a_terminal_the_healthy_band_of_the_update_ratio_is_that_of_the_phase
     monkeypatch.setattr(live.time, "monotonic", lambda: float(next(now)))
     view = LiveView(total_steps, console=where)
     view.show(9, step_of(9), [], [])
-    assert "healthy" not in text_of(where), "there is no update ratio yet"
+    assert "typical" not in text_of(where), "there is no update ratio yet"
     view.show(9, [*step_of(9), block(9, "monitor/update_ratio_median", 1e-3)], [], [])
     view.close()
     assert (words or "alerts firing") in text_of(where)
-    assert ("healthy" in text_of(where)) == (words is not None)
+    assert ("typical" in text_of(where)) == (words is not None)

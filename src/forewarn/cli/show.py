@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.text import Text
@@ -25,6 +25,12 @@ COLUMNS = (
 )  # fmt: skip
 """What is shown of each layer unless --metric asks for something else."""
 CAUSES = ("update/frozen_cause", "update/stopped_by")
+QUIET = {
+    "gradient/zero_fraction": "No gradient value is zero.",
+    "gradient/nonfinite": "No gradient value is NaN or infinite.",
+    "update/frozen_cause": "Every tensor moves.",
+}
+"""Columns that are left out while they are zero for every layer, and what is said instead."""
 GUTTER = 2
 """Blanks between two columns."""
 MEDIAN_RATIO = "monitor/update_ratio_median"
@@ -186,24 +192,34 @@ def _measured_step(run: Run, names: list[str], step: int | None) -> int:
 
 
 def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[RenderableType]:
-    """The values of the run as a whole, in columns."""
-    from rich.columns import Columns
+    """The values of the run as a whole, one line per family: `gradient  global_norm 1.79 · backward_passes 1`."""
     from rich.text import Text
 
-    from forewarn.types import in_words
+    from forewarn.cli.terminal import output
+    from forewarn.judge.headlines import SEPARATOR, figure
     from forewarn.views.wording import short
 
-    pairs = [
-        (
-            short(f"{block.name} {scope}" if len(block.scopes) > 1 else block.name),
-            in_words(value) + _unit(block.name, catalogue),
-        )
-        for block in blocks
-        if "/topk_" not in block.name
-        for scope, value in zip(block.scopes, block.values.tolist(), strict=True)
-    ]
-    cells = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in sorted(pairs)]
-    return [Columns(cells, padding=(0, 3), column_first=True), Text()] if cells else []
+    families: dict[str, list[tuple[str, str]]] = {}
+    for block in blocks:
+        family, _, quantity = block.name.partition("/")
+        if quantity.startswith("topk_"):
+            continue
+        for scope, value in zip(block.scopes, block.values.tolist(), strict=True):
+            name = f"{quantity} {scope}" if len(block.scopes) > 1 else quantity
+            families.setdefault(family, []).append((short(name), figure(value) + _unit(block.name, catalogue)))
+    margin = max(map(len, families), default=0) + GUTTER
+    room = output().width - margin
+    lines: list[RenderableType] = []
+    for family in sorted(families, key=lambda name: (name != "train", name == "monitor", name)):
+        line = Text.assemble((short(family).ljust(margin), "dim"))
+        for name, value in sorted(families[family]):
+            item = Text.assemble((f"{name} ", "dim"), (value, "bold"))
+            if line.cell_len + len(SEPARATOR) + item.cell_len > margin + room:
+                lines.append(line)
+                line = Text(" " * margin)
+            line = Text.assemble(line, (SEPARATOR, "dim") if line.cell_len > margin else "", item)
+        lines.append(line)
+    return [*lines, Text()] if lines else []
 
 
 def _unit(name: str, catalogue: Catalogue) -> str:
@@ -215,11 +231,11 @@ def _unit(name: str, catalogue: Catalogue) -> str:
 
 
 def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[RenderableType]:
-    """`update ratio: median 3e-4; healthy in the middle of a run 1e-4 to 1e-3`, if the step has one."""
+    """`update ratio: median 3e-4; typical in the middle of a run 1e-4 to 1e-3`, if the step has one."""
     import numpy as np
     from rich.text import Text
 
-    from forewarn.types import in_words
+    from forewarn.judge.headlines import figure
     from forewarn.views.bands import Rate, phase, update_ratio_words
 
     median = next((float(block.values[0]) for block in blocks if block.name == MEDIAN_RATIO), float("nan"))
@@ -230,7 +246,7 @@ def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[Renderab
     highest = max(rates, key=lambda rate: np.nan_to_num(rate.peak), default=Rate())
     total = run.info.hyperparameters.get("total_steps")
     now = phase(step, total if isinstance(total, int | float) else None, highest)
-    line = Text.assemble("update ratio: median ", (in_words(median), "bold"), f"; {update_ratio_words(now)}\n")
+    line = Text.assemble("update ratio: median ", (figure(median), "bold"), f"; {update_ratio_words(now)}\n")
     return [line]
 
 
@@ -258,7 +274,15 @@ def _layers(
         for header, name in zip(headers, names, strict=True)
     ]
     above = [Text(family, style="bold")] if family else []
-    return [*above, *_tables([short(scope) for scope in rows], columns)]
+    telling = [column for column in columns if column[1] not in QUIET or not _is_quiet(column[1], rows.values())]
+    quiet = [QUIET[name] for _, name, _ in columns if all(name != other for _, other, _ in telling)]
+    below = [Text("\n" + " ".join(quiet), style="dim")] if quiet else []
+    return [*above, *_tables([short(scope) for scope in rows], telling), *below]
+
+
+def _is_quiet(name: str, rows: Iterable[Mapping[str, float]]) -> bool:
+    """Whether a column says of every layer that all is well."""
+    return len(rows := list(rows)) > 1 and all(row.get(name, 0.0) == 0.0 for row in rows)
 
 
 def _headers(names: Sequence[str], catalogue: Catalogue) -> tuple[str, list[str]]:
@@ -308,7 +332,8 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
 
     from rich.text import Text
 
-    from forewarn.types import FrozenCause, Shape, in_words
+    from forewarn.judge.headlines import figure
+    from forewarn.types import FrozenCause, Shape
 
     metric = catalogue.find(name)
     if value is None or (name.endswith("/shape") and math.isnan(value)):
@@ -321,7 +346,7 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
         moves = cause is FrozenCause.MOVING
         return Text("yes" if moves else f"no: {cause}", style="dim" if moves else "yellow")
     broken = not math.isfinite(value) or (metric is not None and not metric.is_healthy(value))
-    return Text(in_words(value), style="bold red" if broken else "")
+    return Text(figure(value), style="bold red" if broken else "")
 
 
 def _matching(option: str, pattern: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:

@@ -89,6 +89,6 @@ def phase(step: int, total_steps: float | None, rate: Rate) -> Phase | None:
 
 
 def update_ratio_words(now: Phase | None) -> str:
-    """`healthy in the middle of a run 1e-4 to 1e-3`; all bands if the phase is unknown."""
+    """`typical in the middle of a run 1e-4 to 1e-3`; all bands if the phase is unknown."""
     bands = UPDATE_RATIO if now is None else {now: UPDATE_RATIO[now]}
-    return "healthy " + ", ".join(f"{when} {band}" for when, band in bands.items())
+    return "typical " + ", ".join(f"{when} {band}" for when, band in bands.items())

@@ -260,12 +260,13 @@ def _name_and_place(group: AlertGroup) -> str:
 
 class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Segments without control characters: whatever a name holds, it does not reach the terminal as a command."""
+        """Segments that the stream can write, without control characters: a name never reaches it as a command."""
         for segment in super().render(renderable, options):
-            if segment.control or segment.text == "\n" or segment.text.isprintable():
+            if segment.control or segment.text == "\n" or (segment.text.isprintable() and segment.text.isascii()):
                 yield segment
             else:
-                yield Segment("\n".join(map(literal, segment.text.split("\n"))), segment.style)
+                words = "\n".join(map(literal, segment.text.split("\n")))
+                yield Segment(fit_for(self.file, words), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Stop printing; rich would end the process, and with it the training run."""

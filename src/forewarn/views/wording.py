@@ -30,17 +30,23 @@ def short(name: str) -> str:
     return cut(literal(name))
 
 
-_IN_ASCII = str.maketrans({
-    "✓": "+", "⚠": "!", "✖": "x", "·": "-", "→": "->", "×": "x", "–": "-", "…": "...", "✗": "x", "∞": "inf",
-})  # fmt: skip
+_IN_ASCII = str.maketrans(
+    {
+        "✓": "+", "⚠": "!", "✖": "x", "✗": "x", "·": "-", "→": "->", "×": "x", "–": "-", "−": "-", "…": "...",
+        "∞": "inf", "‖": "|", "∂": "d", "Δ": "d", "σ": "s", "≤": "<=", "≥": ">=", "µ": "u", "²": "^2",
+    }
+    | dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True))
+    | {chr(code): "*" for code in range(0x2800, 0x2900)}  # the frames of a spinner
+)  # fmt: skip
 
 
 def fit_for(stream: IO[str], text: str) -> str:
     """Text as a stream can write it: one that knows only ASCII gets signs that look alike."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8")
+        text.encode(encoding)
     except UnicodeEncodeError:
-        return text.translate(_IN_ASCII)
+        return text.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
     return text
 
 
