@@ -10,6 +10,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -102,10 +103,15 @@ class Monitor:
         # A monitor that nobody holds any more must not go on measuring.
         self._finalizer = weakref.finalize(self, loop.close)
 
-    def begin(self) -> None:
-        """Tell the views that the run begins."""
+    def begin(self, instead_of: Path | None = None) -> None:
+        """Tell the views that the run begins, and which path it was to have, if that was taken."""
         if self._writer is not None:
-            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules))
+            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules, instead_of))
+
+    @property
+    def path(self) -> Path | None:
+        """The directory of the run; None in a process that does not record, such as any but the first of several."""
+        return None if self._writer is None else self._writer.path
 
     @property
     def alerts(self) -> tuple[Alert, ...]:

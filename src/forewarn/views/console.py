@@ -215,7 +215,10 @@ def start_lines(start: RunStart) -> list[Line]:
     """What is watched, where it is stored and how often it is measured."""
     every = start.info.every
     detail = "detail on every step" if every == 1 else f"detail every {every} steps"
-    words = [*model_words(start.info), detail, f"{start.num_rules} rules", f"stored in {short(str(start.path))}"]
+    place = f"stored in {short(str(start.path))}"
+    if start.instead_of is not None:
+        place += f", because {short(str(start.instead_of))} already holds a run"
+    words = [*model_words(start.info), detail, f"{start.num_rules} rules", place]
     return [Line(Text.assemble(("forewarn", "bold"), f"  {' · '.join(words)}"), hang=10)]
 
 
