@@ -8,7 +8,7 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states"}
+LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states", "standing"}
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "random_states": set(),
     "types": {"codec"},
+    "standing": {"types"},
     "settings": set(),
     "histograms": {"types"},
     "catalogue": {"types"},
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store",
-    "views", "cli", "random_states", "__init__", "__main__",
+    "views", "cli", "random_states", "standing", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -330,18 +330,6 @@ def test_an_optimizer_of_another_model_is_refused(small, tmp_path):
         forewarn.watch(model, stranger, tmp_path / "r")
 
 
-def test_a_directory_that_holds_a_run_is_refused_and_resume_is_offered(small, watch, tmp_path):
-    model, optimizer = small
-    monitor = watch(model, optimizer, run=tmp_path / "r")
-    train(model, optimizer, monitor, 2)
-    monitor.close()
-    with pytest.raises(FileExistsError, match="resume=True"):
-        forewarn.watch(model, optimizer, tmp_path / "r")
-    assert not model._forward_hooks
-    with forewarn.open_run(tmp_path / "r") as run:
-        assert run.last_step == 1
-
-
 @pytest.mark.parametrize("value", [1 + 2j, np.complex64(1 + 2j), np.array([1 + 2j]), torch.tensor(1 + 2j)])
 def test_a_complex_value_is_refused_rather_than_cut(small, watch, value):
     monitor = watch(*small)
@@ -386,12 +374,12 @@ def test_a_closed_monitor_says_so(small, watch):
             call()
 
 
-def test_watch_takes_twelve_arguments_and_no_more():
+def test_watch_takes_thirteen_arguments_and_no_more():
     import inspect
 
     assert list(inspect.signature(forewarn.watch).parameters) == [
-        "model", "optimizer", "run", "every", "config", "views", "policy", "scaler", "resume", "metrics", "rules",
-        "probes",
+        "model", "optimizer", "run", "every", "config", "views", "policy", "scaler", "resume", "overwrite", "metrics",
+        "rules", "probes",
     ]  # fmt: skip
 
 

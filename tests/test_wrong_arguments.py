@@ -189,6 +189,7 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "scaler": ({"scaler": 2.0}, TypeError, "scaler must be a torch.amp.GradScaler, not float"),
     "resume": ({"resume": "yes"}, TypeError, "resume must be True or False, not 'yes'"),
+    "overwrite": ({"overwrite": 1}, TypeError, "overwrite must be True or False, not 1"),
     "metrics by name": (
         {"metrics": "mean"}, TypeError,
         "metrics must be a list of metrics, not 'mean'; put it in brackets: metrics=[...]",

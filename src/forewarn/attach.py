@@ -6,8 +6,8 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.store.claim import new_directory
+from forewarn.store.deletion import delete_run
+from forewarn.store.errors import RunExistsError
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Block, RuleInfo, RunInfo
@@ -73,13 +76,15 @@ def watch(
     policy: str | Policy = "observe",
     scaler: Any = None,
     resume: bool = False,
+    overwrite: bool = False,
     metrics: Sequence[ModuleMetric] = (),
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
-    - `run`: the directory to record in; by default a new one under `runs/`.
+    - `run`: the directory to record in; by default a new one under `runs/`. If it holds a run that is over, the new one
+      goes to the next free name, such as `runs/exp1-2`; the start line and `monitor.path` say so.
     - `every`: measure all tensors on the first 10 steps and then every so many; or a `Schedule`, or a function of the
       step. Loss, learning rate, global gradient norm and time are read on every step.
     - `config`: a `Config`, a dict of its settings, or the path of a TOML file.
@@ -87,13 +92,14 @@ def watch(
     - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
     - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
     - `resume`: go on with the run that the directory holds.
+    - `overwrite`: delete the run that the directory holds, unless a process is still writing it. Other files stay.
     - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps;
       one with `healthy=(low, high)` is an alert when it stays outside.
     - `rules`: what to judge beside the built-in rules: functions under `@forewarn.rule(...)`, or modules of them.
     - `probes`: what to measure beside the built-in probes: instances of subclasses of `forewarn.Probe`.
     """
     optimizers = _checked_optimizers(model, optimizer, scaler)
-    _check_arguments(run, views, resume, metrics, rules)
+    _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
     settings, own_rules = Config.with_rules(config, rules)
@@ -129,8 +135,9 @@ def watch(
             loop.report("model", "model", unreadable)
         if first:
             resume_at = None if earlier is None else 0 if earlier.last_step is None else earlier.last_step + 1
-            path = Path(run) if run is not None else _new_directory()
-            writer = RunWriter(path, info=info, config=settings.to_dict(), resume_at=resume_at)
+            if overwrite and run is not None:
+                delete_run(Path(run))
+            writer = _writer(run, info, settings, resume, resume_at)
         monitor = Monitor(
             loop=loop,
             probes=all_probes,
@@ -148,7 +155,8 @@ def watch(
             with earlier:
                 _recall(monitor, earlier)
         loop.attach()  # last: whatever raises before has touched neither model nor optimizer
-        monitor.begin()
+        taken = Path(run) if writer is not None and run is not None and writer.path != Path(run) else None
+        monitor.begin(instead_of=taken)
         return monitor
     except BaseException:  # also an interrupt: nobody would be left to take the hooks back
         loop.close()
@@ -183,11 +191,14 @@ def _checked_optimizers(
     return tuple(optimizers)
 
 
-def _check_arguments(run: Any, views: Any, resume: Any, metrics: Any, rules: Any) -> None:
+def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics: Any, rules: Any) -> None:
     if run is not None and not isinstance(run, str | Path):
         raise TypeError(f"run must be the path of a directory, not {run!r}")
-    if not isinstance(resume, bool):
-        raise TypeError(f"resume must be True or False, not {resume!r}")
+    for name, value in (("resume", resume), ("overwrite", overwrite)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+    if resume and overwrite:
+        raise ValueError("resume=True keeps the earlier run and overwrite=True deletes it: give one of them")
     if isinstance(metrics, ModuleMetric | str) or not isinstance(metrics, Sequence):
         raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; put it in brackets: metrics=[...]")
     if isinstance(rules, str) or not isinstance(rules, Sequence):
@@ -381,26 +392,17 @@ def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
     yield from sorted(by_step.items())
 
 
-def _new_directory() -> Path:
-    """A directory under `runs/` that this process alone has made, named after the current time."""
-    first_choice = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    names = itertools.chain(
-        [first_choice], (first_choice.with_name(f"{first_choice.name}-{number}") for number in itertools.count(2))
-    )
-    with suppress(OSError):
-        first_choice.parent.mkdir(exist_ok=True)
-    return next(path for path in names if not _is_taken(path))
-
-
-def _is_taken(path: Path) -> bool:
-    """Make a directory; True if there is one already. Where none can be made, the writer says why."""
+def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: bool, resume_at: int | None) -> RunWriter:
+    """The writer of a run; without a name, or if that holds a run that is over, in a new directory."""
+    begin = partial(RunWriter, info=info, config=settings.to_dict())
+    if run is None:
+        return begin(new_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")))
     try:
-        path.mkdir()
-    except FileExistsError:
-        return True
-    except OSError:
-        return False
-    return False
+        return begin(run, resume_at=resume_at)
+    except RunExistsError:
+        if resume:
+            raise
+        return begin(new_directory(Path(run)))
 
 
 def _is_first_process(policy: Policy) -> bool:

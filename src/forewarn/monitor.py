@@ -10,6 +10,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
 from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
-from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
+from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
@@ -39,6 +40,7 @@ from forewarn.measure.recording import Collected, recorded
 from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
 from forewarn.measure.transfer import Transfer
+from forewarn.standing import exit_code, verdict
 from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
@@ -102,10 +104,15 @@ class Monitor:
         # A monitor that nobody holds any more must not go on measuring.
         self._finalizer = weakref.finalize(self, loop.close)
 
-    def begin(self) -> None:
-        """Tell the views that the run begins."""
+    def begin(self, instead_of: Path | None = None) -> None:
+        """Tell the views that the run begins, and which path it was to have, if that was taken."""
         if self._writer is not None:
-            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules))
+            self._views.begin(RunStart(self._writer.path, self.info, self._num_rules, instead_of))
+
+    @property
+    def path(self) -> Path | None:
+        """The directory of the run; None in a process that does not record, such as any but the first of several."""
+        return None if self._writer is None else self._writer.path
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -321,10 +328,9 @@ class Monitor:
         if self._writer is None:
             return None
         alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
-        code = exit_code(alerts)
         return RunEnd(
-            self._writer.path, VERDICTS[code], code, self.at, self._num_rules, alerts,
-            losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
+            self._writer.path, verdict(alerts, self._curve.is_falling), exit_code(alerts), self.at, self._num_rules,
+            alerts, losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

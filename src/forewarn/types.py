@@ -381,6 +381,8 @@ class RunStart:
     path: Path
     info: RunInfo
     num_rules: int
+    instead_of: Path | None = None
+    """The path that was asked for, if it already holds a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def test_the_numbers_are_those_at_firing_and_the_newest_value_stands_behind(fore
 
 def test_a_run_with_information_alone_has_no_warnings(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 2.0, 2.0]))
-    assert "✓  no warnings" in said.out
-    assert "  1 info\n" in said.out
+    assert "✓  no open warnings" in said.out
+    assert "  1 info open\n" in said.out
 
 
 def test_json_gives_readings_as_they_were_and_times_whole(forewarn: Call, lost: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_critical_alert_that_was_resolved_is_a_warning(forewarn: Call, tmp_pat
 def test_information_alone_is_healthy_and_asks_for_nothing(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 2.0, 2.0]))
     assert said.code == 0
-    assert "healthy: 1 info firing" in said.out
+    assert "healthy: 1 info open" in said.out
     assert "What to do" not in said.out
 
 
@@ -129,7 +129,11 @@ def test_json_is_one_object_without_anything_that_is_not_json(forewarn: Call, tm
     assert found["end"]["reason"] == "completed"
     assert found["alerts"][0]["code"] == "L101"
     assert found["alerts"][0]["finding"]["value"] is None, "non-finite numbers are null"
-    assert found["checklist"][0] == {"name": "loss falling", "state": "fail", "detail": "the last loss is inf"}
+    assert found["checklist"][0] == {
+        "name": "loss falling",
+        "state": "fail",
+        "detail": "the last loss is inf; open: non-finite-loss",
+    }
 
 
 def test_another_config_changes_the_verdict(forewarn: Call, lost: Path, tmp_path: Path) -> None:
@@ -280,5 +284,5 @@ def test_an_output_that_knows_only_ascii_gets_an_answer(lost: Path) -> None:
 def test_a_run_that_learns_nothing_is_not_called_healthy(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [2.3] * 200))
     assert said.code == 0
-    assert "no warning fires, but not all is well: not loss falling" in said.out
+    assert "no warnings, but the loss is not falling: no alerts" in said.out
     assert "healthy:" not in said.out

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.cli.terminal import fresh
-
 
 def demo(where: Path, *options: str) -> str:
     """What the demo prints, in a process of its own: it sets the number of threads."""
@@ -51,13 +49,6 @@ def test_without_a_fault_the_same_run_is_healthy(tmp_path: Path) -> None:
     assert "the end, without a warning" in out
     assert "What to do" not in out
     assert verdict(tmp_path, "healthy")["exit_code"] == 0
-
-
-def test_a_run_that_exists_is_left_alone(tmp_path: Path) -> None:
-    for name in ("demo", "demo-2"):
-        (tmp_path / name).mkdir()
-    assert fresh(tmp_path / "demo") == tmp_path / "demo-3"
-    assert fresh(tmp_path / "other") == tmp_path / "other"
 
 
 def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_an_earlier_result_is_never_overwritten_and_resume_goes_on_with_the_newe
             assert stored.num_steps == steps
 
 
+def test_overwrite_begins_again_in_the_same_place(tmp_path):
+    run("--result-dir", tmp_path, "--max-steps", 3)
+    text = run("--result-dir", tmp_path, "--max-steps", 2, "--overwrite")
+    assert f"Results are in {tmp_path}/lm." in text
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        assert stored.num_steps == 2
+    assert "give one of them" in run("--result-dir", tmp_path, "--overwrite", "--resume", expect=3)
+
+
 def test_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
     run("--result-dir", tmp_path, "--max-steps", 3)
     assert "different model" in run("--result-dir", tmp_path, "--depth", 2, "--resume", expect=3)

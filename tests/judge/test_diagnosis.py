@@ -162,7 +162,7 @@ def test_an_empty_run_is_healthy_and_knows_nothing(diagnosed: Callable[..., Diag
     [
         (falling(), "pass"),
         (falling()[::-1], "fail"),
-        ([3.0] * 100, "fail"),
+        ([3.0] * 100, "notice"),
         ([*falling(), *[4.5] * 60], "fail"),
         ([*falling(), math.nan], "fail"),
         ([-1.0 - 0.01 * step for step in range(100)], "pass"),
@@ -198,7 +198,7 @@ def test_gradient_norms_are_in_range_lately(
     assert state_of(diagnosis, "gradient norms in range") == state
 
 
-@pytest.mark.parametrize(("ratio", "state"), [(1e-3, "pass"), (0.5, "fail"), (1e-9, "fail")])
+@pytest.mark.parametrize(("ratio", "state"), [(1e-3, "pass"), (0.5, "fail"), (1e-9, "notice")])
 def test_update_ratios_are_in_range_lately(diagnosed: Callable[..., Diagnosis], ratio: float, state: str) -> None:
     assert state_of(diagnosed({"monitor/update_ratio_median": [ratio] * 5}), "update ratios in range") == state
 
@@ -216,17 +216,16 @@ def test_lately_is_the_second_half_of_the_run_and_not_its_dense_start(tmp_path: 
     writer.close("completed")
     with open_run(tmp_path / "run") as run:
         diagnosis = replay(run, Config.from_stored(run.config).rule_set())
-    assert state_of(diagnosis, "update ratios in range") == "pass"
     assert detail_of(diagnosis, "update ratios in range").startswith("lately 0.001,")
 
 
 def test_where_only_the_first_half_was_measured_its_last_reading_counts(diagnosed: Callable[..., Diagnosis]) -> None:
     ratios = [0.9] * 9 + [1e-3]
     diagnosis = diagnosed({"train/loss": falling(), "monitor/update_ratio_median": ratios})
-    assert state_of(diagnosis, "update ratios in range") == "pass"
+    assert detail_of(diagnosis, "update ratios in range").startswith("lately 0.001,")
 
 
-@pytest.mark.parametrize(("first", "state"), [(1.0, "pass"), (99.0, "pass"), (101.0, "fail"), (0.0099, "fail")])
+@pytest.mark.parametrize(("first", "state"), [(1.0, "pass"), (99.0, "pass"), (101.0, "notice"), (0.0099, "notice")])
 def test_first_and_last_block_have_gradients_within_a_hundred_times(
     diagnosed: Callable[..., Diagnosis], first: float, state: str
 ) -> None:
@@ -247,10 +246,10 @@ def test_without_blocks_nothing_is_known_about_depth(diagnosed: Callable[..., Di
     ("name", "check", "growth", "state"),
     [
         ("speed/step_seconds", "throughput stable", 1.4, "pass"),
-        ("speed/step_seconds", "throughput stable", 1.6, "fail"),
+        ("speed/step_seconds", "throughput stable", 1.6, "notice"),
         ("speed/step_seconds", "throughput stable", 0.5, "pass"),
         ("system/process_memory_bytes", "memory stable", 1.1, "pass"),
-        ("system/process_memory_bytes", "memory stable", 1.3, "fail"),
+        ("system/process_memory_bytes", "memory stable", 1.3, "notice"),
     ],
 )
 def test_the_second_half_is_compared_with_the_first(
@@ -262,8 +261,8 @@ def test_the_second_half_is_compared_with_the_first(
 def test_information_is_no_reason_against_a_healthy_run(diagnosed: Callable[..., Diagnosis]) -> None:
     diagnosis = diagnosed({"train/loss": [*falling(), 3.5, 2.0, 2.0]})
     assert [one.severity for one in diagnosis.alerts] == [Severity.INFO]
-    assert state_of(diagnosis, "no warnings") == "pass"
-    assert detail_of(diagnosis, "no warnings") == "1 info"
+    assert state_of(diagnosis, "no open warnings") == "pass"
+    assert detail_of(diagnosis, "no open warnings") == "1 info open"
     assert diagnosis.exit_code == 0
 
 

@@ -266,7 +266,7 @@ def test_a_snapshot_can_not_run_code(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
-def test_the_directory_of_a_different_model_is_refused(tmp_path):
+def test_the_run_of_a_different_model_is_not_resumed_and_a_new_one_goes_beside_it(tmp_path):
     trainer, loader = mlp_trainer(tmp_path, max_steps=1)
     trainer.train(loader)
     other = nn.Linear(8, 3)
@@ -274,17 +274,10 @@ def test_the_directory_of_a_different_model_is_refused(tmp_path):
         other, torch.optim.SGD(other.parameters(), lr=0.1), functional.cross_entropy,
         TrainerConfig(result_dir=str(tmp_path), model_name="mlp"), views=[],
     )  # fmt: skip
-    for resume in (True, False):
-        with pytest.raises(ValueError, match="holds the results of a different model"):
-            stranger.train(loader, resume=resume)
-
-
-def test_a_directory_that_holds_a_run_is_refused_without_resume(tmp_path):
-    trainer, loader = mlp_trainer(tmp_path, max_steps=1)
-    trainer.train(loader)
-    again, loader = mlp_trainer(tmp_path)
-    with pytest.raises(FileExistsError, match="go on with it by resume"):
-        again.train(loader)
+    with pytest.raises(ValueError, match="holds the results of a different model"):
+        stranger.train(loader, resume=True)
+    stranger.train([next(iter(loader))])
+    assert stranger.config.directory == tmp_path / "mlp-2"
 
 
 def test_resume_without_a_snapshot_starts_from_the_beginning(tmp_path):

@@ -44,14 +44,15 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
       forewarn demo
       forewarn demo --fault none --steps 200
     """
-    from forewarn.cli.terminal import Failure, fresh, output
+    from forewarn.cli.terminal import Failure, output
+    from forewarn.store.claim import new_directory
 
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         raise Failure("forewarn demo trains a model and needs torch: pip install 'forewarn[torch]'") from error
     console = output()
-    path = fresh(run)
+    path = new_directory(run)
     fault_at = int(steps * FAULT_SHARE) + 1 if fault == "lr-jump" else None
     _introduce(console, steps, fault_at)
     losses = _train(console, path, steps, fault_at, seed)

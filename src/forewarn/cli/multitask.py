@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forewarn.cli.option_groups import POSITIVE, GroupedCommand, option, options
-from forewarn.cli.terminal import Failure, fresh, output, torch_on
+from forewarn.cli.terminal import Failure, output, torch_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,8 @@ class _TaskWeight(click.ParamType):  # type: ignore[type-arg]
 @options(
     "Results",
     option("--result-dir", type=click.Path(path_type=Path), default="results/multitask",
-           help="Run and snapshots go there; next to it, if it exists."),
+           help="Run and snapshots go there, or beside it if it holds a run."),
+    option("--overwrite", is_flag=True, help="Delete the earlier run there instead of going beside it."),
 )  # fmt: skip
 def multitask(**settings: Any) -> None:
     """Train an LSTM with two tasks at once.
@@ -103,20 +104,20 @@ def multitask(**settings: Any) -> None:
     torch.manual_seed(settings["seed"])
     data = bursts(settings["samples"], LENGTH, settings["seed"])
     model = DualTaskLSTM(predict_pointers=settings["predict_pointers"])
-    directory = fresh(settings["result_dir"])
     _introduce(console, model, settings, weights)
     pointers = (data.starts, data.ends) if settings["predict_pointers"] else (None, None)
     try:
         model.fit(
-            data.sequences, data.types, *pointers, task_weights=weights, balance=balance, result_dir=directory,
+            data.sequences, data.types, *pointers, task_weights=weights, balance=balance,
             view=TaskView(settings["epochs"], settings["gradient_log_freq"], console),
             **{name: settings[name] for name in (
                 "epochs", "batch_size", "lr", "device", "seed", "monitor_gradients", "gradient_log_freq",
+                "result_dir", "overwrite",
             )},
         )  # fmt: skip
     except (ValueError, OSError) as error:
         raise Failure(str(error)) from error
-    _conclude(console, model, directory)
+    _conclude(console, model)
 
 
 def _introduce(console: Console, model: DualTaskLSTM, settings: dict[str, Any], weights: dict[str, float]) -> None:
@@ -129,7 +130,7 @@ def _introduce(console: Console, model: DualTaskLSTM, settings: dict[str, Any], 
                   + (f"; {', '.join(weighting)}" if weighting else "") + ".\n")  # fmt: skip
 
 
-def _conclude(console: Console, model: DualTaskLSTM, directory: Path) -> None:
+def _conclude(console: Console, model: DualTaskLSTM) -> None:
     """Print how well both tasks went, and the next commands."""
     held_out = model.epochs[-1].held_out
     words = [f"the type of {held_out['accuracy']:.0%} is told"]
@@ -138,5 +139,5 @@ def _conclude(console: Console, model: DualTaskLSTM, directory: Path) -> None:
         words.insert(0, f"starts and ends are off by about {error:.1f} of {LENGTH} steps")
     console.print(f"\nOn what was held out, {' and '.join(words)}.")
     if model.monitor is not None:
-        run = shlex.quote(str(directory / "run"))
+        run = shlex.quote(str(model.monitor.path))
         console.print(f"\n  forewarn check {run}\n  forewarn show {run}")

@@ -155,20 +155,12 @@ def torch_on(device: str) -> ModuleType:
     return torch
 
 
-def fresh(path: Path) -> Path:
-    """The path itself if it is free, else the first free one of `demo-2`, `demo-3`, …"""
-    return next(candidate for candidate in _numbered(path) if not candidate.exists())
-
-
 def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
-    """The newest usable path made by `fresh`; the path itself if there is none."""
-    *_, last = [path, *filter(is_usable, itertools.takewhile(Path.exists, _numbered(path)))]
+    """The newest usable path of `lm`, `lm-2`, `lm-3`, …; the path itself if there is none."""
+    from forewarn.store.claim import numbered
+
+    *_, last = [path, *filter(is_usable, itertools.takewhile(Path.exists, numbered(path)))]
     return last
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def print_json(value: Any) -> None:

@@ -16,7 +16,7 @@ from forewarn.cli.option_groups import GroupedCommand as _GroupedCommand
 from forewarn.cli.option_groups import grouped_rules_option as _rules_option
 from forewarn.cli.option_groups import option as _option
 from forewarn.cli.option_groups import options as _options
-from forewarn.cli.terminal import INTERRUPTED, Failure, fresh, loaded_rules, newest, output, torch_on
+from forewarn.cli.terminal import INTERRUPTED, Failure, loaded_rules, newest, output, torch_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,8 @@ command.add_command(multitask)
 )  # fmt: skip
 @_options(
     "Results",
-    _option("--result-dir", default="results", help="Results go to RESULT_DIR/MODEL_NAME; next to it, if it exists."),
+    _option("--result-dir", default="results",
+            help="Results go to RESULT_DIR/MODEL_NAME, or beside it if that holds a run."),
     _option("--model-name", default="lm"),
     _option("--log-interval", type=_POSITIVE, default=100, help="One line every so many steps."),
     _option("--snapshot-interval", type=_POSITIVE, help="A snapshot every so many steps, besides one per epoch."),
@@ -118,6 +119,7 @@ command.add_command(multitask)
             help="`full`: a tag for every reading of every tensor."),
     _option("--resume", is_flag=True,
             help="Go on with the newest run, or with that of --model-name, from its newest snapshot, bit for bit."),
+    _option("--overwrite", is_flag=True, help="Delete the earlier run of this name instead of going beside it."),
 )  # fmt: skip
 @click.pass_context
 def lm(ctx: click.Context, /, **settings: Any) -> None:
@@ -141,7 +143,7 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
     try:
         corpus = _corpus(options)
         trainer = _trainer(options, corpus)
-        trainer.train(corpus.batches, corpus.validation, resume=options.resume)
+        trainer.train(corpus.batches, corpus.validation, resume=options.resume, overwrite=options.overwrite)
     except (ValueError, OSError) as error:
         raise Failure(str(error)) from error
     _conclude(trainer)
@@ -150,12 +152,10 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
 
 
 def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
-    """The results directory: a new one, or with --resume the newest resumable one or the one named."""
+    """The name of the results directory; with --resume, unless one was named, that of the newest that can go on."""
     results = Path(settings["result_dir"])
     directory = results / settings["model_name"]
-    if not settings["resume"]:
-        directory = fresh(directory)
-    elif ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
+    if settings["resume"] and ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
         directory = newest(directory, lambda path: any((path / "snapshots").glob("step-*.pt")))
     return str(directory.relative_to(results))
 

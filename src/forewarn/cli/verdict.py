@@ -14,13 +14,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forewarn.judge.checklist import NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
 from forewarn.judge.headlines import figure
+from forewarn.standing import NOT_FALLING, alert_words
 from forewarn.store import Run
-from forewarn.types import Alert, AlertState, Remedy, Severity, counted
+from forewarn.types import Alert, AlertState, Remedy, Severity
 from forewarn.views.epoch_lines import advice_lines
 from forewarn.views.wording import (
     HEALTHY,
@@ -39,7 +39,10 @@ from forewarn.views.wording import (
 MOST_REMEDIES = 5
 MOST_EPOCHS = 5
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
-_MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("–", "dim"), "info": ("·", "cyan")}
+_MARKS = {
+    "pass": ("✓", "green"), "fail": ("✗", "red"), "notice": ("·", "yellow"), "unknown": ("–", "dim"),
+    "info": ("·", "cyan"),
+}  # fmt: skip
 
 
 def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -128,14 +131,12 @@ def heading(run: Run) -> Text:
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
-    firing = [alert for alert in diagnosis.alerts if alert.state is AlertState.FIRING]
-    over = [alert for alert in diagnosis.alerts if alert.state is AlertState.RESOLVED]
-    counts = [f"{counted(group)} {word}" for group, word in ((firing, "firing"), (over, "resolved")) if group]
-    words = f": {'; '.join(counts) or 'no alerts'}"
-    crossed = [check.name for check in diagnosis.checklist if check.state == "fail" and check.name != NO_WARNINGS]
-    if diagnosis.exit_code == 0 and crossed:
-        return Text.assemble(("no warning fires, but not all is well", "yellow"), f": not {', not '.join(crossed)}")
-    return Text.assemble((diagnosis.verdict, VERDICT_STYLES[diagnosis.exit_code]), words)
+    words = f": {alert_words(diagnosis.alerts)}"
+    unusual = [f'"{check.name}"' for check in diagnosis.checklist if check.state == "notice"]
+    if not diagnosis.exit_code and unusual:
+        words += f"; look at {', '.join(unusual)} below"
+    style = "bold yellow" if diagnosis.verdict == NOT_FALLING else VERDICT_STYLES[diagnosis.exit_code]
+    return Text.assemble((diagnosis.verdict, style), words)
 
 
 def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:

@@ -1,4 +1,4 @@
-"""The healthy-training checklist: what a good run shows, each point with its number."""
+"""Health checks: what a good run shows, each point with its number. Where rules ask the same, their alerts decide."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from typing import Literal
 
 import numpy as np
 
+from forewarn.judge.forecast import LossCurve
 from forewarn.judge.judgement import RuleSet
 from forewarn.judge.remedies import declared
 from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
 from forewarn.judge.rules.tasks import TaskCollapse
 from forewarn.judge.rules.updates import UpdateRatioHigh, UpdateRatioLow
 from forewarn.judge.series import Floats, median
+from forewarn.standing import HEALTHY, TOO_EARLY, alert_words, exit_code, open_alerts
 from forewarn.store import Run
-from forewarn.types import Alert, RunInfo, Severity, counted, in_words
+from forewarn.types import Alert, RunInfo, in_words
 
-NO_WARNINGS = "no warnings"
+NO_WARNINGS = "no open warnings"
+COVERED = {
+    "loss falling": ("L101", "L102", "L103", "L104", "L105", "L106", "E102", "E106", "E107"),
+    "gradient norms in range": ("G101", "G102", "G103", "G104", "G107", "G108", "G109"),
+    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106"),
+    "gradients even over depth": ("G105", "G106", "G110", "G111"),
+    "tasks even": ("T101", "T102"),
+}
+"""The rules that ask the same as a check, by its name. While one of them has an open alert, the check does not pass."""
 FEWEST_READINGS = 20
 """Below so many readings a trend over the run says nothing."""
-NUM_WINDOWS = 10
-"""Parts that a run is cut into; the median of a part is its level."""
-FALL_KEPT = 0.9
-"""Share of its fall that the loss must have kept: less, and it has risen again."""
+NUM_LATE = 10
+"""Fewest readings that tell how a quantity stands lately; in a long run, a tenth of them."""
 DEPTH_FACTOR = 100.0
 """Times that the gradients of the first and the last block may differ."""
 DEPTH_CHECKS = 5
 """Newest measured steps whose median that is."""
-TASK_RULES = ("T101", "T102")
-"""Those by which one task has too much of the shared layers."""
 SLOWDOWN = 1.5
 """Times the median step of the first half that one of the second half may take."""
 GROWTH = 1.2
@@ -42,39 +48,50 @@ class Check:
     """One point of the checklist."""
 
     name: str
-    state: Literal["pass", "fail", "unknown", "info"]
-    """`info` is worth knowing and neither good nor bad."""
+    state: Literal["pass", "fail", "notice", "unknown", "info"]
+    """`fail` if an open warning says so, so that a healthy run fails none; `notice` if only the number is unusual.
+
+    `info` is worth knowing and neither good nor bad.
+    """
     detail: str
     """The number behind the state, or what is missing."""
 
 
-def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[Check, ...]:
+def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossCurve) -> tuple[Check, ...]:
     """Every point, whether or not the run recorded what it needs."""
-    return (
-        _loss_falling(_values(run, "train/loss")),
+    firing = open_alerts(alerts)
+    checks = (
+        _loss_falling(curve, _values(run, "train/loss")),
         _gradients_in_range(_lately(run, "gradient/global_norm"), rule_set),
         _updates_in_range(_lately(run, "monitor/update_ratio_median"), rule_set),
         _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
-        *_tasks_even(run, rule_set, alerts),
-        _no_warnings(alerts),
-        *_batch_size(run),
+        *_tasks_even(run, rule_set),
     )
+    return (*(_judged(check, firing) for check in checks), _no_warnings(alerts), *_batch_size(run))
 
 
-def _loss_falling(loss: Floats) -> Check:
+def _judged(check: Check, firing: Sequence[Alert]) -> Check:
+    """The check with the last word left to the rules that ask the same."""
+    against = [alert for alert in firing if alert.code in COVERED.get(check.name, ())]
+    if not against:
+        return check
+    names = ", ".join(dict.fromkeys(alert.name for alert in against))
+    state: Literal["fail", "notice"] = "fail" if exit_code(against) else "notice"
+    return Check(check.name, state, f"{check.detail}; open: {names}")
+
+
+def _loss_falling(curve: LossCurve, losses: Floats) -> Check:
     name = "loss falling"
-    if len(loss) and not np.isfinite(loss[-1]):
-        return Check(name, "fail", f"the last loss is {in_words(float(loss[-1]))}")
-    loss = loss[np.isfinite(loss)]
-    if len(loss) < FEWEST_READINGS:
-        return _unknown(name, len(loss))
-    levels = [float(np.median(part)) for part in np.array_split(loss, NUM_WINDOWS)]
-    first, lowest, last = levels[0], min(levels), levels[-1]
-    has_fallen = first > last and first - last >= FALL_KEPT * (first - lowest)
-    detail = f"{in_words(first)} → {in_words(last)}"
-    return _verdict(name, has_fallen, detail if last == lowest else f"{detail}, lowest {in_words(lowest)}")
+    if len(losses) and not np.isfinite(losses[-1]):
+        return Check(name, "notice", f"the last loss is {in_words(float(losses[-1]))}")
+    levels = curve.levels
+    if not len(levels):
+        return _unknown(name, curve.num_losses)
+    first, lowest, last = (in_words(float(level)) for level in (levels[0], levels.min(), levels[-1]))
+    detail = f"{first} → {last}" + ("" if last == lowest else f", lowest {lowest}")
+    return _verdict(name, curve.is_falling is True, detail)
 
 
 def _gradients_in_range(norm: Floats, rule_set: RuleSet) -> Check:
@@ -91,7 +108,7 @@ def _in_range(name: str, lately: Floats, low: float, high: float) -> Check:
     if not len(lately):
         return _unknown(name, 0)
     if broken := int((~np.isfinite(lately)).sum()):
-        return Check(name, "fail", f"{broken} of the last {len(lately)} readings are not finite")
+        return Check(name, "notice", f"{broken} of the last {len(lately)} readings are not finite")
     level = float(np.median(lately))
     return _verdict(name, low <= level <= high, f"lately {in_words(level)}, range {in_words(low)} to {in_words(high)}")
 
@@ -138,8 +155,8 @@ def _memory_stable(size: Floats) -> Check:
     return _verdict(name, after <= GROWTH * before, f"{before / 1e6:.0f} → {after / 1e6:.0f} MB")
 
 
-def _tasks_even(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[Check, ...]:
-    """Whether any task starves another, judged as the rules do, over a window; empty for a run with one task."""
+def _tasks_even(run: Run, rule_set: RuleSet) -> tuple[Check, ...]:
+    """How unevenly the tasks pull, over the window of the rules; empty for a run with one task."""
     name, needed = "tasks even", rule_set.settings_of(TaskCollapse).window
     ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
     positive = {
@@ -151,18 +168,16 @@ def _tasks_even(run: Run, rule_set: RuleSet, alerts: Sequence[Alert]) -> tuple[C
     pair = max(means, key=lambda candidate: abs(math.log(means[candidate])))
     detail = f"gradients {pair} {in_words(means[pair])}"
     if len(positive[pair]) <= needed:  # the rules want to see it twice
-        return (
-            Check(
-                name, "unknown", f"too early to tell ({len(positive[pair])} of {needed + 1} checks), {detail} so far"
-            ),
-        )
-    uneven = any(alert.code in TASK_RULES and alert.severity > Severity.INFO for alert in alerts)
-    return (_verdict(name, not uneven, f"{detail} lately"),)
+        so_far = f"{TOO_EARLY} ({len(positive[pair])} of {needed + 1} checks), {detail} so far"
+        return (Check(name, "unknown", so_far),)
+    return (Check(name, "pass", f"{detail} lately"),)
 
 
 def _no_warnings(alerts: Sequence[Alert]) -> Check:
-    calm = all(alert.severity is Severity.INFO for alert in alerts)
-    return _verdict(NO_WARNINGS, calm, counted(alerts) or "no alerts")
+    """The verdict on the run as a check: it fails while a warning is open."""
+    if exit_code(open_alerts(alerts)):
+        return Check(NO_WARNINGS, "fail", alert_words(alerts))
+    return _verdict(NO_WARNINGS, exit_code(alerts) == HEALTHY, alert_words(alerts))
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:
@@ -211,12 +226,12 @@ def _lately(run: Run, name: str) -> Floats:
         return np.empty(0)
     series = run.series(name)
     num_late = int((series.steps >= (run.last_step or 0) / 2).sum())
-    num_newest = max(NUM_WINDOWS, len(series) // NUM_WINDOWS)
+    num_newest = max(NUM_LATE, len(series) // 10)
     return series.values[-max(1, min(num_newest, num_late)) :].astype(np.float64)
 
 
 def _verdict(name: str, good: bool, detail: str) -> Check:
-    return Check(name, "pass" if good else "fail", detail)
+    return Check(name, "pass" if good else "notice", detail)
 
 
 def _unknown(name: str, readings: int) -> Check:

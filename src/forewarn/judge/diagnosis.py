@@ -8,10 +8,12 @@ from functools import partial
 
 from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
+from forewarn.judge.forecast import LossCurve
 from forewarn.judge.judgement import Judge, RuleSet
-from forewarn.judge.ledger import HEALTHY, VERDICTS, Ledger, exit_code
+from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
+from forewarn.standing import HEALTHY, VERDICTS, exit_code, verdict
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
 from forewarn.types import Alert, RuleInfo
@@ -36,6 +38,8 @@ class Diagnosis:
     """What each epoch brought; empty if `monitor.end_epoch` was never called."""
     not_judged: tuple[RuleInfo, ...] = ()
     """Rules that judged the run live and are not loaded here; their alerts are those that were recorded."""
+    is_falling: bool | None = None
+    """Whether the training loss is; None if that cannot be told."""
 
     def cause_of(self, alert: Alert) -> str | None:
         """The code of the alert at the root of this one; None if it is a root itself."""
@@ -48,9 +52,9 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The exit code in a word; a run is not plainly healthy if a rule that judged it live is missing here."""
-        is_partial = self.not_judged and self.exit_code == HEALTHY
-        return "healthy by the rules loaded here" if is_partial else VERDICTS[self.exit_code]
+        """The run in a few words; it is not plainly healthy if a rule that judged it live is missing here."""
+        words = verdict(self.alerts, self.is_falling)
+        return f"{words} by the rules loaded here" if self.not_judged and words == VERDICTS[HEALTHY] else words
 
 
 def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
@@ -64,11 +68,13 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
         ledger.update(judge(step, history, history.append(blocks)), history, run.info)
     not_judged = rule_set.not_loaded(run.info)
     alerts = tuple(sorted([*ledger.alerts, *_recorded(run, not_judged)], key=lambda alert: alert.fired or 0))
+    losses = _stored(run, "train/loss")
+    curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
     return Diagnosis(
         alerts=alerts,
         ranked=ledger.ranked(alerts),
         causes=ledger.causes(alerts),
-        checklist=checklist(run, rule_set, alerts),
+        checklist=checklist(run, rule_set, alerts, curve),
         last_step=run.last_step,
         end=run.end,
         epochs=epochs(
@@ -79,6 +85,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
             window=rule_set.settings_of(ValidationPlateau).window,
         ),
         not_judged=not_judged,
+        is_falling=curve.is_falling,
     )
 
 

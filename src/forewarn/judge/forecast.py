@@ -40,6 +40,13 @@ _RECENT = 0.05
 _NINE_IN_TEN = 1.64
 """Half-width of the 90% interval of a normal distribution, in standard errors."""
 
+_LEAST_POINTS = 20
+"""Below so many losses a trend over the run says nothing."""
+_NUM_LEVELS = 10
+"""Parts that a run is cut into; the median of a part is its level."""
+_FALL_KEPT = 0.9
+"""Share of its fall that the loss must have kept: less, and it has risen again."""
+
 
 class LossCurve:
     """The loss curve of a run in at most `most_bins` means; when it is full, neighbours are merged in pairs."""
@@ -95,6 +102,22 @@ class LossCurve:
         """Steps and losses, oldest first."""
         middle = np.array(self._ends, np.float64) - (self._width - 1) / 2
         return middle, np.array(self._means, np.float64)
+
+    @property
+    def levels(self) -> Floats:
+        """The median loss in each tenth of the run; empty if there are too few losses for that."""
+        if len(self._means) < _LEAST_POINTS:
+            return np.empty(0)
+        return np.array([np.median(part) for part in np.array_split(self.points[1], _NUM_LEVELS)])
+
+    @property
+    def is_falling(self) -> bool | None:
+        """Whether the loss has fallen, and has kept most of its fall; None if there are too few losses to tell."""
+        levels = self.levels
+        if not len(levels):
+            return None
+        fall = levels[0] - levels[-1]
+        return bool(fall > 0 and fall >= _FALL_KEPT * (levels[0] - levels.min()))
 
     def state_dict(self) -> dict[str, Any]:
         return {"width": self._width, "means": self._means, "ends": self._ends, "waiting": self._waiting}

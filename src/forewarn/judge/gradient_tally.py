@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from forewarn.standing import TOO_EARLY
 from forewarn.types import in_words
 
 VANISHING = 1e-7
@@ -150,7 +151,7 @@ class GradientTally:
         if len(self._ratios) == WINDOW:
             balance = f"{words}: {pair} {ratio} over the last {WINDOW} checks"
         elif self._ratios:
-            balance = f"too early to tell ({len(self._ratios)} of {WINDOW} checks): {pair} {ratio} so far, {words}"
+            balance = f"{TOO_EARLY} ({len(self._ratios)} of {WINDOW} checks): {pair} {ratio} so far, {words}"
         std = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else 0.0
         return GradientSummary(
             self._count, self._mean if self._count else math.nan, std, self._peak[0], self._peak[1],

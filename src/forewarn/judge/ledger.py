@@ -187,21 +187,6 @@ class Ledger:
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
 
 
-HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
-VERDICTS = ("healthy", "warnings", "critical")
-"""A run in a word, by its exit code."""
-
-
-def exit_code(alerts: Iterable[Alert]) -> int:
-    """0 healthy, 1 warnings, 2 critical, by what still fires at the last step.
-
-    An alert that was resolved counts one level lower: critical as a warning, a warning as nothing. Information alone is
-    healthy.
-    """
-    levels = (alert.severity - (alert.state is AlertState.RESOLVED) for alert in alerts)
-    return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(Severity(max([1, *levels])), HEALTHY)
-
-
 @dataclass(frozen=True, slots=True)
 class _Episode:
     """A range of steps in which a rule found something."""

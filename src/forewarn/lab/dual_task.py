@@ -13,6 +13,7 @@ from torch.optim import AdamW
 
 from forewarn.attach import watch
 from forewarn.lab.data import split
+from forewarn.lab.results import delete_results, free_results
 from forewarn.lab.snapshots import Snapshots
 from forewarn.monitor import Monitor
 from forewarn.types import AlertState, Outcome
@@ -100,13 +101,15 @@ class DualTaskLSTM(nn.Module):
         monitor_gradients: bool = False,
         gradient_log_freq: int = 10,
         result_dir: str | Path = "results/multitask",
+        overwrite: bool = False,
         view: TaskView | None = None,
     ) -> Self:
         """Learn the types `y` of sequences `X`, and where the expansion in each starts and ends, if that is given.
 
         With `monitor_gradients` the run is watched: the tasks are compared every 10 steps, the gradients are shown on
         every `gradient_log_freq`-th epoch, readings and alerts go to `result_dir/run`, and when a task collapses a
-        snapshot goes to `result_dir/snapshots`. `balance` needs it, for it learns from what is measured.
+        snapshot goes to `result_dir/snapshots`. If `result_dir` holds an earlier run, `overwrite` deletes it; otherwise
+        the results go beside it, such as to `result_dir-2`. `balance` needs `monitor_gradients`, from which it learns.
         """
         if balance is not None and not monitor_gradients:
             raise ValueError("balance learns from the monitored gradients: give monitor_gradients=True as well")
@@ -115,9 +118,13 @@ class DualTaskLSTM(nn.Module):
         optimizer = AdamW(self.parameters(), lr=lr)
         view = view or TaskView(epochs, gradient_log_freq)
         self.epochs, self.monitor = [], None
-        saver = Snapshots(Path(result_dir) / "snapshots", KEPT_SNAPSHOTS)
+        directory = Path(result_dir)
         if monitor_gradients:
-            self.monitor = watch(self, optimizer, Path(result_dir) / "run", every=MEASURE_EVERY, views=[view])
+            if overwrite:
+                delete_results(directory)
+            directory = free_results(directory)
+            self.monitor = watch(self, optimizer, directory / "run", every=MEASURE_EVERY, views=[view])
+        saver = Snapshots(directory / "snapshots", KEPT_SNAPSHOTS)
         generator = torch.Generator().manual_seed(seed)
         try:
             for epoch in range(1, epochs + 1):

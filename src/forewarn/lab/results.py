@@ -6,16 +6,43 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from forewarn.files import read_regular, replacing
+from forewarn.lab.snapshots import Snapshots
+from forewarn.store.claim import new_directory
+from forewarn.store.deletion import delete_run
 
 _MOST_BYTES = 64 << 20
 
 _log = logging.getLogger("forewarn")
+
+
+def free_results(path: Path) -> Path:
+    """The directory, or if it holds an earlier run the next free one of `lm-2`, `lm-3`, …; the log says so."""
+    if not any(os.path.exists(path / name) for name in ("model.json", "run/run.json")):
+        return path
+    free = new_directory(path)
+    _log.warning("%s already holds a run; this one is stored in %s", path, free)
+    return free
+
+
+def delete_results(path: Path) -> None:
+    """Delete an earlier run with its snapshots and TensorBoard events; other files stay, and so does all without a run.
+
+    Raises FileExistsError if a process is still writing the run, or if it is not forewarn's.
+    """
+    if not os.path.exists(path / "run" / "run.json"):
+        return
+    delete_run(path / "run")
+    Snapshots(path / "snapshots", keep=1).delete()
+    for pattern in ("events.out.tfevents.*", "forewarn-topk.json"):
+        for file in (path / "tensorboard").glob(pattern):
+            file.unlink(missing_ok=True)
 
 
 class ResultDirectory:
@@ -25,19 +52,12 @@ class ResultDirectory:
         self.path = path
         self._shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
 
-    def check(self, resume: bool) -> None:
-        """Refuse a directory that holds the results of another model, or of a run that is not to be resumed."""
+    def check(self) -> None:
+        """Refuse to go on with the results of another model."""
         file = self.path / "model.json"
-        if not file.exists():
-            return
-        if self._stored(file) != self._shapes:
+        if file.exists() and self._stored(file) != self._shapes:
             raise ValueError(
                 f"{self.path} holds the results of a different model; name another result_dir or model_name"
-            )
-        if not resume:
-            raise FileExistsError(
-                f"{self.path} already holds a run; go on with it by resume (--resume), or name another result_dir or "
-                "model_name"
             )
 
     def _stored(self, file: Path) -> Any:

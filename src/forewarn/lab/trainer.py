@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -19,7 +20,7 @@ from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.lab.callbacks import Callback, CallbackError
 from forewarn.lab.interrupt import interruptible
-from forewarn.lab.results import ResultDirectory
+from forewarn.lab.results import ResultDirectory, delete_results, free_results
 from forewarn.lab.snapshots import Snapshots, random_state, restore_random_state
 from forewarn.lab.trainer_config import TrainerConfig
 from forewarn.measure.schedule import Schedule
@@ -92,10 +93,20 @@ class Trainer:
         """End training after the step under way."""
         self.stop_reason = self.stop_reason or reason
 
-    def train(self, data: Iterable[Batch], validation: Iterable[Batch] | None = None, *, resume: bool = False) -> None:
-        """Train until the epochs or steps are done, a callback or the monitor asks to stop, or Ctrl-C is pressed."""
-        results = ResultDirectory(self.config.directory, self.model)
-        results.check(resume)
+    def train(
+        self,
+        data: Iterable[Batch],
+        validation: Iterable[Batch] | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        """Train until the epochs or steps are done, a callback or the monitor asks to stop, or Ctrl-C is pressed.
+
+        If `config.directory` holds an earlier run, `resume` goes on with it and `overwrite` deletes it. Otherwise the
+        results go beside it, and `config.model_name` becomes their name, such as `model-2`.
+        """
+        results = self._results(resume, overwrite)
         self.interrupted, self.stop_reason = False, None
         restored = self.snapshots.newest() if resume else None
         if resume and restored is None:
@@ -118,6 +129,21 @@ class Trainer:
             self._call("on_train_end")
         if not self.interrupted and self.config.delete_snapshots_after_training:
             self.snapshots.delete()
+
+    def _results(self, resume: bool, overwrite: bool) -> ResultDirectory:
+        """The directory of this run, which then is that of the config."""
+        if resume and overwrite:
+            raise ValueError("resume keeps the earlier run and overwrite deletes it: give one of them")
+        results = ResultDirectory(self.config.directory, self.model)
+        if resume:
+            results.check()
+        elif overwrite:
+            delete_results(results.path)
+        elif (free := free_results(results.path)) != results.path:
+            self.config = dataclasses.replace(self.config, model_name=free.name)
+            self.snapshots = Snapshots(self.config.directory / "snapshots", self.config.keep_last_n_snapshots)
+            results = ResultDirectory(self.config.directory, self.model)
+        return results
 
     @torch.no_grad()
     def validate(self, data: Iterable[Batch]) -> float:

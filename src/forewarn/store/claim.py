@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,3 +40,30 @@ class Claim:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """`exp1`, `exp1-2`, `exp1-3`, …"""
+    yield path
+    named = path if path.name not in ("", "..") else path.resolve()  # of "." and "..", which have no name
+    yield from (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+
+
+def new_directory(path: Path) -> Path:
+    """Make the first of `exp1`, `exp1-2`, … that does not exist; no two processes ever get the same one.
+
+    Where none can be made it is returned all the same: whoever writes there says why.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return next(candidate for candidate in numbered(path) if _is_made(candidate))
+
+
+def _is_made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -21,7 +21,7 @@ from forewarn.store.blobs import bands
 from forewarn.store.chunks import FLOATS
 from forewarn.store.claim import Claim
 from forewarn.store.columns import TIMES
-from forewarn.store.errors import RunError
+from forewarn.store.errors import RunError, RunExistsError
 from forewarn.store.interning import Interning
 from forewarn.store.manifest import Manifest, read_manifest, write_manifest
 from forewarn.store.mounts import network_file_system
@@ -48,9 +48,9 @@ class RunWriter:
     ) -> None:
         """Begin a new run, or with `resume_at` go on with the one that is there, without anything from that step on.
 
-        A path that holds a run, or that a live process writes to, is refused with FileExistsError unless it is resumed,
-        a path that is a file with NotADirectoryError, and a run that is to be resumed but is missing or damaged with
-        RunError.
+        Unless it is resumed, a path that holds a run is refused with RunExistsError, and one that a live process writes
+        to with FileExistsError. A path that is a file is refused with NotADirectoryError, and a run that is to be
+        resumed but is missing or damaged with RunError.
         """
         self.path = Path(path)
         self._process = os.getpid()
@@ -80,11 +80,11 @@ class RunWriter:
         except FileExistsError as error:
             self._claim.release()
             if not os.path.exists(self.path / manifest.NAME):
-                raise FileExistsError(
+                raise RunExistsError(
                     f"{self.path} holds a {database.NAME} without its {manifest.NAME}, as if a process were starting a"
                     " run there or was killed at it; name another path with run="
                 ) from error
-            raise FileExistsError(
+            raise RunExistsError(
                 f"{self.path} already holds a run; go on with it by resume=True, or name another path with run="
             ) from error
         except RunError:

@@ -14,11 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from forewarn.standing import NOT_FALLING
 from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity, counted
 from forewarn.views.depth import depth_profile
 from forewarn.views.wording import (
     CRITICAL,
     HEALTHY,
+    INFORMATION,
     STYLES,
     WARNING,
     AlertGroup,
@@ -215,13 +217,18 @@ def start_lines(start: RunStart) -> list[Line]:
     """What is watched, where it is stored and how often it is measured."""
     every = start.info.every
     detail = "detail on every step" if every == 1 else f"detail every {every} steps"
-    words = [*model_words(start.info), detail, f"{start.num_rules} rules", f"stored in {short(str(start.path))}"]
+    place = f"stored in {short(str(start.path))}"
+    if start.instead_of is not None:
+        place += f", because {short(str(start.instead_of))} already holds a run"
+    words = [*model_words(start.info), detail, f"{start.num_rules} rules", place]
     return [Line(Text.assemble(("forewarn", "bold"), f"  {' · '.join(words)}"), hang=10)]
 
 
 def end_lines(end: RunEnd) -> list[Line]:
     """The verdict; if something is wrong, its cause, what to do first and the next command."""
     sign, style = ((HEALTHY, "green"), (WARNING, "yellow"), (CRITICAL, "bold red"))[end.exit_code]
+    if end.verdict == NOT_FALLING:
+        sign, style = INFORMATION, "yellow"
     run = short(str(end.path))
     firing = [alert for alert in end.alerts if alert.state is AlertState.FIRING and alert.severity > Severity.INFO]
     words = [f"{run}: {end.verdict}", f"{end.num_steps} steps"]

@@ -33,9 +33,11 @@ class ViewSet:
             self._safely(view, view.show, step, blocks, changed, taken)
 
     def begin(self, start: RunStart) -> None:
-        for view in list(self._views):
-            if isinstance(view, BookendView):
-                self._safely(view, view.begin, start)
+        bookends = [view for view in self._views if isinstance(view, BookendView)]
+        for view in bookends:
+            self._safely(view, view.begin, start)
+        if start.instead_of is not None and not bookends:  # nobody else tells where the run is
+            _log.warning("%s already holds a run; this one is stored in %s", start.instead_of, start.path)
 
     def close(self, end: RunEnd | None = None) -> None:
         """Close each view once, also if an interrupt comes in between and this is called again."""

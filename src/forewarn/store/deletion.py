@@ -1,0 +1,48 @@
+"""Deleting the run in a directory, for a new one that takes its place."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from forewarn.store import database, manifest, run_summary
+from forewarn.store.claim import Claim
+from forewarn.store.errors import RunError
+
+
+def delete_run(path: Path) -> None:
+    """Delete the files of the run in a directory; other files stay, and without a run nothing happens.
+
+    Raises FileExistsError if a process is still writing the run, or if forewarn did not write what is there.
+    """
+    files = path / manifest.NAME, path / database.NAME
+    if not any(map(os.path.lexists, files)):
+        return
+    claim = Claim()
+    try:
+        claim.take(path)
+    except BlockingIOError as error:
+        raise FileExistsError(
+            f"{path} is being written by a process that is still running, so it is not overwritten; stop that process, "
+            "or name another path with run="
+        ) from error
+    try:
+        _check_ours(*files)
+        database.delete_database(path / database.NAME)
+        (path / run_summary.NAME).unlink(missing_ok=True)
+        (path / manifest.NAME).unlink(missing_ok=True)  # last: it says whose files the others are
+    except (OSError, RunError, sqlite3.Error) as error:
+        raise FileExistsError(
+            f"{path} is not overwritten, because it does not hold a run that forewarn can delete ({error}); name "
+            "another path with run="
+        ) from error
+    finally:
+        claim.release()
+
+
+def _check_ours(facts: Path, readings: Path) -> None:
+    if os.path.lexists(facts):
+        manifest.read_manifest(facts.parent)
+    else:  # a process was killed before it wrote the other file
+        database.open_for_reading(readings).close()
