@@ -8,13 +8,14 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states"}
+LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states", "suggestions"}
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
     "codec": set(),
     "files": set(),
     "random_states": set(),
+    "suggestions": set(),
     "types": {"codec"},
     "settings": set(),
     "histograms": {"types"},
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store",
-    "views", "cli", "random_states", "__init__", "__main__",
+    "views", "cli", "random_states", "suggestions", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -58,4 +58,4 @@ def test_examples_keep_their_lines(forewarn: Call) -> None:
 def test_an_unknown_rule_gets_a_suggestion(forewarn: Call) -> None:
     said = forewarn("explain", "loss-spikes")
     assert said.code == 3
-    assert "did you mean loss-spike" in said.err
+    assert "did you mean 'loss-spike'?" in said.err
