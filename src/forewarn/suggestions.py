@@ -11,6 +11,8 @@ MOST = 3
 """Suggestions in one sentence."""
 CLOSE = 0.6
 """Score from which on a name is worth suggesting."""
+_BEHIND = 0.2
+"""How far a suggestion may be behind the best one."""
 _LONGEST = 200
 """Characters that are compared; whoever mistypes a name types less."""
 _PREFIX, _TYPO = 0.85, 0.7
@@ -34,7 +36,8 @@ def closest(name: str, candidates: Iterable[str] | Mapping[str, str], most: int 
     """
     called = candidates if isinstance(candidates, Mapping) else dict.fromkeys(candidates, "")
     scores = {candidate: max(_scores(name[:_LONGEST], candidate, words)) for candidate, words in called.items()}
-    close = [candidate for candidate, score in scores.items() if score >= CLOSE]
+    least = max(CLOSE, max(scores.values(), default=0.0) - _BEHIND)
+    close = [candidate for candidate, score in scores.items() if score >= least]
     return sorted(close, key=lambda candidate: -scores[candidate])[:most]
 
 

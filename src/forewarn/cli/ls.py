@@ -93,17 +93,17 @@ def _lines(rows: Sequence[Sequence[Text]], width: int) -> Iterator[Text]:
     from rich.text import Text
 
     table = [[Text(name, style="dim") for name in ("run", *COLUMNS)], *rows]
-    columns = {name: [row[index] for row in table] for index, name in enumerate(("run", *COLUMNS))}
+    columns = {column: [row[index] for row in table] for index, column in enumerate(("run", *COLUMNS))}
     names = columns.pop("run")
-    widths = {name: max(cell.cell_len for cell in cells) for name, cells in columns.items()}
+    widths = {column: max(cell.cell_len for cell in cells) for column, cells in columns.items()}
     needed = min(SHORT_NAME, max(cell.cell_len for cell in names))
-    for name in DISPENSABLE:
+    for column in DISPENSABLE:
         if _room(widths, width) < needed:
-            del widths[name]
+            del widths[column]
     room = _room(widths, width)
     widest = max((cell.cell_len for cell in names if cell.cell_len <= room), default=0)
     for index, name in enumerate(names):
-        rest = Text(GAP).join([_aligned(columns[other][index], other, widths[other]) for other in widths])
+        rest = Text(GAP).join([_aligned(columns[column][index], column, widths[column]) for column in widths])
         if name.cell_len <= widest:
             yield Text.assemble(name, " " * (widest - name.cell_len), GAP, rest)
         else:

@@ -76,7 +76,7 @@ def output() -> Console:
 def show(*parts: RenderableType, console: Console | None = None) -> None:
     """Print to standard output; where it is not a terminal, without the blanks that fill lines up."""
     console = console or output()
-    if console.is_terminal:
+    if console.is_terminal and not console.options.ascii_only:
         console.print(*parts, sep="\n")
         return
     with console.capture() as captured:
