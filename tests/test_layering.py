@@ -8,13 +8,17 @@ import forewarn
 
 SOURCE = Path(forewarn.__file__).parent
 
-LOW = {"codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states", "standing"}
+LOW = {
+    "codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states", "standing",
+    "suggestions",
+}  # fmt: skip
 """What every part may import."""
 
 ALLOWED: dict[str, set[str]] = {
     "codec": set(),
     "files": set(),
     "random_states": set(),
+    "suggestions": set(),
     "types": {"codec"},
     "standing": {"types"},
     "settings": set(),
@@ -38,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 
 TORCH_FREE = {
     "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store",
-    "views", "cli", "random_states", "standing", "__init__", "__main__",
+    "views", "cli", "random_states", "standing", "suggestions", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -311,7 +311,7 @@ def test_a_failure_inside_the_monitor_never_reaches_the_loop(small, watch, monke
         ({"every": "often"}, TypeError, "every must be"),
         ({"every": 0}, ValueError, "at least 1"),
         ({"policy": "panic"}, ValueError, "policy must be"),
-        ({"config": forewarn.Config(disable=("loss-spikes",))}, ValueError, "did you mean loss-spike"),
+        ({"config": forewarn.Config(disable=("loss-spikes",))}, ValueError, "did you mean 'loss-spike'"),
     ],
 )
 def test_wrong_arguments_are_refused_at_attach_time_and_leave_nothing_behind(small, tmp_path, change, error, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,27 @@ print("torch" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("chek", "check"), ("forcast", "forecast"), ("expain", "explain"), ("list", "ls"), ("Show", "show"),
+     ("coordinate_check", "coordinate-check"), ("train mutitask", "multitask")],
+)  # fmt: skip
+def test_an_unknown_command_suggests_the_closest(forewarn: Call, typed: str, meant: str) -> None:
+    said = forewarn(*typed.split())
+    assert said.code == 64
+    assert f"; did you mean {meant!r}" in said.err
+
+
+def test_a_command_that_is_like_no_other_lists_them_all(forewarn: Call) -> None:
+    said = forewarn("zzz")
+    assert all(name in said.err for name in COMMANDS)
+
+
+def test_a_misspelled_run_suggests_runs_that_are_there(forewarn: Call, healthy: Path, lost: Path) -> None:
+    for typed in (healthy.parent / "heatlhy", healthy.parent.parent / "healthy"):
+        for command in ("check", "show", "forecast"):
+            said = forewarn(command, typed)
+            assert said.code == 3
+            assert f"there is no {typed}; did you mean '{healthy}'?" in said.err

@@ -34,7 +34,7 @@ def test_a_rule_is_found_by_code_and_by_name_in_any_case():
 
 
 def test_a_wrong_name_comes_with_a_suggestion():
-    with pytest.raises(ValueError, match="there is no rule 'loss-spikes'; did you mean loss-spike"):
+    with pytest.raises(ValueError, match="there is no rule 'loss-spikes'; did you mean 'loss-spike'"):
         find_rule("loss-spikes")
     with pytest.raises(ValueError, match="`forewarn rules` lists them all"):
         find_rule("zzzzzz")

@@ -110,7 +110,7 @@ def test_unknown_metrics_and_scopes_are_refused_with_what_is_close(tmp_path, wri
         assert str(caught.value) == "there is no metric 'gradient/nrom'; did you mean 'gradient/norm'?"
         with pytest.raises(KeyError, match=r"there is no scope of gradient/norm 'blocks.7.weigth'; did you mean"):
             run.series("gradient/norm", "blocks.7.weigth")
-        with pytest.raises(KeyError, match="there is no metric 'loss'"):
+        with pytest.raises(KeyError, match="there is no metric 'loss'; did you mean 'train/loss'"):
             run.scopes("loss")
         assert run.scopes("gradient/norm") == LAYERS
 

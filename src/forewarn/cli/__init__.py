@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from forewarn import __version__
-from forewarn.cli.terminal import INTERRUPTED
+from forewarn.cli.terminal import INTERRUPTED, SuggestingGroup
 
 USAGE_ERROR = 64
 """As in sysexits.h; click's own 2 would read as a critical run."""
@@ -64,7 +64,7 @@ Exit codes:
   130  interrupted"""
 
 
-class _Commands(click.Group):
+class _Commands(SuggestingGroup):
     """The commands by section; a module is imported only when its command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""`forewarn explain`: everything about one rule."""
+"""`forewarn explain`: everything about one rule, or the rules that a symptom points to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forewarn.judge.registry import Rule
+    from forewarn.judge.search import Hit
+
+WIDEST = 100
+"""Columns: prose is read in lines of this length."""
 
 
 @click.command()
-@click.argument("rule", metavar="CODE|NAME")
+@click.argument("words", metavar="RULE|WORDS...", nargs=-1, required=True)
 @rules_option
-def command(rule: str, rule_modules: tuple[str, ...]) -> None:
-    """Explain a rule: what it sees, why it matters, its thresholds.
+def command(words: tuple[str, ...], rule_modules: tuple[str, ...]) -> None:
+    """Explain a rule by its name or code, or find the rules and pages about a symptom.
 
     docs/your_own.md shows how to write rules of your own.
 
@@ -28,31 +32,65 @@ def command(rule: str, rule_modules: tuple[str, ...]) -> None:
     Examples:
       forewarn explain loss-spike
       forewarn explain L102
+      forewarn explain nan
+      forewarn explain "loss not decreasing"
       forewarn explain my-rule --rules my_rules
     """
+    from forewarn.cli.terminal import Failure, loaded_rules
+    from forewarn.judge.rules import find_rule
+    from forewarn.judge.search import is_misspelled, search
+
+    own = loaded_rules(rule_modules)
+    query = " ".join(words)
+    try:
+        rule = find_rule(query, own)
+    except ValueError as error:
+        if is_misspelled(query, own):
+            raise Failure(str(error)) from error
+        if not (hits := search(query, own)):
+            hint = "try a symptom, such as 'loss is nan', or see all of them: forewarn rules"
+            raise Failure(f"no rule and no page is about {query!r}; {hint}") from error
+        _show_hits(query, hits)
+        return
+    _show_rule(rule, own)
+
+
+def _show_hits(query: str, hits: Sequence[Hit]) -> None:
+    """One line each, and the command to go on with."""
+    from rich.text import Text
+
+    from forewarn.cli.terminal import output, show
+    from forewarn.views.wording import short
+
+    console = output()
+    rules = [hit for hit in hits if hit.code]
+    widest = max((len(hit.name) for hit in rules), default=0)
+    lines = []
+    for hit in hits:
+        name = (f"{hit.name:<{widest}}", "bold" if hit.code else "")
+        line = Text.assemble((f"{hit.code or 'page'}  ", "dim"), name, f"  {hit.summary}")
+        line.truncate(console.width, overflow="ellipsis")
+        lines.append(line)
+    reading = f"read {hits[0].name}, and judge your run: forewarn check RUN"
+    next_step = f"forewarn explain {rules[0].name}" if rules else reading
+    show(Text(f'No rule is called "{short(query)}". The best matches:\n'), *lines, f"\nGo on: {next_step}", console=console)
+
+
+def _show_rule(rule: Rule, own: Sequence[Rule]) -> None:
     from rich.markdown import Markdown
     from rich.text import Text
 
-    from forewarn.cli.terminal import Failure, loaded_rules, output, show
-    from forewarn.judge.rules import find_rule
+    from forewarn.cli.terminal import output, show
+    from forewarn.views.bars import ASCII_BARS, BARS
+    from forewarn.views.example_lines import example_lines
 
-    own = loaded_rules(rule_modules)
-    try:
-        subject = find_rule(rule, own)
-    except ValueError as error:
-        raise Failure(str(error)) from error
     console = output()
-    console.width = min(console.width, 100)  # prose is read in lines of this length
-    title = Text(f"{subject.code} {subject.name}", style="bold")
-    show(title, Markdown(_with_examples_as_code(subject.documentation)), *_mechanics(subject, own), console=console)
-
-
-def _with_examples_as_code(documentation: str) -> str:
-    """The docstring with its example series set as code, and how to read them below."""
-    from forewarn.judge.examples import SHORTHAND
-
-    in_code = re.sub(r"^(?=(fires|quiet):)", "    ", documentation, flags=re.MULTILINE)
-    return re.sub(r"((?:^    (?:fires|quiet):.*\n?)+)", rf"\1\n{SHORTHAND}\n", in_code, flags=re.MULTILINE)
+    console.width = min(console.width, WIDEST)
+    bars = ASCII_BARS if console.options.ascii_only else BARS
+    title = Text(f"{rule.code} {rule.name}", style="bold")
+    prose = re.sub(r"^(fires|quiet):.*\n?", "", rule.documentation, flags=re.MULTILINE)
+    pictures = example_lines(rule, console.width, bars)
+    show(title, Markdown(prose), Text(), *pictures, *_mechanics(rule, own), console=console)
 
 
 def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
@@ -62,6 +100,7 @@ def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
 
     from forewarn.judge.documentation import field_docs, patience, sample_remedies
     from forewarn.judge.rules import find_rule
+    from forewarn.judge.symptoms import guides_of
     from forewarn.types import in_words
     from forewarn.views.wording import advice
 
@@ -71,6 +110,8 @@ def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
     info.add_row("resolves", f"after {rule.keep} steps without it")
     if rule.explains:
         info.add_row("explains", ", ".join(find_rule(code, own).name for code in rule.explains))
+    if guides := guides_of(rule.name):
+        info.add_row("guide", ", ".join(symptom.path for symptom in guides))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", advice(remedy))
     parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]

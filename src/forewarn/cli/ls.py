@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
     from forewarn.store.run_summary import Summary
+    from forewarn.types import Severity
 
-SILENT_SECONDS = 600.0
-"""A run that was not closed and recorded nothing for so long was probably killed."""
 COLUMNS = ("model", "steps", "last loss", "state", "alerts", "age")
 """Beside the name of the run."""
 NUMBERS = ("steps", "last loss")
+DISPENSABLE = ("model", "age", "last loss", "alerts", "steps")
+"""What is left out first where there is little room."""
+GAP = "  "
+SHORT_NAME = 20
+"""Columns that names get beside the numbers before a column of these is left out."""
 WIDE = 100
-"""Columns of a terminal from which on the model fits in beside a name."""
+"""Columns of a terminal from which on all severities of alerts fit in."""
+WIDEST_MODEL = 24
 _UNITS = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 _STYLES = {"running": "cyan", "completed": "green", "failed": "red", "interrupted": "yellow"}
 
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), default="runs", required=False)
-def command(runs: Path) -> None:
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON list and nothing else.")
+def command(runs: Path, wants_json: bool) -> None:
     """List the runs in a directory, the newest first.
 
     RUNS is the directory to look in, `runs` by default.
@@ -37,79 +43,126 @@ def command(runs: Path) -> None:
     Examples:
       forewarn ls
       forewarn ls /data/experiments
+      forewarn ls --json | jq -r '.[] | select(.state == "failed").path'
     """
-    from forewarn.cli.terminal import Failure, from_run, output, show
+    from forewarn.cli.terminal import Failure, from_run, output, print_json, show
     from forewarn.store import list_runs
     from forewarn.store.run_summary import kept_summary, summary_of
     from forewarn.views.wording import literal
 
     if not os.path.isdir(runs):  # unlike Path's it never raises
         raise Failure(f"there is no directory {runs}; give the one that holds your runs, or make a run: forewarn demo")
-    paths = list_runs(runs)
-    if not paths:
-        raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
-    unreadable: list[str] = []
-    rows: list[list[Text]] = []
-    for path in paths:
+    summaries: dict[Path, Summary] = {}
+    unreadable: dict[Path, str] = {}
+    for path in list_runs(runs):
         try:
-            rows.append(_row(path, kept_summary(path) or from_run(path, summary_of)))
+            summaries[path] = kept_summary(path) or from_run(path, summary_of)
         except Failure as error:
-            unreadable.append(str(error))
-    errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable]
+            unreadable[path] = str(error)
+    if wants_json:
+        broken = [{"path": str(path), "error": reason} for path, reason in unreadable.items()]
+        print_json([*(_as_json(path, summary) for path, summary in summaries.items()), *broken])
+        return
+    if not summaries and not unreadable:
+        raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
     console = output()
-    show(_table(rows, console.width), *errors, "\nJudge one: forewarn check RUN", console=console)
+    lines = _lines([_row(path, summary, console.width >= WIDE) for path, summary in summaries.items()], console.width)
+    errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable.values()]
+    show(*lines, *errors, "\nJudge one: forewarn check RUN", console=console)
 
 
-def _table(rows: list[list[Text]], width: int) -> Table:
-    """The names, which take more lines where there is little room, and beside them all other cells, side by side.
+def _as_json(path: Path, summary: Summary) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "model": summary.model,
+        "num_steps": summary.num_steps,
+        "last_step": summary.last_step,
+        "last_loss": summary.last_loss,
+        "state": summary.state,
+        "end": summary.end,
+        "alerts": {str(severity): count for severity, count in summary.num_alerts.items()},
+        "updated": summary.updated,
+    }
 
-    Rich would take a second to lay out some thousand rows of them.
+
+def _lines(rows: Sequence[Sequence[Text]], width: int) -> Iterator[Text]:
+    """A table in which no name is split: one that is too long for its column has a line of its own.
+
+    Rich would take a second to lay out some thousand rows.
     """
     from rich.text import Text
 
-    from forewarn.cli.terminal import quiet_table
+    table = [[Text(name, style="dim") for name in ("run", *COLUMNS)], *rows]
+    columns = {column: [row[index] for row in table] for index, column in enumerate(("run", *COLUMNS))}
+    names = columns.pop("run")
+    widths = {column: max(cell.cell_len for cell in cells) for column, cells in columns.items()}
+    needed = min(SHORT_NAME, max(cell.cell_len for cell in names))
+    for column in DISPENSABLE:
+        if _room(widths, width) < needed:
+            del widths[column]
+    room = _room(widths, width)
+    widest = max((cell.cell_len for cell in names if cell.cell_len <= room), default=0)
+    for index, name in enumerate(names):
+        rest = Text(GAP).join([_aligned(columns[column][index], column, widths[column]) for column in widths])
+        if name.cell_len <= widest:
+            yield Text.assemble(name, " " * (widest - name.cell_len), GAP, rest)
+        else:
+            yield _fitted(name, width)
+            yield Text.assemble(" " * widest, GAP, rest)
 
-    table = quiet_table()
-    first = 1 if width >= WIDE else 2
-    names = COLUMNS[first - 1 :]
-    columns = list(zip([Text(name, style="dim") for name in names], *(row[first:] for row in rows), strict=True))
-    for name, column in zip(names, columns, strict=True):
-        widest = max(cell.cell_len for cell in column)
-        for cell in column:
-            cell.align("right" if name in NUMBERS else "left", widest)
-    heading, *lines = map(Text("  ").join, zip(*columns, strict=True))
-    table.add_column("run", style="bold", overflow="fold")
-    table.add_column(heading, no_wrap=True)
-    for row, line in zip(rows, lines, strict=True):
-        table.add_row(row[0], line)
-    return table
+
+def _room(widths: dict[str, int], width: int) -> int:
+    """Columns that are left for the names."""
+    return width - sum(len(GAP) + other for other in widths.values())
 
 
-def _row(path: Path, summary: Summary) -> list[Text]:
+def _aligned(cell: Text, column: str, width: int) -> Text:
+    cell = cell.copy()
+    cell.align("right" if column in NUMBERS else "left", width)
+    return cell
+
+
+def _fitted(name: Text, width: int) -> Text:
+    """A name that is no wider than the terminal: cut in the middle, where it says least."""
+    from rich.cells import set_cell_size
+    from rich.text import Text
+
+    if name.cell_len <= width:
+        return name
+    half = (width - 1) // 2
+    start, end = set_cell_size(name.plain, half), set_cell_size(name.plain[::-1], half)[::-1]
+    return Text(f"{start}…{end}", style=name.style)
+
+
+def _row(path: Path, summary: Summary, is_wide: bool = True) -> list[Text]:
     from rich.text import Text
 
     from forewarn.types import in_words, num_words
-    from forewarn.views.wording import STYLES, short
+    from forewarn.views.wording import STYLES, literal
 
-    state, counts = state_of(summary), summary.num_alerts
+    state, counts = summary.state, summary.num_alerts
     return [
-        Text(short(str(path))),
-        Text(short(summary.model)),
+        Text(literal(str(path)), style="bold"),
+        _fitted(Text(literal(summary.model)), WIDEST_MODEL),
         Text(str(summary.num_steps)),
         Text("–" if summary.last_loss is None else in_words(summary.last_loss)),
         Text(state, style=_STYLES[state]),
-        Text(num_words(counts) or "none", style=STYLES[max(counts)] if counts else "dim"),
+        Text(
+            (num_words(counts) if is_wide else _worst(counts)) or "none", style=STYLES[max(counts)] if counts else "dim"
+        ),
         Text(_age(summary.updated), style="dim"),
     ]
 
 
-def state_of(summary: Summary) -> str:
-    """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
-    if summary.end is None:
-        return "interrupted" if time.time() - summary.updated > SILENT_SECONDS else "running"
-    if summary.end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
-        return "interrupted"
-    return "completed" if summary.end == "completed" else "failed"
+def _worst(counts: Mapping[Severity, int]) -> str:
+    """How many alerts there are of the worst severity, and how many others: `2 critical + 5`."""
+    from forewarn.types import num_words
+
+    if not counts:
+        return ""
+    worst = max(counts)
+    others = sum(counts.values()) - counts[worst]
+    return num_words({worst: counts[worst]}) + (f" + {others}" if others else "")
 
 
 def _age(then: float) -> str:

@@ -351,17 +351,16 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
 
 def _matching(option: str, pattern: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
     """The names that match; a Failure that suggests some if none does."""
-    import difflib
-
     from forewarn.cli.terminal import Failure
+    from forewarn.suggestions import did_you_mean
     from forewarn.views.wording import short
 
     names = list(names)
     matching = [name for name in names if pattern is None or pattern.search(name)]
     if not matching and pattern is not None:
-        close = difflib.get_close_matches(pattern.pattern, names, cutoff=0.5)
-        some = " or ".join(f"'{short(name)}'" for name in close or names[:3])
-        hint = f"did you mean {some}?" if close else f"there are {len(names)} others, such as {some}"
+        some = " or ".join(f"'{short(name)}'" for name in names[:3])
+        others = f"there are {len(names)} others, such as {some}"
+        hint = did_you_mean(pattern.pattern, dict(zip(map(short, names), names, strict=True))) or others
         raise Failure(f"no name matches --{option} {pattern.pattern!r}; {hint}")
     return matching
 

@@ -45,6 +45,20 @@ class Failure(click.ClickException):
     """Not 1 or 2: those are verdicts on a run."""
 
 
+class SuggestingGroup(click.Group):
+    """Commands, the closest of which is suggested for one that does not exist; early versions of click do not."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from forewarn.suggestions import did_you_mean
+
+            hint = did_you_mean(args[0], self.list_commands(ctx)) or f"choose from {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
 def output() -> Console:
     """Standard output; where it is not a terminal, as wide as COLUMNS says, else wide enough for a table."""
     from forewarn.views.console import plain_console
@@ -62,7 +76,7 @@ def output() -> Console:
 def show(*parts: RenderableType, console: Console | None = None) -> None:
     """Print to standard output; where it is not a terminal, without the blanks that fill lines up."""
     console = console or output()
-    if console.is_terminal:
+    if console.is_terminal and not console.options.ascii_only:
         console.print(*parts, sep="\n")
         return
     with console.capture() as captured:

@@ -16,7 +16,7 @@ from forewarn.cli.option_groups import GroupedCommand as _GroupedCommand
 from forewarn.cli.option_groups import grouped_rules_option as _rules_option
 from forewarn.cli.option_groups import option as _option
 from forewarn.cli.option_groups import options as _options
-from forewarn.cli.terminal import INTERRUPTED, Failure, loaded_rules, newest, output, torch_on
+from forewarn.cli.terminal import INTERRUPTED, Failure, SuggestingGroup, loaded_rules, newest, output, torch_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ WARM_UP_SHARE = 0.05
 """Of all steps, in which the learning rate rises to its peak."""
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def command() -> None:
     """Train a model with the monitor in it.
 

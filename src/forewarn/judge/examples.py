@@ -27,12 +27,6 @@ from forewarn.types import Block, ParameterInfo, RunInfo, is_metric_name
 if TYPE_CHECKING:
     from forewarn.judge.registry import Rule
 
-SHORTHAND = (
-    "`2.0x5` is 2.0 five times, `2.0+0.5x3` is 2.0 2.5 3.0, `_` is a step without a reading, `|` parts two series; "
-    "a name says what is read, braces in which layer."
-)
-"""The above in one sentence, to print next to an example."""
-
 _NUMBER = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf)"
 _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(?=x))?)(?:x(?P<count>\d+))?")
 _NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")

@@ -11,9 +11,9 @@ _DEPTH = 4
 """Runs lie a few directories down at most; a whole home directory is not searched."""
 
 
-def list_runs(root: str | Path) -> list[Path]:
+def list_runs(root: str | Path, depth: int = _DEPTH) -> list[Path]:
     """Run directories at or below `root`, most recently written first; empty if there is no such directory."""
-    runs = _runs_below(Path(root), _DEPTH, {})
+    runs = _runs_below(Path(root), depth, {})
     return [path for _, path in sorted(runs, key=lambda run: run[0], reverse=True)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from forewarn.metrics import catalogue_of
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
 from forewarn.store.chunks import column_of, num_values
@@ -27,6 +27,7 @@ from forewarn.store.read_limits import ReadLimits
 from forewarn.store.records import Change, Event, event_from, from_text
 from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
+from forewarn.suggestions import did_you_mean
 from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
 
 T = TypeVar("T")
@@ -251,7 +252,8 @@ class Run:
     def _layouts_of(self, name: str) -> list[Layout]:
         layouts = [layout for layout in self._catalog.layouts_of(name) if layout.id < self._extent.layouts]
         if not layouts:
-            raise UnknownSeriesError(_unknown("metric", name, self._names()))
+            label = catalogue_of(self.info).label
+            raise UnknownSeriesError(_unknown("metric", name, {metric: label(metric) for metric in self._names()}))
         return layouts
 
     def _column(
@@ -279,7 +281,8 @@ def open_run(path: str | Path) -> Run:
         raise TypeError(f"path must name the directory of a run, a str or a Path, not {path!r}")
     path = Path(path)
     if not path.exists():
-        raise RunError(f"there is no {path}; name the directory of a run")
+        hint = did_you_mean(path.name, _near(path))
+        raise RunError(f"there is no {path}; {hint or 'name the directory of a run'}")
     if not path.is_dir():
         raise RunError(f"{path} is a file; name the directory of a run")
     if not (path / manifest.NAME).exists():
@@ -296,6 +299,11 @@ def open_run(path: str | Path) -> Run:
         reason = getattr(error, "strerror", None) or error
         advice = _advice(error) or "it is damaged; restore it from a copy"
         raise RunError(f"{file} cannot be opened ({reason}): {advice}") from error
+
+
+def _near(path: Path) -> dict[str, str]:
+    """The runs beside a path that does not exist, and one directory further down, each with its name."""
+    return {str(run): run.name for run in list_runs(path.parent, depth=2)}
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -336,7 +344,8 @@ def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Val
     ]
 
 
-def _unknown(kind: str, name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3) or names[:3]
-    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else "; the run holds none"
-    return f"there is no {kind} {name!r}{meant}"
+def _unknown(kind: str, name: str, names: list[str] | dict[str, str]) -> str:
+    """What to say of a name that is not among these; a dict tells what people call each."""
+    some = ", ".join(map(repr, list(names)[:3]))
+    others = f"the run has {some}{' and others' if len(names) > 3 else ''}" if some else "the run holds none"
+    return f"there is no {kind} {name!r}; {did_you_mean(name, names) or others}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from forewarn.store.tail import INSERT_ROW, TailRow
 from forewarn.types import Alert, Severity
 
 NAME = "summary.json"
+SILENT_SECONDS = 600.0
+"""A run that was not closed and has recorded nothing for this long was probably killed."""
 
 _FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
 """What a summary is about: it counts as long as these are as its writer left them."""
@@ -54,6 +57,15 @@ class Summary(Noun):
     """Why the run ended; None while it runs, or if it was killed."""
     severities: Mapping[str, int]
     """How many alerts there are of each severity, by the worst that was seen of each."""
+
+    @property
+    def state(self) -> str:
+        """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
+        if self.end is None:
+            return "interrupted" if time.time() - self.updated > SILENT_SECONDS else "running"
+        if self.end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
+            return "interrupted"
+        return "completed" if self.end == "completed" else "failed"
 
     @property
     def num_alerts(self) -> dict[Severity, int]:

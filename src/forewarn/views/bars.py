@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _NO_READING = "·"
+ORDERS = 50.0
+"""Highest over lowest value from which on a scale is logarithmic."""
 
 
 def cell(level: int, bars: str) -> str:
@@ -49,6 +53,45 @@ def bar_chart(values: NDArray[np.float64], width: int, rows: int = 1, bars: str 
         )
         for row in reversed(range(rows))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BarScale:
+    """The values that the lowest and the highest bar stand for."""
+
+    low: float
+    high: float
+    is_logarithmic: bool
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> BarScale:
+        """A scale for all of these, logarithmic if they are positive and span orders of magnitude."""
+        finite = [value for value in values if math.isfinite(value)] or [0.0]
+        low, high = min(finite), max(finite)
+        return cls(low, high, is_logarithmic=low > 0 and high / low >= ORDERS)
+
+    def level(self, value: float, num_levels: int) -> int:
+        """The bar of a value, from 0 on; the middle one if all values are equal."""
+        low, high, value = (math.log(end) if self.is_logarithmic else end for end in (self.low, self.high, value))
+        return num_levels // 2 if low == high else round((value - low) / (high - low) * (num_levels - 1))
+
+
+def course(values: Sequence[float | None], width: int, scale: BarScale, bars: str = BARS) -> str:
+    """A series over time in `width` columns, as many for each step: blank without a reading, × if it is not finite.
+
+    Of several values in a column the one furthest from the first of all is drawn, so that no spike is lost.
+    """
+    start = next((value for value in values if value is not None and math.isfinite(value)), 0.0)
+    edges = [column * len(values) // width for column in range(width + 1)]
+    cells = []
+    for begin, end in itertools.pairwise(edges):
+        readings = [value for value in values[begin : max(end, begin + 1)] if value is not None]
+        if not all(map(math.isfinite, readings)):
+            cells.append("×")
+        else:
+            furthest = max(readings, key=lambda value: abs(value - start), default=None)
+            cells.append(" " if furthest is None else bars[scale.level(furthest, len(bars))])
+    return "".join(cells)
 
 
 def _height(value: float, logarithmic: bool) -> float | None:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import IO
 
 from rich.text import Text
 
 from forewarn.judge.headlines import SEPARATOR, cut, figure
-from forewarn.types import Action, Alert, AlertState, Finding, Remedy, RunInfo, Severity
+from forewarn.types import (
+    Action,
+    Alert,
+    AlertState,
+    BatchNormState,
+    Finding,
+    FrozenCause,
+    Reason,
+    Remedy,
+    RunInfo,
+    Severity,
+    Shape,
+)
 
 HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"
 """The signs in front of a line."""
@@ -33,7 +46,8 @@ def short(name: str) -> str:
 _IN_ASCII = str.maketrans(
     {
         "✓": "+", "⚠": "!", "✖": "x", "✗": "x", "·": "-", "→": "->", "×": "x", "–": "-", "−": "-", "…": "...",
-        "∞": "inf", "‖": "|", "∂": "d", "Δ": "d", "σ": "s", "≤": "<=", "≥": ">=", "µ": "u", "²": "^2",
+        "∞": "inf", "‖": "|", "∂": "d", "Δ": "d", "σ": "s", "≤": "<=", "≥": ">=", "µ": "u", "²": "^2", "√": "sqrt ",
+        "▲": "^", "─": "-",
     }
     | dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True))
     | {chr(code): "*" for code in range(0x2800, 0x2900)}  # the frames of a spinner
@@ -113,6 +127,23 @@ def advice(remedy: Remedy) -> Text:
 def thing_to_do(remedy: Remedy) -> str:
     """A remedy as a sentence without a full stop."""
     return literal(remedy.do or str(remedy))
+
+
+_CODES: dict[str, type[IntEnum]] = {
+    "update/frozen_cause": FrozenCause,
+    "update/stopped_by": FrozenCause,
+    "activation/batchnorm_state": BatchNormState,
+    "gradient/shape": Shape,
+    "weight/shape": Shape,
+    "monitor/unavailable": Reason,
+}
+"""What the values of a metric stand for."""
+
+
+def value_words(metric: str, value: float) -> str:
+    """A value of a metric: what it stands for if it is a code, else a number."""
+    kind = _CODES.get(metric)
+    return str(kind(int(value))) if kind is not None and value in set(map(float, kind)) else figure(value)
 
 
 def steps_of(alerts: Iterable[Alert]) -> str:

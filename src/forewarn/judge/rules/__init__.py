@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from importlib import import_module
 from pkgutil import iter_modules
 
 from forewarn.judge.families import Family, Phase
 from forewarn.judge.registry import Rule, check_distinct
+from forewarn.suggestions import did_you_mean
 
 _FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
 _DECLARED = {id(rule): rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule)}
@@ -30,8 +30,7 @@ def find_rule(code_or_name: str, own: Iterable[Rule] = ()) -> Rule:
     rule = by_code.get(stripped.upper()) or by_name.get(stripped.lower())
     if rule is not None:
         return rule
-    close = difflib.get_close_matches(stripped, [*by_name, *by_code], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn rules` lists them all"
+    hint = did_you_mean(stripped, [*by_name, *by_code]) or "`forewarn rules` lists them all"
     raise ValueError(f"there is no rule {code_or_name!r}; {hint}")
 
 

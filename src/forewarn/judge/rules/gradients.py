@@ -74,6 +74,7 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     fires: 1.0x5 nan
     fires: 1.0x5 nan | gradient/nonfinite{layer.weight} 0x5 12
     fires: gradient/nonfinite{layer.weight} 0x5 12
+    quiet: 1.0-0.1x6
     quiet: 1.0x5 1e30 | gradient/nonfinite{layer.weight} 0x6
     """
     now, whole = max(norm.at, nonfinite.at), norm.series()

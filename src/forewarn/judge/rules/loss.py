@@ -58,6 +58,7 @@ def non_finite_loss(loss: Series) -> Finding | None:
     ## Example
     fires: 2.0x5 nan
     fires: 2.0x5 inf
+    quiet: 2.0-0.1x6
     quiet: 2.0x5 1e30
     """
     if not len(loss) or math.isfinite(loss.last):

@@ -42,6 +42,7 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
     ## Example
     fires: gradient_metric/norm{layer.weight} 1.0x5 nan
     fires: activation_metric/kurtosis{layer} inf
+    quiet: gradient_metric/norm{layer.weight} 1.0-0.1x6
     quiet: gradient_metric/norm{layer.weight} 1.0x5 1e30
     """
     for index in np.flatnonzero(~np.isfinite(values.last)):
