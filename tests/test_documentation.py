@@ -16,7 +16,7 @@ from forewarn.cli import cli
 from forewarn.metrics import FAMILIES, find
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")])
 
 
 YOUR_OWN = ROOT / "docs" / "your_own.md"
@@ -77,7 +77,12 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-PYTHON = [(page, at, code) for page in PAGES for at, code in enumerate(blocks(page, "python"))]
+PYTHON = [
+    (page, at, code)
+    for page in PAGES
+    if page.parent.name != "guide"  # tests/test_guide.py runs those, and looks at what they print
+    for at, code in enumerate(blocks(page, "python"))
+]
 FIRST = {page: code for page, at, code in PYTHON if at == 0 and page.parent.name == "docs"}
 
 
@@ -123,6 +128,7 @@ def test_python_that_builds_on_it_runs(page, at, code, place):
 COMMANDS = [
     (page, line.partition("#")[0].strip())
     for page in PAGES
+    if page.parent.name != "guide" or not blocks(page, "python")
     for block in blocks(page, "bash")
     for line in block.splitlines()
     if line.startswith("forewarn ")
@@ -157,12 +163,24 @@ def test_settings_of_the_documentation_load(place):
 
 
 def test_links_between_pages_lead_somewhere():
+    """To a file, and in a page to a heading."""
     dead = []
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
-                dead.append(f"{page.name}: {target}")
+    for page in [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]:
+        for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", without_code(page)):
+            goal = page.parent / target if target else page
+            if "://" not in target and (not goal.exists() or (heading and heading not in headings(goal))):
+                dead.append(f"{page.name}: {target}#{heading}")
     assert not dead
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> set[str]:
+    """As GitHub writes them in a link."""
+    found = re.findall(r"^#+ (.*)", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def test_every_metric_that_a_run_records_is_documented(place):

@@ -35,16 +35,15 @@ COUNTING = "one visit, full histograms"
 
 WHY_NOT = {
     DETAIL: "gradients and weights are both visited, for sums and for histograms of up to 65,536 values each, and the "
-    "gradients of every block are followed. Beside that stand costs per tensor, which show where tensors are as small "
-    "as in `tiny`: Python asks torch for the address, size, dtype and layout of each gradient and weight, and each is "
+    "gradients of every block are followed. There is also a cost per tensor, which shows with tensors as small as in "
+    "`tiny`. Python asks torch for the address, size, dtype and layout of each gradient and weight, and each is "
     "judged and recorded.",
-    SCHEDULE: "a step without detail takes half a millisecond to one whatever the model: hooks, rules on loss and "
-    "gradient norm, one row for the store. That is 0.2% of a step of 250 ms and more; on a busy machine it is lost in "
-    "the noise besides.",
-    COUNTING: "counting every value is work of the processor, which a faster memory does not shorten: how many reads "
+    SCHEDULE: "a step without detail takes 0.5 to 1 ms, whatever the model: hooks, rules on loss and gradient norm, "
+    "one row for the store. That is 0.2% of a step of 250 ms or more. On a busy machine it is also lost in the noise.",
+    COUNTING: "counting every value is work for the processor, and faster memory does not shorten it. How many reads "
     "that is depends on how fast the memory of a shared machine is at that moment.",
-    MEMORY: "the places of 1,024 sampled weights are 4.1 kB; the readings and levels that rules look back on come on "
-    "top, and series of the model as a whole, however few tensors share them.",
+    MEMORY: "the positions of 1,024 sampled weights take 4.1 kB. The readings and levels that rules look back on come "
+    "on top, and so do series of the whole model, however few tensors share them.",
 }
 """By aim, the reason why it can be missed."""
 

@@ -10,17 +10,17 @@ from forewarn.lab.bench import cells as wording
 from forewarn.lab.bench.measurements import Machine, WorkloadResult
 
 LEGEND = {
-    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step; halfway "
-    "the two change models, for one is slower than another by where its memory lies. A contender that reaches into "
-    "other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a contender does "
-    "once in N steps counts one N-th. Other processes do not count, nor does what is left to the end of a run.",
-    "half of all rounds": "the quartiles; `bare-again` shows what the method is off by.",
-    "× read": "the added time in streaming reads of as many numbers as the gradients hold, from memory in one piece.",
-    "operations": "torch operations added per step by the training thread, counted in a pass of its own.",
-    "syncs": "those among them that would wait for an accelerator; transfers by `.cpu()` or `.numpy()` do not show on "
-    "a CPU, so this is the least.",
-    "memory": "bytes held in addition after one turn: tensors known to the garbage collector, and what Python and "
-    "numpy have kept since the contender was attached (tracemalloc).",
+    "added to a step": "CPU time of the process, all threads, beyond the bare step that runs beside each step. "
+    "Halfway, the two swap models, because where a model lies in memory changes its speed. A contender that reaches "
+    "into other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a "
+    "contender does once in N steps counts 1/N. Other processes do not count, nor does work left to the end of a run.",
+    "half of all rounds": "the quartiles. `bare-again` shows the error of the method.",
+    "× read": "the added time, in streaming reads of as many numbers as the gradients hold, from contiguous memory.",
+    "operations": "torch operations that the training thread adds per step, counted in a separate pass.",
+    "syncs": "the operations that would wait for an accelerator. Transfers by `.cpu()` or `.numpy()` do not show on a "
+    "CPU, so this is a lower bound.",
+    "memory": "extra bytes held after one turn: tensors known to the garbage collector, and what Python and numpy have "
+    "kept since the contender was attached (tracemalloc).",
 }
 """What each column means."""
 

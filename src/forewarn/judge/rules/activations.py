@@ -42,12 +42,12 @@ class DeadUnits(Settings):
         "dead units {value:%} · limit {bound:%} · zero outputs {zero_fraction:%} · steps observed {lasting_steps}",
     ),
     remedies=(
-        advise("lower_bias", "Initialise the bias that feeds {scope} to {to}",
+        advise("lower_bias", "Initialize the bias that feeds {scope} to {to}",
                "a strongly negative bias keeps units off for every input", scope_is="layer", to=0.0),
         lower_lr(0.5, "a single step that is too large can push a unit below zero for good"),
         advise("replace_activation", "Replace {scope} with LeakyReLU(negative_slope={negative_slope})",
                "LeakyReLU and GELU pass a gradient where ReLU passes none", scope_is="layer", negative_slope=0.01),
-        advise("reinitialise_units", "Reinitialise the dead units in {scope}",
+        advise("reinitialize_units", "Reinitialize the dead units in {scope}",
                "a unit that is off for every input has no gradient and cannot recover", scope_is="layer"),
     ),
 )  # fmt: skip
@@ -58,8 +58,8 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     A unit that is off for every input gets no gradient, so it never recovers, and the layer loses that part of its
     width. Large steps, strongly negative biases and inputs that are not centred cause this.
 
-    A unit that is zero for most inputs is selective, not dead: half or even 90% of all values may be zero in a healthy
-    layer, and that alone never fires. Only units that were zero for every value read over ten measured steps count.
+    A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
+    zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
@@ -103,7 +103,7 @@ class SaturatedUnits(Settings):
         "saturated fraction {value:%} · limit {bound:%} · counted beyond {beyond:%} of the range",
     ),
     remedies=(
-        advise("shrink_inputs", "Normalise the input of {scope}",
+        advise("shrink_inputs", "Normalize the input of {scope}",
                "the input is too large; smaller initial weights in the layer before it help too", scope_is="layer"),
         lower_lr(0.5, "large steps push the inputs of bounded functions into their flat ends"),
         advise("replace_activation", "Replace {scope} with GELU or ReLU", "neither is flat on both sides",
@@ -169,7 +169,7 @@ class ExplodingActivation(Settings):
     ),
     remedies=(
         advise("inspect_layer", "Check the weights of {scope} and the scale of its input",
-               "one of them has grown out of range; a normalisation before the layer keeps its input in range",
+               "one of them has grown out of range; a normalization before the layer keeps its input in range",
                scope_is="layer"),
         lower_lr(0.5, "weights that grow with every step make the activations grow too"),
         clip_gradient(),
@@ -297,7 +297,7 @@ class RepresentationCollapse(Settings):
                "a loss that is lowest when all representations agree needs negatives, a stop-gradient or a variance "
                "term", scope_is="layer"),
         lower_lr(0.3, "a step that is too large can wipe out the differences between inputs"),
-        advise("add_residuals", "Add residual connections or normalisation before {scope}",
+        advise("add_residuals", "Add residual connections or normalization before {scope}",
                "deep layers without them map all inputs to the same output", scope_is="layer"),
     ),
 )  # fmt: skip
@@ -311,9 +311,9 @@ def representation_collapse(
     same answer for every input, however low the loss looks. If they lie on one line, it can rank its inputs but do no
     more.
 
-    Two cases do not count: rows after a ReLU naturally have a cosine of 0.5 to 0.98, and a model for two classes needs
-    only one line. A language model learns word frequencies first, and these lie on a line: while the loss falls, a
-    single line is information only.
+    Two cases do not count. Rows after a ReLU naturally have a cosine of 0.5 to 0.98. A model for two classes needs only
+    one line. A language model learns word frequencies first, and these lie on a line: while the loss falls, a single
+    line is information only.
 
     ## Example
     fires: activation/row_cosine{head} 0.6x10 0.9999x3
@@ -362,10 +362,10 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
     ),
 )  # fmt: skip
 def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
-    """A batch normalisation layer trains without updating its running statistics.
+    """A batch normalization layer trains without updating its running statistics.
 
     ## Why is this bad?
-    In evaluation mode the layer normalises by old averages: activations drift away from them as the weights change, and
+    In evaluation mode the layer normalizes by old averages. Activations drift away from them as the weights change, and
     gradients no longer depend on the batch. The usual cause is a missing `model.train()` after an evaluation, which
     turns off dropout as well.
 

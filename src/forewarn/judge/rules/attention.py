@@ -17,8 +17,8 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
 _NORMALISE = advise(
-    "normalise_queries_and_keys",
-    "Normalise the queries and keys of {scope}",
+    "normalize_queries_and_keys",
+    "Normalize the queries and keys of {scope}",
     "this bounds the logits, however large the weights become (Dehghani et al. 2023)",
     scope_is="layer",
 )
@@ -61,9 +61,9 @@ def attention_entropy_collapse(layers: Panel, heads: Panel, settings: AttentionE
     ## Why is this bad?
     A softmax that puts all its weight on one key passes no gradient to its queries and keys. The layer can no longer
     learn where to look, and training stalls or becomes unstable (Zhai et al. 2023). The rule judges the mean over the
-    heads of a layer, as a fraction of the entropy that its mask allows, and skips layers whose queries see few keys.
+    heads of a layer, as a fraction of the entropy that its mask allows. It skips layers whose queries see few keys.
 
-    One sharp head among others is information, not a warning: healthy language models have heads that copy the previous
+    One sharp head among others is information, not a warning. Healthy language models have heads that copy the previous
     token or rest on the first one.
 
     ## Example

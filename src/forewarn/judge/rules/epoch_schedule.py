@@ -66,8 +66,8 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     the small steps at its end, where much of the loss is won.
 
     The rule compares the run with the declared `total_steps` and `epochs`. It fires if the epochs take a different
-    number of steps than planned, if the run continues past the plan, or if the learning rate reaches its end long
-    before the run does. A learning rate that is still high when the run ends is information only.
+    number of steps than planned, or if the run continues past the plan. It also fires if the learning rate reaches its
+    end long before the run does. A learning rate that is still high when the run ends is information only.
 
     ## Example
     fires: _x49 5 | train/lr{0} 1e-3x20 1e-6x30 | facts/epochs 10

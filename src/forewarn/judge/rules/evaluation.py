@@ -63,7 +63,7 @@ def overfitting(train: Series, validation: Series, level: Series, settings: Over
     """The training loss still falls while the much higher validation loss does not.
 
     ## Why is this bad?
-    The model memorises its training samples, and every further epoch makes it better at those alone. A large gap is not
+    The model memorizes its training samples, and every further epoch makes it better at those alone. A large gap is not
     a fault by itself. It is overfitting once the validation loss no longer improves on its best while the training loss
     gains 5% or more.
 

@@ -83,9 +83,9 @@ def frozen_weight(
 
     ## Why is this bad?
     The weight stays at its initial value while the rest of the model trains around it. Nothing fails and the loss even
-    falls, only less far. The evidence names the cause: not in an optimizer group, `requires_grad` turned off, no
-    gradient, a gradient of exactly zero, a learning rate of 0, an optimizer that does not step, a step skipped by the
-    gradient scaler, or an update rounded away in low precision.
+    falls, only less far. The evidence names the cause. The weight may be in no optimizer group, or its `requires_grad`
+    turned off. It may have no gradient, or one of exactly zero. The learning rate may be 0, the optimizer may not step,
+    or the gradient scaler may skip its steps. Or low precision rounds the update away.
 
     Weights frozen before the run began are intended and not reported. When the loss is almost zero, a gradient that is
     zero or rounded away is information only: nothing is left to learn.
@@ -191,9 +191,9 @@ def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
     """A trainable parameter is not in any optimizer group.
 
     ## Why is this bad?
-    It gets gradients but never moves. It was added to the model after the optimizer was made, left out by a filter over
-    names, or replaced by another tensor when the model was moved or tied. `optimizer.zero_grad()` does not clear its
-    gradient either, so the gradient keeps growing.
+    It gets gradients but never moves. It was added to the model after the optimizer was made, or left out by a filter
+    over names. Or another tensor replaced it when the model was moved or tied. `optimizer.zero_grad()` does not clear
+    its gradient either, so the gradient keeps growing.
 
     ## Example
     fires: update/frozen_cause{head.weight} 2

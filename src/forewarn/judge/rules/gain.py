@@ -41,9 +41,9 @@ class GradientFadesWithDepth(Settings):
                "it carries the gradient back undiminished"),
         advise("change_activation", "Change the activations to GELU",
                "a sigmoid passes on a quarter of the gradient at most; ReLU and GELU do not saturate", to="gelu"),
-        advise("normalise_blocks", "Add a normalisation layer at the start of each block",
+        advise("normalize_blocks", "Add a normalization layer at the start of each block",
                "it keeps the scale of each block near 1"),
-        advise("raise_initial_scale", "Initialise the weights of the blocks with a larger scale",
+        advise("raise_initial_scale", "Initialize the weights of the blocks with a larger scale",
                "weights that start too small shrink the gradient once per block"),
     ),
 )  # fmt: skip
@@ -52,7 +52,7 @@ def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) ->
 
     ## Why is this bad?
     The backward pass runs from the last block to the first. If every block passes on only a part of the gradient,
-    nothing is left for the first ones: they stay at their random start, and the other blocks learn from random
+    nothing is left for the first ones. They stay at their random start, and the other blocks learn from random
     features. The first block's gradient norm must be small both in itself and as a fraction of the last block's.
 
     ## Example
@@ -83,7 +83,7 @@ class GradientImbalance(Settings):
         "gradient norm {norm} · largest {largest_norm} in {largest_block} · ratio {value} · limit {bound}",
     ),
     remedies=(
-        advise("normalise_blocks", "Add a normalisation layer at the start of each block",
+        advise("normalize_blocks", "Add a normalization layer at the start of each block",
                "it evens out the gradients that the blocks receive"),
         advise("lr_per_block", "Use Adam, or a separate learning rate for each block",
                "either evens out the steps that the blocks take"),
@@ -97,7 +97,7 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     ## Why is this bad?
     All blocks share one learning rate. If it suits the block with the largest gradient, the others stand still, and
     clipping by the global norm leaves them nothing at all. Blocks without any gradient do not count, nor do blocks
-    without a matrix, such as a normalisation layer in a plain stack.
+    without a matrix, such as a normalization layer in a plain stack.
 
     ## Example
     fires: gradient/block_norm{first} 0.001x10 | gradient/block_norm{last} 0.5x10
@@ -149,7 +149,7 @@ def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Find
 
     ## Why is this bad?
     In a run that learns, or has reached what it can, this is natural: less is left to correct, and it is information
-    only. A norm below 1% of the start with a loss that does not fall is a warning: units die or saturate, and the
+    only. A norm below 1% of the start with a loss that does not fall is a warning. Units die or saturate, and the
     gradient no longer gets into the model.
 
     ## Example
@@ -251,7 +251,7 @@ class GainTooHigh(Settings):
         lower_lr(0.5, "smaller steps keep the weights from growing further into the range where blocks amplify"),
         clip_gradient("clipping keeps amplified gradients from moving the weights further"),
         warm_up("the weights find their scale before the steps become large"),
-        advise("lower_initial_scale", "Initialise the weights of the blocks with a smaller scale",
+        advise("lower_initial_scale", "Initialize the weights of the blocks with a smaller scale",
                "weights that start too large amplify the gradient once per block"),
     ),
 )  # fmt: skip
@@ -262,7 +262,7 @@ def gain_too_high(
 
     ## Why is this bad?
     Gradients flow from the last block to the first, and each block multiplies them by its gain. The limit for one block
-    follows from the limit for all of them: for a factor of 30 end to end, 6 blocks may have a gain of 1.76 each, 24
+    follows from the limit for all of them. For a factor of 30 end to end, 6 blocks may have a gain of 1.76 each, 24
     blocks only 1.15. Above that, the first blocks take steps many times larger than the last, and a slightly unusual
     batch becomes a spike.
 

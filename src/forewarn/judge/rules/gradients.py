@@ -61,8 +61,8 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
 
     ## Why is this bad?
     The next optimizer step writes them into the weights and into its own moments, where they stay for good. If the loss
-    is finite, the cause is in the backward pass: a square root, a logarithm or a norm at zero, a division by almost
-    zero, or an overflow in half precision.
+    is finite, the cause is in the backward pass. Look for a square root, a logarithm or a norm at zero, a division by
+    almost zero, or an overflow in half precision.
 
     Steps that a gradient scaler skips for this reason do not count. If the optimizer did not step with these gradients,
     because the loop checks them or the scaler is not known yet, this is information only.
@@ -175,7 +175,7 @@ class VanishingGradient(Settings):
         Message("Gradients are vanishing", "gradient norm {value} · expected at least {bound} · loss {loss}"),
     ),
     remedies=(
-        advise("inspect_layer", "Check the activations and initialisation of {scope}",
+        advise("inspect_layer", "Check the activations and initialization of {scope}",
                "a saturated activation, a missing residual connection or weights that start too small stop the "
                "gradient", scope_is="parameter"),
         raise_lr(3.0, "the small gradient then moves the weights further"),
@@ -192,7 +192,7 @@ def vanishing_gradient(
     Layers without gradient do not learn, and the layers above them learn from features that stay random. Anything below
     about 1e-7 is also lost in half precision.
 
-    A small loss has small gradients: below a loss of 1 the limits shrink with it, so a model that has learned its task
+    A small loss has small gradients. Below a loss of 1 the limits shrink with it, so a model that has learned its task
     is quiet. Biases and other vectors are not judged, because some have no gradient by construction.
 
     ## Example
@@ -253,10 +253,10 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Three kinds are information only. A single spike below ten times the level, or one below a hundred times that
-    clipping cuts to less than ten: heavy tails are normal, and clipping deals with them. A spike while the loss has
-    just begun to fall by 10% or more, as when a model leaves a plateau: larger gradients are part of learning. A spike
-    on an almost solved task, where a single sample can make a tiny gradient many times larger.
+    Three kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second comes when the
+    loss has just begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning.
+    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -335,7 +335,7 @@ def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
 
     ## Why is this bad?
     `backward()` adds to the gradients that are already there. Without `zero_grad()`, every step follows the sum of all
-    batches so far: the norm grows from step to step, the direction is out of date, and the loss falls at first and then
+    batches so far. The norm grows from step to step, and the direction is out of date. The loss falls at first and then
     diverges. Accumulating over several batches before one optimizer step is fine and does not fire.
 
     ## Example

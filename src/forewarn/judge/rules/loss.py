@@ -52,8 +52,8 @@ def non_finite_loss(loss: Series) -> Finding | None:
 
     ## Why is this bad?
     Its gradients are not finite either, and one optimizer step with them destroys every weight they reach. The run
-    cannot recover unless that step is skipped. The cause is a bad batch (then this is the first alert), or an overflow
-    in the forward pass after the loss or the gradients had grown.
+    cannot recover unless that step is skipped. If this is the first alert, the cause is a bad batch. Otherwise the loss
+    or the gradients grew until the forward pass overflowed.
 
     ## Example
     fires: 2.0x5 nan
@@ -105,7 +105,7 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
 
     ## Why is this bad?
     The weights left the region where the loss was low. The cause is a bad batch, a learning rate at the edge of
-    stability, or the start of a divergence. A single step is information, a high or lasting spike is a warning, and a
+    stability, or the start of a divergence. A single step is information, and a high or lasting spike is a warning. A
     spike that does not come back is critical: the run is lost. On an almost solved task, the loss jumps by large
     factors at levels too small to matter; that is only information.
 
@@ -142,7 +142,7 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
 def _spike_by_spread(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
     """A spike of a loss that can be negative: `k` robust deviations above the median of the recent losses.
 
-    Heights are compared with the run's gain, from its highest loss down to this level, instead of the level itself: a
+    Heights are compared with the run's gain, from its highest loss down to this level, instead of the level itself. A
     spike must exceed `floor` times that gain. The median and the spread tolerate a minority of outliers. A loss that
     stays high becomes the new level.
     """
@@ -205,9 +205,9 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
     A loss that climbs for a hundred steps is not noise: the model is getting worse. Most often the learning rate is
     too high, for example at the end of a warm-up or after the data changed. Such a loss seldom recovers by itself.
 
-    To rule out noise and single jumps, the loss must rise over two windows in a row and within the newest one, and
-    most of the newest window must lie above most of the best earlier one. Earlier levels count only if the learning
-    rate was comparable. So a restart of the schedule, which gives up some of the loss on purpose, does not fire.
+    To rule out noise and single jumps, the loss must rise over two windows in a row and within the newest one. Most of
+    the newest window must also lie above most of the best earlier one. Earlier levels count only if the learning rate
+    was comparable. So a restart of the schedule, which gives up some of the loss on purpose, does not fire.
 
     ## Example
     fires: 2.0x200 2.0+0.02x150

@@ -56,12 +56,12 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     """The training loss has not fallen for half of the run.
 
     ## Why is this bad?
-    Healthy training slows down, but in proportion to what is left: from the middle of a run to its end the loss falls
-    by a few percent, however long the run is. A loss that does not is stuck. Most often the steps are too large, or
-    the model is too small to fit more.
+    Healthy training slows down, but in proportion to what is left. From the middle of a run to its end the loss falls
+    by a few percent, however long the run is. A loss that does not is stuck. Most often the steps are too large, or the
+    model is too small to fit more.
 
     The rule fits a Theil–Sen slope to the medians of 32 steps over the second half. It fires only if even the steepest
-    slope that the noise allows is too small, so a noisy loss that may be improving does not fire. Neither does a loss
+    slope that the noise allows is too small. So a noisy loss that may be improving does not fire. Neither does a loss
     near zero, a run whose learning rate is still rising, or one whose learning rate has decayed.
 
     ## Example

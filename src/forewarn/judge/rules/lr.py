@@ -45,9 +45,9 @@ def lr_off_plan(lr: Panel, plan: Panel, settings: LrOffPlan) -> Iterator[Finding
     """The learning rate differs from the one planned for this step.
 
     ## Why is this bad?
-    The run is not the one you planned. Common causes: a scheduler made for steps is stepped once per epoch, or the
-    other way round; it is stepped twice, or before the optimizer; a resume restored the optimizer but not the
-    scheduler; or the total number of steps comes from an earlier config.
+    The run is not the one you planned. Often a scheduler made for steps is stepped once per epoch, or the other way
+    round. Or it is stepped twice, or before the optimizer. A resume may have restored the optimizer but not the
+    scheduler. Or the total number of steps comes from an earlier config.
 
     ## Example
     fires: train/lr{0} 1e-3x3 | train/lr_plan{0} 1e-4x3
@@ -146,7 +146,7 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
     ## Why is this bad?
     Every further step costs time and changes nothing. The usual cause is a scheduler made for epochs that is stepped
     with every batch, or a number of steps in the wrong unit. The last steps of a schedule that ends at zero do not
-    fire: the run must continue for 50 steps, and for a fifth of the steps before. A parameter group whose plan ends
+    fire. The run must continue for 50 steps, and for a fifth of the steps before. A parameter group whose plan ends
     while other groups still learn does not fire either.
 
     ## Example

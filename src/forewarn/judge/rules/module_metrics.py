@@ -35,9 +35,9 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
     """A metric of yours is NaN or infinite.
 
     ## Why is this bad?
-    Either the function divides by zero or takes the logarithm of zero, or the tensor that it reads is no longer finite,
-    which soon reaches the loss. If a metric never had a finite value, such as the standard deviation of a single
-    number, this is only information.
+    Either the function divides by zero or takes the logarithm of zero, or the tensor that it reads is no longer finite.
+    A non-finite tensor soon reaches the loss. If a metric never had a finite value, such as the standard deviation of a
+    single number, this is only information.
 
     ## Example
     fires: gradient_metric/norm{layer.weight} 1.0x5 nan
@@ -116,8 +116,8 @@ def metric_jump(values: Panel, settings: MetricJump) -> Iterator[Finding]:
     """A metric of yours suddenly jumped far from all its earlier values.
 
     ## Why is this bad?
-    It may not be: forewarn does not know what the metric means, so this is only information. But if a number stays in
-    some range for thirty readings and then, twice in a row, is several times that range away, something changed at
+    It may not be: forewarn does not know what the metric means, so this is only information. But a number may stay in
+    some range for thirty readings and then be several times that range away, twice in a row. Then something changed at
     that step. Smooth, noisy, rising and bursty metrics all stay near their own range. A metric that has hardly ever
     moved has no such range and does not fire. Afterwards the new level counts as usual.
 

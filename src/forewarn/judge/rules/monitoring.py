@@ -110,9 +110,9 @@ def store_failed(failed: Series) -> Finding | None:
 
     ## Why is this bad?
     Training continues and alerts still reach the console, but a later check, report or comparison ends here. The disk
-    is full, out of inodes, read-only or not mounted, or the directory is gone. forewarn tries again every few seconds,
-    also at the start of a run. Readings wait in memory, up to 64 MB, and are stored once that works. Those that do not
-    fit, or still wait when the process ends, are lost.
+    is full, out of inodes, read-only or not mounted, or the directory is gone. The monitor tries again every few
+    seconds, also at the start of a run. Readings wait in memory, up to 64 MB, and are stored once that works. Those
+    that do not fit, or still wait when the process ends, are lost.
 
     ## Example
     fires: 1

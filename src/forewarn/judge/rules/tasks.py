@@ -111,13 +111,13 @@ def task_collapse(ratios: Panel, remaining: Panel, weights: Panel, settings: Tas
     ## Why is this bad?
     At more than five times the gradient, the optimizer follows the dominating task. The starved task stays at chance
     however long the run is, because the shared features never adapt to it. The sum of the losses still falls, which
-    hides the problem. The usual cause is a loss on a different scale (a sum next to a mean, pixels next to
-    probabilities) or a weight that was set for another model.
+    hides the problem. The usual cause is a loss on a different scale: a sum next to a mean, or pixels next to
+    probabilities. Or a weight was set for another model.
 
     The rule takes the mean of ten measured steps on a log scale. Batches in which one task has no gradient, such as
-    those without labels, are left out as long as others have one. A task with less than a fifth of its first loss
-    left, or clearly less than the stronger task has left, is not starved: it has learned. A pair whose weights are
-    already moving towards balance does not fire either.
+    those without labels, are left out as long as others have one. A task with less than a fifth of
+    its first loss left has learned and is not starved. Nor is one with clearly less left than the stronger task. A pair
+    whose weights are already moving towards balance does not fire either.
 
     ## Example
     fires: task/ratio{pointer/type} 40.0x12
@@ -167,8 +167,8 @@ def gradient_conflict(cosines: Panel, ratios: Panel, settings: GradientConflict)
     ## Why is this bad?
     What one task gains, the other loses. Most of every step cancels out, and both tasks end up worse than they would
     alone. A cosine near zero is normal, since most directions are unrelated, and so is a single negative batch. Near
-    the end of training some conflict is natural, so this is a warning only if, over twenty measured steps, the tasks
-    undo most of each other's work.
+    the end of training some conflict is natural. So this is a warning only if the tasks undo most of each other's work
+    over twenty measured steps.
 
     ## Example
     fires: task/cosine{pointer/type} -0.6x22

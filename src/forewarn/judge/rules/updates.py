@@ -151,11 +151,11 @@ def update_ratio_low(
     """Steps change a weight by less than its rounding error.
 
     ## Why is this bad?
-    At a ten-millionth of its norm per step, a weight hardly changes over a long run, and in float32 most of its
-    elements do not change at all. The learning rate of its group is too low by orders of magnitude, the weight is too
-    large, or its gradient has almost vanished.
+    At a ten-millionth of its norm per step, a weight hardly changes over a long run. In float32 most of its elements do
+    not change at all. The learning rate of its group is too low by orders of magnitude, the weight is too large, or its
+    gradient has almost vanished.
 
-    The rule scales the ratio to the peak learning rate, and waits while the rate rises, so neither a warm-up from 0 nor
+    The rule scales the ratio to the peak learning rate, and waits while the rate rises. So neither a warm-up from 0 nor
     the end of a decay fires. `frozen-weight` reports weights that do not move at all. If the loss is almost zero this
     is only information, since nothing is left to learn.
 
@@ -234,13 +234,13 @@ def update_ratio_jump(
     """Weights suddenly move several times as far per step as before.
 
     ## Why is this bad?
-    It is the earliest sign that a run is about to fail: the weights leave the region where the loss is low, and the
+    It is the earliest sign that a run is about to fail. The weights leave the region where the loss is low, and the
     loss shows it only steps later. Most often the learning rate has jumped. Then the rule fires at that very step, with
     the ratio to expect, and names both rates. Otherwise the gradients have grown, or the optimizer has lost its state.
 
     The rule compares the median over all tensors with its usual level, raised by any planned rise of the learning rate.
-    So a warm-up, a slow schedule, another cycle, a restart to the earlier peak of its group and anything in a declared
-    plan do not fire. Neither does a jump whose measured updates are no larger than usual.
+    So a warm-up, a slow schedule and another cycle do not fire. Nor does a restart to the group's earlier peak, or
+    anything in a declared plan. Neither does a jump whose measured updates are no larger than usual.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2

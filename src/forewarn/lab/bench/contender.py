@@ -97,7 +97,7 @@ class BareAgain(Contender):
     """A second bare loop: the cost measured for it is the error of the method."""
 
     name = "bare-again"
-    description = "the loop alone, once more: the error of this benchmark"
+    description = "the loop alone again: the error of this benchmark"
 
 
 class Loop:

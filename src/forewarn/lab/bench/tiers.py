@@ -128,7 +128,7 @@ def tiers() -> list[Forewarn]:
         ),
         Forewarn(
             "forewarn-activations",
-            "the same, and on every step what every layer gives: activations, units, attention",
+            "the same, and every layer's output on every step: activations, units, attention",
             lambda turn, step: True,
         ),
     ]
