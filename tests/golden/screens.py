@@ -18,7 +18,8 @@ import pyte
 from forewarn.cli import main
 from forewarn.config import Config
 from forewarn.judge.judgement import Judge
-from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
+from forewarn.judge.ledger import Ledger
+from forewarn.standing import exit_code, verdict
 from forewarn.store import open_run
 from forewarn.types import RunEnd, RunStart
 from forewarn.views.console import AlertLines
@@ -68,9 +69,9 @@ def live(name: str) -> Callable[[Screen], None]:
                 view.show(step, blocks, changed, ())
             losses = run.series("train/loss").values
             alerts = ledger.ranked(ledger.alerts)
-            code = exit_code(alerts)
+            told = verdict(alerts, is_falling=True), exit_code(alerts)
             ends = float(losses[0]), float(losses[-1])
-            view.end(RunEnd(Path("runs", name), VERDICTS[code], code, len(losses), num_rules, alerts, *ends))
+            view.end(RunEnd(Path("runs", name), *told, len(losses), num_rules, alerts, *ends))
 
     return shown
 

@@ -14,8 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from forewarn.standing import NOT_FALLING
-from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity, counted
+from forewarn.standing import NOT_FALLING, alert_words, open_words
+from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity
 from forewarn.views.depth import depth_profile
 from forewarn.views.wording import (
     CRITICAL,
@@ -225,27 +225,27 @@ def start_lines(start: RunStart) -> list[Line]:
 
 
 def end_lines(end: RunEnd) -> list[Line]:
-    """The verdict; if something is wrong, its cause, what to do first and the next command."""
+    """The verdict on one line; if something is wrong, its cause, what to do first and the next command."""
     sign, style = ((HEALTHY, "green"), (WARNING, "yellow"), (CRITICAL, "bold red"))[end.exit_code]
     if end.verdict == NOT_FALLING:
         sign, style = INFORMATION, "yellow"
     run = short(str(end.path))
-    firing = [alert for alert in end.alerts if alert.state is AlertState.FIRING and alert.severity > Severity.INFO]
-    words = [f"{run}: {end.verdict}", f"{end.num_steps} steps"]
-    words += [f"{counted(firing)} open"] if firing else []
-    words += [f"{end.num_rules} rules"] if end.exit_code == 0 else []
+    serious = [alert for alert in end.alerts if alert.severity > Severity.INFO]
+    is_firing = any(alert.state is AlertState.FIRING for alert in serious)
+    words = [f"{run}: {open_words(serious) if is_firing else end.verdict}", f"{end.num_steps} steps"]
+    words += [alert_words(serious)] if serious and not is_firing else []
+    words += [f"{end.num_rules} rules"] if not serious else []
     words += losses(end.first_loss, end.last_loss)
     notes = sum(alert.severity is Severity.INFO for alert in end.alerts)
     words += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
     lines = [Line(Text.assemble((f"{sign} forewarn", style), f"  {literal(' · '.join(words))}"), hang=12)]
-    serious = [alert for alert in end.alerts if alert.severity > Severity.INFO]
     if end.exit_code and serious:
         first = serious[0]
         told = f"{first.headline or first.name} (step {first.fired}, {first.name})"
         lines.append(_labelled("cause", told))
         if first.remedies:
             lines.append(_labelled("do", thing_to_do(first.remedies[0])))
-    if end.alerts:
+    if serious:
         lines.append(_labelled("next", f"forewarn check {shlex.quote(str(end.path))}"))
     return lines
 
