@@ -409,15 +409,25 @@ class Outcome(Noun):
     actions: tuple[Action, ...] = ()
 
 
+def figure(value: float) -> str:
+    """A number with three significant digits, or all of a count: `0.0465`, `1230`, `1.23e-7`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    rounded = float(f"{value:.3g}")
+    if 1e3 <= abs(rounded) < 1e6:
+        return f"{rounded:.0f}"
+    return f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
 def in_words(value: float | str | None) -> str:
-    """A number for a person: four significant digits at most, exponents without padding."""
+    """A setting or a number for a person."""
     if value is None:
         return "unset"
-    if isinstance(value, str):
-        return value
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+")
+    return value if isinstance(value, str) else figure(value)
 
 
 def counted(alerts: Sequence[Alert]) -> str:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from forewarn.judge.headlines import Message, figure, place, tell
+from forewarn.judge.headlines import Message, place, tell
 from forewarn.judge.rules import find_rule
-from forewarn.types import Finding, FrozenCause, RunInfo, Severity
+from forewarn.types import Finding, FrozenCause, RunInfo, Severity, figure
 
 INFO = RunInfo(modules={"2": "Linear", "layers.0.1": "ReLU", "0.1": "ReLU"})
 

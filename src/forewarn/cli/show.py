@@ -196,7 +196,8 @@ def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[Renderab
     from rich.text import Text
 
     from forewarn.cli.terminal import output
-    from forewarn.judge.headlines import SEPARATOR, figure
+    from forewarn.judge.headlines import SEPARATOR
+    from forewarn.types import figure
     from forewarn.views.wording import short
 
     families: dict[str, list[tuple[str, str]]] = {}
@@ -235,7 +236,7 @@ def _update_ratio(run: Run, step: int, blocks: Sequence[Block]) -> list[Renderab
     import numpy as np
     from rich.text import Text
 
-    from forewarn.judge.headlines import figure
+    from forewarn.types import figure
     from forewarn.views.bands import Rate, phase, update_ratio_words
 
     median = next((float(block.values[0]) for block in blocks if block.name == MEDIAN_RATIO), float("nan"))
@@ -332,8 +333,7 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
 
     from rich.text import Text
 
-    from forewarn.judge.headlines import figure
-    from forewarn.types import FrozenCause, Shape
+    from forewarn.types import FrozenCause, Shape, figure
 
     metric = catalogue.find(name)
     if value is None or (name.endswith("/shape") and math.isnan(value)):

@@ -17,7 +17,6 @@ from rich.text import Text
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
-from forewarn.judge.headlines import figure
 from forewarn.standing import NOT_FALLING, alert_words
 from forewarn.store import Run
 from forewarn.types import Alert, AlertState, Remedy, Severity
@@ -31,7 +30,6 @@ from forewarn.views.wording import (
     literal,
     mark,
     model_words,
-    news_of,
     short,
     steps_of,
 )
@@ -169,17 +167,12 @@ def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
         Text(f"{worst.name} {worst.code}", style="dim"),
     )
     fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
-    times = f"from step {fired}, still firing" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
-    lines = [group.numbers + _later(worst), f"cause: {literal(worst.cause)}" if worst.cause else ""]
+    last = max(alert.last for alert in group.alerts)
+    seen = f", last seen at step {last}" if last > fired else ""
+    times = f"open since step {fired}{seen}" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
+    lines = [group.numbers, f"cause: {literal(worst.cause)}" if worst.cause else ""]
     details = [Text(line) for line in lines if line]
     return Group(title, Padding(Group(*details, Text(times, style="dim")), (0, 0, 0, 3)))
-
-
-def _later(alert: Alert) -> str:
-    """The newest value, if it differs from the one at which the alert fired: ` · 0.066 at step 191`."""
-    now, then = alert.finding, news_of(alert)
-    same = math.isnan(now.bound) or figure(now.value) == figure(then.value)
-    return "" if same else f" · {figure(now.value)} at step {now.step}"
 
 
 def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import NamedTuple
 
-from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo
+from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, figure
 
 SEPARATOR = " · "
 LONGEST_NAME = 80
@@ -82,20 +82,6 @@ def cut(name: str) -> str:
     """A name, cut in the middle if it is long."""
     half = LONGEST_NAME // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
-
-
-def figure(value: float) -> str:
-    """A number with three significant digits, or all of a count: `0.0465`, `1230`, `1.23e-7`."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    rounded = float(f"{value:.3g}")
-    if 1e3 <= abs(rounded) < 1e6:
-        return f"{rounded:.0f}"
-    return f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 class _Figure(float):

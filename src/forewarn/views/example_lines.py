@@ -11,12 +11,11 @@ from rich.text import Text
 
 from forewarn.catalogue import Scope
 from forewarn.judge.examples import Example, examples
-from forewarn.judge.headlines import figure
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.registry import Rule
 from forewarn.metrics import find, label
-from forewarn.types import Alert
+from forewarn.types import Alert, figure
 from forewarn.views.bars import BARS, BarScale, course
 from forewarn.views.wording import STYLES, mark, value_words
 

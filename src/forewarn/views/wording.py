@@ -10,7 +10,7 @@ from typing import IO
 
 from rich.text import Text
 
-from forewarn.judge.headlines import SEPARATOR, cut, figure
+from forewarn.judge.headlines import SEPARATOR, cut
 from forewarn.types import (
     Action,
     Alert,
@@ -23,6 +23,7 @@ from forewarn.types import (
     RunInfo,
     Severity,
     Shape,
+    figure,
 )
 
 HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from forewarn.judge.headlines import figure, place
+from forewarn.judge.headlines import place
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import Numbers, Prescription, beta2, change, current_lr, scaled
-from forewarn.types import Finding, Remedy, RunInfo
+from forewarn.types import Finding, Remedy, RunInfo, figure
 
 _CLIP_AT = 1.0  # the usual limit for language models (GPT-3, Llama), for runs without a usable norm
 _CLIP_WINDOW = 100  # steps whose median gradient norm is the usual norm of the run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from forewarn.judge.headlines import figure, filled
+from forewarn.judge.headlines import filled
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import (
     STEPS,
@@ -16,7 +16,7 @@ from forewarn.judge.remedies.prescription import (
     declared,
     scaled,
 )
-from forewarn.types import Finding, Remedy, RunInfo
+from forewarn.types import Finding, Remedy, RunInfo, figure
 
 _USUAL_BETA2 = 0.999
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: the longest sensible warm-up
