@@ -73,7 +73,12 @@ def _show_hits(query: str, hits: Sequence[Hit]) -> None:
         lines.append(line)
     reading = f"read {hits[0].name}, and judge your run: forewarn check RUN"
     next_step = f"forewarn explain {rules[0].name}" if rules else reading
-    show(Text(f'No rule is called "{short(query)}". The best matches:\n'), *lines, f"\nGo on: {next_step}", console=console)
+    show(
+        Text(f'No rule is called "{short(query)}". The best matches:\n'),
+        *lines,
+        f"\nGo on: {next_step}",
+        console=console,
+    )
 
 
 def _show_rule(rule: Rule, own: Sequence[Rule]) -> None:
