@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 import forewarn
 from forewarn.config import Config
@@ -178,6 +179,13 @@ def test_each_further_metric_has_a_panel_and_an_unknown_one_is_refused(run: Run)
     assert len(figure.axes[-1].get_lines()) == 3  # two tensors and the alert
     with pytest.raises(KeyError, match="did you mean 'train/loss'"):
         run.plot("loss")
+
+
+def test_a_notebook_shows_a_run_and_an_alert_as_html_and_a_figure_as_a_picture(run: Run) -> None:
+    shown = DisplayFormatter()
+    for thing, kind in ((run, "text/html"), (run.alerts()[0], "text/html"), (run.plot(), "image/png")):
+        data, _ = shown.format(thing)
+        assert {"text/plain", kind} <= data.keys()
 
 
 def test_a_figure_needs_no_display_and_leaves_pyplot_alone(run: Run, tmp_path: Path) -> None:
