@@ -1,37 +1,42 @@
-"""The notebook-style example runs as a whole, and what it exports is what it measured."""
+"""The example notebook runs in a real kernel, and what it exports is what it measured."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import forewarn
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "module_monitor.py"
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "module_monitor.ipynb"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder in which the example was run."""
+    """A folder in which the notebook was run, with the notebook as it was then."""
     pytest.importorskip("h5py")
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("example")
-    command = [sys.executable, "-W", "error", str(EXAMPLE)]
-    ended = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    (folder / "said.txt").write_text(ended.stdout)
+    notebook = nbformat.read(NOTEBOOK, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONWARNINGS", "error:::__main__")
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    nbformat.write(notebook, folder / "run.ipynb")
     return folder
+
+
+def printed(path):
+    """What the cells of a notebook have printed."""
+    cells = nbformat.read(path, 4).cells
+    return "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
 
 
 def test_it_learns_and_says_what_it_exported(place):
     loss, steps, num_metrics = re.search(
-        r"loss ([\d.]+) after (\d+) steps\n(\d+) metrics", (place / "said.txt").read_text()
+        r"loss ([\d.]+) after (\d+) steps\n(\d+) metrics", printed(place / "run.ipynb")
     ).groups()
     assert float(loss) < 3.5 < math.log(256)
     assert steps == "60"
@@ -59,10 +64,18 @@ def test_every_question_is_answered_on_every_monitored_step(place):
     assert not [name for name in metrics if name.startswith("RCC") and "attention" in name]
 
 
-def test_the_picture_is_drawn(place):
+def test_the_picture_is_drawn_and_shown(place):
     assert (place / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    shown = [output for cell in nbformat.read(place / "run.ipynb", 4).cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert not [output for output in shown if output.get("name") == "stderr"]
 
 
-def test_it_is_made_of_cells():
-    cells = re.findall(r"^# %%", EXAMPLE.read_text(), re.MULTILINE)
-    assert len(cells) >= 10
+def test_what_is_stored_with_the_notebook_is_small_and_of_one_run_from_top_to_bottom():
+    notebook = nbformat.read(NOTEBOOK, 4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert "60 steps" in printed(NOTEBOOK)
+    assert NOTEBOOK.stat().st_size < 150_000
+    assert len(notebook.cells) - len(code) >= 5  # it is told, not only run

@@ -362,6 +362,16 @@ class Alert(Noun):
     def identity(self) -> tuple[str, str]:
         return (self.code, self.scope)
 
+    def __repr__(self) -> str:
+        from forewarn.views.notebook import alert_words
+
+        return alert_words(self)
+
+    def _repr_html_(self) -> str:
+        from forewarn.views.notebook import alert_html
+
+        return alert_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Action(Noun):

@@ -32,6 +32,7 @@ from forewarn.views.wording import (
     model_words,
     short,
     steps_of,
+    with_symptoms,
 )
 
 MOST_REMEDIES = 5
@@ -138,19 +139,8 @@ def _summary(diagnosis: Diagnosis) -> Text:
 
 
 def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:
-    """Each kind of alert that is a root cause, with its symptoms; most important first.
-
-    A kind whose episodes have different causes stands under that of its most important one.
-    """
-    trees: dict[str, tuple[AlertGroup, list[AlertGroup]]] = {}
-    for group in grouped(diagnosis.ranked):
-        first = group.alerts[0]
-        cause = diagnosis.cause_of(first)
-        if cause in trees:
-            trees[cause][1].append(group)
-        else:
-            trees[first.code] = (group, [])
-    return list(trees.values())
+    """Each kind of alert that is a root cause, with its symptoms; most important first."""
+    return with_symptoms(diagnosis.ranked, diagnosis.causes)
 
 
 def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
 from forewarn.suggestions import did_you_mean
 from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
@@ -213,6 +217,45 @@ class Run:
                 "SELECT time, kind, data FROM events WHERE id <= ? ORDER BY id", [self._extent.events]
             )
             return [event_from(*row) for row in rows]
+
+    def to_pandas(
+        self,
+        metrics: str | Sequence[str] | None = None,
+        scopes: str | Sequence[str] | None = None,
+        *,
+        long: bool = False,
+    ) -> pd.DataFrame:
+        """The readings as a DataFrame: one row per step, one column per metric and scope.
+
+        `run.to_pandas()["train/loss"]` is a Series, `run.to_pandas("gradient/norm")["gradient/norm"]` a DataFrame with
+        a column per parameter. `metrics` and `scopes` are names, or regular expressions to search the names for.
+        Without them, metrics of single tensors, layers and heads are left out: a large model has thousands.
+        `metrics="."` takes everything. NaN stands where a step has no reading; of a step recorded twice, the last
+        reading counts. With `long`, each reading is a row: step, time, metric, scope and value. Needs pandas.
+        """
+        from forewarn.views.frame import frame
+
+        return frame(self, metrics, scopes, long)
+
+    def plot(self, *metrics: str) -> Figure:
+        """The loss, its moving average and the validation loss, the learning rate below, and where alerts fired.
+
+        Each further metric gets a panel: `run.plot("gradient/global_norm")`. The figure needs no display; a notebook
+        shows it, and `figure.savefig("loss.png")` writes it. Needs matplotlib.
+        """
+        from forewarn.views.plot import plot
+
+        return plot(self, metrics)
+
+    def __repr__(self) -> str:
+        from forewarn.views.notebook import run_words
+
+        return run_words(self)
+
+    def _repr_html_(self) -> str:
+        from forewarn.views.notebook import run_html
+
+        return run_html(self)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

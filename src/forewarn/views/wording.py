@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import IO
@@ -107,6 +107,25 @@ def grouped(alerts: Iterable[Alert]) -> list[AlertGroup]:
     for alert in alerts:
         by_code.setdefault(alert.code, []).append(alert)
     return [AlertGroup(tuple(members)) for members in by_code.values()]
+
+
+def with_symptoms(
+    ranked: Sequence[Alert], causes: Mapping[tuple[str, int], str]
+) -> list[tuple[AlertGroup, list[AlertGroup]]]:
+    """Each kind of alert that is a root cause, with its symptoms; most important first.
+
+    `causes` has, by code and first step, the code of the alert at the root. A kind whose episodes have different causes
+    stands under that of its most important one.
+    """
+    trees: dict[str, tuple[AlertGroup, list[AlertGroup]]] = {}
+    for group in grouped(ranked):
+        first = group.alerts[0]
+        cause = causes.get((first.code, first.since))
+        if cause in trees:
+            trees[cause][1].append(group)
+        else:
+            trees[first.code] = (group, [])
+    return list(trees.values())
 
 
 def news_of(alert: Alert) -> Finding:
