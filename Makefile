@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## train a small GPT, break it midway, and see the warning
+demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and see it saved
 	$(BIN)/forewarn demo
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores

@@ -14,8 +14,8 @@ import pytest
 
 def demo(where: Path, *options: str) -> str:
     """What the demo prints, in a process of its own: it sets the number of threads."""
-    command = [sys.executable, "-m", "forewarn", "demo", "--steps", "100", *options]
-    environment = {**os.environ, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "forewarn", "demo", "--steps", "200", *options]
+    environment = {**os.environ, "COLUMNS": "80"}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=where, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
@@ -30,24 +30,35 @@ def verdict(where: Path, run: str) -> dict[str, object]:
     return found
 
 
-def test_the_warning_comes_before_the_loss_shows_the_fault_and_says_what_to_do(tmp_path: Path) -> None:
+def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_saves_the_run(tmp_path: Path) -> None:
     out = demo(tmp_path)
+    assert max(map(len, out.partition("What happened")[2].splitlines())) <= 80
     warned = re.search(r"step +(\d+)  forewarn warns: ([a-z-]+);", out)
-    shown = re.search(r"step +(\d+)  the loss is .* before the fault", out)
+    shown = re.search(r"step +(\d+)  the loss shows it: .* before the fault", out)
     assert warned is not None
     assert shown is not None
-    assert 61 <= int(warned[1]) < int(shown[1])
-    assert "Set the learning rate back to 0.001" in out, "the remedy has the numbers of this run"
-    assert "The run is stored in runs/demo." in out
+    assert 66 <= int(warned[1]) <= int(shown[1]) - 30
+    remedy = re.search(rf"At step {warned[1]}: Lower the learning rate from (\S+) to (\S+)\.\n", out)
+    assert remedy is not None, "the remedy has the numbers of this run"
+    assert float(remedy[1]) > 0.001
+    before = float(re.findall(r"forewarn warns: .*; the loss is (\S+)\n", out)[0])
+    lost, saved = (float(re.findall(rf"{label} .* loss (\S+)\n", out)[0]) for label in ("as it was", "with the remedy"))
+    assert lost > before + 0.3, "the run is really lost"
+    assert saved < before, "and really saved"
+    assert "Stored in runs/demo and runs/demo-saved." in out
     assert f"forewarn check runs/demo\n  forewarn show runs/demo --step {warned[1]}\n" in out
     assert f"forewarn explain {warned[2]}" in out
     assert verdict(tmp_path, "runs/demo")["exit_code"] != 0
+    command = [sys.executable, "-m", "forewarn", "show", "runs/demo", "--step", warned[1]]
+    show = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
+    assert f"step {warned[1]} of 199\n" in show, "the step that the demo points to is the one that is shown"
 
 
 def test_without_a_fault_the_same_run_is_healthy(tmp_path: Path) -> None:
     out = demo(tmp_path, "--fault", "none", "--run", "healthy")
     assert "the end, without a warning" in out
-    assert "What to do" not in out
+    assert "remedy" not in out
+    assert "⚠" not in out
     assert verdict(tmp_path, "healthy")["exit_code"] == 0
 
 
@@ -59,7 +70,7 @@ def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path) -> None
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", [["--fault", "meteor"], ["--steps", "5"]])
+@pytest.mark.parametrize("option", [["--fault", "meteor"], ["--steps", "150"]])
 def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> None:
     command = [sys.executable, "-m", "forewarn", "demo", *option]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

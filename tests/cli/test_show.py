@@ -35,11 +35,13 @@ def test_the_last_measured_step_is_shown_by_default(forewarn: Call, healthy: Pat
     assert "activation/std" not in said.out
 
 
-def test_step_means_the_measured_step_at_or_before(forewarn: Call, healthy: Path) -> None:
-    said = forewarn("show", healthy, "--step", 125)
-    assert "step 120 of 299, the last one measured at or before 125\n" in said.out
-    assert "the last one measured" not in forewarn("show", healthy, "--step", 120).out
+def test_step_means_the_measured_step_at_or_after(forewarn: Call, healthy: Path) -> None:
+    said = forewarn("show", healthy, "--step", 115)
+    assert "step 120 of 299 (step 115 was not measured; this is the next that was)\n" in said.out
     assert row_of(said, "[red]evil")[2] == "5.12"
+    assert "step 120 of 299\n" in forewarn("show", healthy, "--step", 120).out
+    beyond = forewarn("show", healthy, "--step", 295)
+    assert "step 290 of 299 (the last that was measured; none at or after step 295)\n" in beyond.out
 
 
 def test_names_are_shown_literally(forewarn: Call, healthy: Path) -> None:
@@ -106,8 +108,8 @@ def test_a_histogram_is_a_picture_with_its_shape_in_words(forewarn: Call, spread
     assert "5,000 values, 0 of them zero" in said.out
     assert "healthy: one peak around zero" in said.out
     assert "min -0.4  p50 0.006" in said.out
-    earlier = forewarn("show", spread, "--histogram", "blocks.1.weight", "--step", 4).out
-    assert "step 0, the last one measured at or before 4" in earlier
+    earlier = forewarn("show", spread, "--histogram", "blocks.1.weight", "--step", 0).out
+    assert "step 0\n" in earlier
     assert "shifted: " in earlier
 
 
@@ -174,22 +176,10 @@ def test_shapes_are_words_in_the_table(forewarn: Call, spread: Path) -> None:
     assert row_of(said, "blocks.1.weight")[1:] == ["shifted"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--histogram", "blocks.7.weight"], "there is no scope of weight/histogram 'blocks.7.weight'; did you mean"),
-        (
-            ["--histogram", "blocks.0.weight", "--step", "-1"],
-            "no histogram of blocks.0.weight was recorded up to step -1",
-        ),
-    ],
-)
-def test_a_histogram_that_is_not_there_is_one_sentence(
-    forewarn: Call, spread: Path, options: list[str], words: str
-) -> None:
-    said = forewarn("show", spread, *options)
+def test_a_histogram_that_is_not_there_is_one_sentence(forewarn: Call, spread: Path) -> None:
+    said = forewarn("show", spread, "--histogram", "blocks.7.weight")
     assert said.code == 3
-    assert words in said.err
+    assert "there is no scope of weight/histogram 'blocks.7.weight'; did you mean" in said.err
     assert said.err.count("\n") == 1
 
 
@@ -198,7 +188,6 @@ def test_a_histogram_that_is_not_there_is_one_sentence(
     [
         (["--scope", "("], "--scope '(' is not a regular expression"),
         (["--metric", "*"], "--metric '*' is not a regular expression"),
-        (["--step", "-1"], "nothing was measured at or before step -1; the first measured step is 0"),
         (["--metric", "nothing-like-it"], "no name matches --metric 'nothing-like-it'; there are 10 others, such as '"),
         (["--metric", "weigth/norm"], "no name matches --metric 'weigth/norm'; did you mean 'weight/norm'"),
         (["--scope", "conv"], "no name matches --scope 'conv'; there are 3 others, such as 'blocks.0.weight' or"),
@@ -231,7 +220,7 @@ def declared_run(path: Path, total_steps: int) -> Path:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (5, "median 0.001; typical early in a run 1e-3 to 1e-2"),
+        (0, "median 0.001; typical early in a run 1e-3 to 1e-2"),
         (50, "median 0.001; typical in the middle of a run 1e-4 to 1e-3"),
         (99, "median 0.001; typical late in a run 1e-5 to 1e-4"),
     ],

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,12 @@ def test_more_places_of_what_was_told_are_no_news_for_a_while(stream: io.StringI
     assert "✖" in stream.getvalue()[len(told) :], "a higher severity is news at once"
     told = stream.getvalue()
     view.show(9 + QUIET_STEPS, [], [alert("U102", "c")], [])
-    assert stream.getvalue() != told
+    assert stream.getvalue()[len(told) :] == "⚠ step 29  Also update-ratio-high in c\n", "it was explained before"
+    told = stream.getvalue()
+    over = [replace(alert("U102", scope), state=AlertState.RESOLVED) for scope in "abc"]
+    view.show(60, [], over, [])
+    view.show(9 + 9 * QUIET_STEPS, [], [alert("U102", "c")], [])
+    assert "do     Lower" in stream.getvalue()[len(told) :], "a new episode is told in full"
 
 
 def test_many_causes_at_once_are_a_few_lines(stream: io.StringIO) -> None:

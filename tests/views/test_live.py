@@ -85,6 +85,25 @@ def test_on_a_terminal_the_picture_holds_numbers_progress_and_alerts(monkeypatch
     assert text.endswith("\x1b[?25h"), "the cursor is back"
 
 
+def test_a_run_that_ends_early_leaves_neither_a_bar_nor_a_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1000))
+    monkeypatch.setattr(live.time, "monotonic", lambda: float(next(now)))
+    for leave in (True, False):
+        where = console(terminal=True)
+        view = LiveView(300, console=where, leave=leave)
+        for step in range(221):
+            view.show(step, step_of(step), [], [])
+        shown = len(text_of(where))
+        assert "left" in text_of(where)
+        view.close()
+        end = text_of(where)[shown:]
+        assert "left" not in end
+        assert "━" not in end
+        assert "221 of 300 steps" in end
+        erased = end.rpartition("221 of 300 steps")[2].count("\x1b[2K")
+        assert (erased > 3) is not leave
+
+
 def test_redraws_are_few_however_fast_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     where = console(terminal=True)
     clock = [0.0]

@@ -1,51 +1,66 @@
-"""`forewarn demo`: a small GPT, a fault, and a warning before the loss diverges."""
+"""`forewarn demo`: a small GPT, a fault, a warning long before the loss shows it, and the same run saved."""
 
 from __future__ import annotations
 
 import shlex
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, RenderableType
 
-    from forewarn.types import Alert
+    from forewarn.judge.diagnosis import Diagnosis
+    from forewarn.types import Alert, Remedy
+    from forewarn.views import View
 
 WIDTH = 64
 BATCH_SIZE = 16
 LEARNING_RATE = 1e-3
-LR_JUMP = 30.0
-"""Times the learning rate after the fault: far beyond what this model survives."""
-FAULT_SHARE = 0.6
-"""Where in the run the fault comes."""
-STEPS_AFTER_FAULT = 40
+GROWTH = 370.0
+"""Times the learning rate at the end of a faulty run: 3% more on each of the last 200 of 300 steps."""
+FAULT_SHARE = 1 / 3
+"""Where in the run the fault begins."""
 EVERY = 5
-"""Steps between measurements of each layer; the fault falls between two of them."""
-FEWEST_STEPS = 100
-"""With fewer, there is too little healthy history to compare with."""
+"""Steps between measurements of each layer."""
+FEWEST_STEPS = 200
+"""With fewer, the model has learned too little when the fault begins."""
+
+
+class Course(NamedTuple):
+    """How a training run went."""
+
+    path: Path
+    losses: list[float]
+    warned: Alert | None
+    """The first warning."""
 
 
 @click.command()
 @click.option("--steps", type=click.IntRange(min=FEWEST_STEPS), default=300, show_default=True, help="Planned length.")
-@click.option("--fault", type=click.Choice(["lr-jump", "none"]), default="lr-jump", show_default=True)
+@click.option("--fault", type=click.Choice(["lr-growth", "none"]), default="lr-growth", show_default=True)
 @click.option("--run", type=click.Path(path_type=Path), default="runs/demo", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 def command(steps: int, fault: str, run: Path, seed: int) -> None:
     """Train a small GPT that goes wrong, and watch the warning.
 
-    It learns the source text of Python's own standard library, on the CPU, in less than a minute. At 60% of the run the
-    learning rate is multiplied by 30. Nothing is downloaded. The run is stored; an existing one is never overwritten.
+    It learns the source text of Python's own standard library, on the CPU, in less than a minute. After a third of the
+    run its learning rate begins to grow, as if a schedule had the wrong sign. forewarn warns long before the loss
+    shows it. Then the same run is trained again with the first remedy. Nothing is downloaded. Both runs are stored; an
+    existing one is never overwritten.
 
     \b
     Examples:
       forewarn demo
       forewarn demo --fault none --steps 200
     """
-    from forewarn.cli.terminal import Failure, output
+    from forewarn.cli.terminal import Failure, busy, output
     from forewarn.store.claim import new_directory
+    from forewarn.views.live import LiveView
 
     try:
         import torch  # noqa: F401
@@ -53,27 +68,43 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
         raise Failure("forewarn demo trains a model and needs torch: pip install 'forewarn[torch]'") from error
     console = output()
     path = new_directory(run)
-    fault_at = int(steps * FAULT_SHARE) + 1 if fault == "lr-jump" else None
+    fault_at = int(steps * FAULT_SHARE) if fault == "lr-growth" else None
     _introduce(console, steps, fault_at)
-    losses = _train(console, path, steps, fault_at, seed)
-    _conclude(console, path, losses, fault_at)
+    course = _train(path, steps, fault_at, seed, [LiveView(steps, every=50, console=console, leave=False)])
+    saved = None
+    if course.warned is not None and _lower_lr(course.warned) is not None:
+        with busy("The same run again, with the first remedy"):
+            saved = _train(new_directory(path.with_name(f"{path.name}-saved")), steps, fault_at, seed, [], heed=True)
+    _conclude(console, course, saved, fault_at)
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
-    console.print(f"A small GPT is to learn the source of Python's standard library in {steps} steps.")
+    console.print(f"A small GPT learns the source of Python's standard library in {steps} steps.")
     if fault_at is not None:
-        console.print(f"At step {fault_at} its learning rate is multiplied by {LR_JUMP:g}. forewarn is not told.")
+        console.print(f"From step {fault_at} on, its learning rate grows by {_percent(steps, fault_at)} per step. "
+                      "forewarn is not told.")  # fmt: skip
     console.print()
 
 
-def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed: int) -> list[float]:
-    """Train to the end, or until shortly after the fault; returns the loss of each step."""
+def _growth(steps: int, fault_at: int) -> float:
+    """Times that the learning rate grows on each step of the fault."""
+    return float(GROWTH ** (1 / (steps - fault_at)))
+
+
+def _percent(steps: int, fault_at: int) -> str:
+    return f"{100 * (_growth(steps, fault_at) - 1):.2g}%"
+
+
+def _train(
+    path: Path, steps: int, fault_at: int | None, seed: int, views: Sequence[View], heed: bool = False
+) -> Course:
+    """Train to the end; with `heed`, the first warning ends the fault and sets the learning rate that it advises."""
     import torch
 
     import forewarn
     from forewarn.lab.data import TokenBatches, stdlib_text
     from forewarn.lab.gpt import GPT, GPTConfig
-    from forewarn.views.live import LiveView
+    from forewarn.types import Severity
 
     torch.set_num_threads(1)  # more threads only wait for each other on a model this small
     torch.manual_seed(seed)
@@ -81,80 +112,122 @@ def _train(console: Console, path: Path, steps: int, fault_at: int | None, seed:
     model = GPT(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     batches = TokenBatches(stdlib_text(), BATCH_SIZE, shape.context, seed)
-    view = LiveView(steps, every=25, console=console)
     losses: list[float] = []
+    warned: Alert | None = None
     config = forewarn.Config(hyperparameters={"total_steps": steps})
-    with forewarn.watch(model, optimizer, path, every=EVERY, config=config, views=[view]) as monitor:
+    with forewarn.watch(model, optimizer, path, every=EVERY, config=config, views=views) as monitor:
         for step in range(steps):
-            if step == fault_at:
+            is_heeded = heed and warned is not None
+            if fault_at is not None and step >= fault_at and not is_heeded:
                 for group in optimizer.param_groups:
-                    group["lr"] *= LR_JUMP
+                    group["lr"] *= _growth(steps, fault_at)
             inputs, targets = next(batches)
             loss = model(inputs, targets)
             loss.backward()
             monitor.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
-            monitor.step(loss)
+            outcome = monitor.step(loss)
             losses.append(loss.item())
-            if fault_at is not None and step == fault_at + STEPS_AFTER_FAULT:
-                break
-    return losses
+            warned = warned or next((alert for alert in outcome.alerts if alert.severity > Severity.INFO), None)
+            if heed and not is_heeded and warned is not None and (remedy := _lower_lr(warned)) is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = remedy.parameters["to"]
+    return Course(path, losses, warned)
 
 
-def _conclude(console: Console, path: Path, losses: list[float], fault_at: int | None) -> None:
-    """Print the timeline, the cause, the remedies and the next commands, from the stored run and the losses."""
-    from rich.padding import Padding
+def _lower_lr(alert: Alert) -> Remedy | None:
+    """The first remedy of an alert, if it is one that the demo can apply."""
+    first = next(iter(alert.remedies), None)
+    return first if first is not None and first.action == "lower_lr" else None
+
+
+def _conclude(console: Console, course: Course, saved: Course | None, fault_at: int | None) -> None:
+    """Print what happened, what the remedy brings and the next commands."""
     from rich.text import Text
 
     from forewarn.cli.terminal import from_run, loaded_rules, show
-    from forewarn.cli.verdict import alert_lines, folded, next_commands, what_to_do
+    from forewarn.cli.verdict import next_commands
     from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
-    from forewarn.types import Severity
     from forewarn.views.wording import literal
 
     own = loaded_rules(())
-    diagnosis = from_run(path, lambda run: replay(run, Config.from_stored(run.config, own).rule_set(own)))
+    diagnosis: Diagnosis = from_run(
+        course.path, lambda run: replay(run, Config.from_stored(run.config, own).rule_set(own))
+    )
     parts: list[RenderableType] = [Text("\nWhat happened", style="bold")]
-    parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(losses, fault_at, diagnosis.alerts)]
-    for cause, symptoms in [pair for pair in folded(diagnosis) if pair[0].worst.severity > Severity.INFO][:1]:
-        parts += [Text("\nWhy", style="bold"), Padding(alert_lines(cause), (0, 0, 0, 2))]
-        if symptoms:
-            names = ", ".join(symptom.worst.name for symptom in symptoms)
-            parts.append(Padding(Text(f"its symptoms: {names}"), (0, 0, 0, 6)))
-        parts += [Text(), what_to_do([cause])]
+    parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(course, fault_at)]
+    if saved is not None:
+        parts += _comparison(console, course, saved)
+    paths = " and ".join(literal(str(each.path)) for each in (course, saved) if each is not None)
     parts += [
-        Text(f"\nThe run is stored in {literal(str(path))}.\n"),
-        next_commands(path, diagnosis.ranked, f"forewarn check {shlex.quote(str(path))}"),
+        Text(f"\nStored in {paths}.\n"),
+        next_commands(course.path, diagnosis.ranked, f"forewarn check {shlex.quote(str(course.path))}"),
     ]
     show(*parts, console=console)
 
 
-def _timeline(losses: list[float], fault_at: int | None, alerts: tuple[Alert, ...]) -> list[tuple[int, str]]:
+def _timeline(course: Course, fault_at: int | None) -> list[tuple[int, str]]:
     """The turning points of the run, in order."""
-    from forewarn.types import Severity, in_words
+    from forewarn.judge.headlines import figure
 
-    events = [(0, f"loss {in_words(losses[0])}")]
+    losses, warned = course.losses, course.warned
+    events = [(0, f"loss {figure(losses[0])}")]
     if fault_at is not None:
-        before = max(losses[fault_at // 2 : fault_at])
-        events.append((fault_at, f"the fault: the learning rate is multiplied by {LR_JUMP:g}"))
-        lost = next((step for step in range(fault_at, len(losses)) if not losses[step] <= before), None)
-        if lost is not None:
-            events.append(
-                (lost, f"the loss is {in_words(losses[lost])}; before the fault it was {in_words(before)} at most")
-            )
-    warned = next((alert for alert in alerts if alert.severity > Severity.INFO and alert.fired is not None), None)
+        growth = _percent(len(losses), fault_at)
+        events.append((fault_at, f"the fault: the learning rate begins to grow by {growth} per step"))
     if warned is not None and warned.fired is not None:
-        events.append((warned.fired, f"forewarn warns: {warned.name}; the loss is {in_words(losses[warned.fired])}"))
-    events = sorted(events, key=lambda event: event[0])
+        events.append((warned.fired, f"forewarn warns: {warned.name}; the loss is {figure(losses[warned.fired])}"))
+    lost = None if fault_at is None else _lost(losses, fault_at)
+    if lost is not None and fault_at is not None:
+        highest = figure(max(losses[fault_at // 2 : fault_at]))
+        events.append((lost, f"the loss shows it: {figure(losses[lost])}; before the fault it was {highest} at most"))
     last = "the end" if warned else "the end, without a warning"
-    return [*events, (len(losses) - 1, f"{last}: loss {in_words(losses[-1])}{_setback(losses, fault_at)}")]
+    events.append((len(losses) - 1, f"{last}: loss {figure(_level(losses))}{_setback(losses, fault_at)}"))
+    return sorted(events, key=lambda event: event[0])
 
 
-def _setback(losses: list[float], fault_at: int | None) -> str:
+def _comparison(console: Console, course: Course, saved: Course) -> list[RenderableType]:
+    """The losses of both runs, one above the other and on one scale."""
+    import numpy as np
+    from rich.text import Text
+
+    from forewarn.judge.headlines import figure
+    from forewarn.views.bars import ASCII_BARS, BARS, bar_chart
+    from forewarn.views.wording import thing_to_do
+
+    assert saved.warned is not None
+    remedy = _lower_lr(saved.warned)
+    assert remedy is not None
+    width = max(10, min(40, console.width - 34))
+    bars = ASCII_BARS if console.options.ascii_only else BARS
+    parts = [part.mean() for each in (course, saved) for part in np.array_split(each.losses, width)]
+    both = bar_chart(np.array(parts), 2 * width, bars=bars)
+    rows = (("as it was", both[:width], course), ("with the remedy", both[width:], saved))
+    return [
+        Text("\nThe same run with the first remedy", style="bold"),
+        Text(f"  At step {saved.warned.fired}: {thing_to_do(remedy)}."),
+        *(
+            Text.assemble(f"  {label:15}  ", (chart, "cyan"), f"  loss {figure(_level(each.losses))}")
+            for label, chart, each in rows
+        ),
+    ]
+
+
+def _lost(losses: Sequence[float], fault_at: int) -> int | None:
+    """The first step after the fault whose loss is above all of the time before."""
+    before = max(losses[fault_at // 2 : fault_at])
+    return next((step for step in range(fault_at, len(losses)) if not losses[step] <= before), None)
+
+
+def _level(losses: Sequence[float]) -> float:
+    """The loss at the end, as the median of ten."""
+    return statistics.median(losses[-10:])
+
+
+def _setback(losses: Sequence[float], fault_at: int | None) -> str:
     """How far back the run was thrown, judged by the median of ten losses."""
-    now = statistics.median(losses[-10:])
-    level = (statistics.median(losses[start : start + 10]) for start in range(fault_at or 0))
-    back_at = next((step for step, median in enumerate(level) if median <= now), None)
-    return "" if fault_at is None or back_at is None else f", back where it was at step {back_at}"
+    levels = (_level(losses[: end + 1]) for end in range(9, fault_at or 0))
+    back_at = next((step for step, level in enumerate(levels, 9) if level <= _level(losses)), None)
+    return "" if back_at is None else f", back where it was at step {back_at}"

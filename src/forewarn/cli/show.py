@@ -12,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import RenderableType
     from rich.text import Text
 
@@ -39,7 +41,12 @@ MEDIAN_RATIO = "monitor/update_ratio_median"
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--scope", metavar="REGEX", help="Only layers whose name matches.")
-@click.option("--step", type=int, metavar="N", help="The measured step at or before N; the last one by default.")
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The first measured step at or after N; by default the last.",
+)
 @click.option("--metric", metavar="REGEX", help="Only these metrics, any that the run recorded.")
 @click.option("--histogram", metavar="NAME", help="How the gradients and weights of this one tensor are spread.")
 def command(run: Path, scope: str | None, step: int | None, metric: str | None, histogram: str | None) -> None:
@@ -87,18 +94,18 @@ def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
             histograms = run.histograms(name, scope)
         except UnknownSeriesError as error:
             raise Failure(str(error)) from error
-        early = [index for index, number in enumerate(histograms.steps.tolist()) if step is None or number <= step]
-        if not early:
+        if not len(histograms.steps):
             continue
-        newest = early[-1]
+        measured = _nearest(histograms.steps, step)
+        index = histograms.steps.tolist().index(measured)
         title = f"{short(name.removesuffix('/histogram'))} of {short(scope)}  "
-        title += f"step {histograms.steps[newest]}{_instead_of(step, int(histograms.steps[newest]))}\n"
+        title += f"step {measured}{_instead_of(step, measured)}\n"
         bars = ASCII_BARS if options.ascii_only else BARS
-        drawn = picture(histograms.counts[newest], int(histograms.zeros[newest]), options.max_width, bars)
-        description = words(*_spread(run, name.removesuffix("/histogram"), scope, int(histograms.steps[newest])))
+        drawn = picture(histograms.counts[index], int(histograms.zeros[index]), options.max_width, bars)
+        description = words(*_spread(run, name.removesuffix("/histogram"), scope, measured))
         parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, description), Text()]
     if not parts:
-        raise Failure(f"no histogram of {short(scope)} was recorded{'' if step is None else f' up to step {step}'}")
+        raise Failure(f"no histogram of {short(scope)} was recorded")
     return parts[:-1]
 
 
@@ -113,7 +120,17 @@ def _why_no_histograms(run: Run) -> str:
 
 def _instead_of(requested: int | None, shown: int) -> str:
     """A note if a different step is shown than requested."""
-    return "" if requested is None or requested == shown else f", the last one measured at or before {requested}"
+    if requested is None or requested == shown:
+        return ""
+    if shown < requested:
+        return f" (the last that was measured; none at or after step {requested})"
+    return f" (step {requested} was not measured; this is the next that was)"
+
+
+def _nearest(steps: Sequence[int] | NDArray[np.int64], requested: int | None) -> int:
+    """The first measured step at or after the requested one, where a fault of that step shows; else the last one."""
+    later = [step for step in map(int, steps) if requested is not None and step >= requested]
+    return later[0] if later else int(steps[-1])
 
 
 def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
@@ -179,16 +196,10 @@ def _is_of_the_run(name: str, scopes: tuple[str, ...], catalogue: Catalogue) -> 
 
 
 def _measured_step(run: Run, names: list[str], step: int | None) -> int:
-    """The newest step, at or before the requested one, at which any of these metrics was measured."""
+    """The step to show, among those at which any of these metrics was measured."""
     import numpy as np
 
-    from forewarn.cli.terminal import Failure
-
-    steps = np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names]))
-    early = steps if step is None else steps[steps <= step]
-    if not len(early):
-        raise Failure(f"nothing was measured at or before step {step}; the first measured step is {steps[0]}")
-    return int(early[-1])
+    return _nearest(np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names])), step)
 
 
 def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[RenderableType]:

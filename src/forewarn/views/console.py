@@ -136,12 +136,15 @@ class News:
                 if self._is_news(group.worst, step)]  # fmt: skip
         for group in news:
             self._said[group.worst.code] = _Saying(group.worst.severity, step, group.worst.name)
-        causes = [group for group in news if group.worst.follows not in self._said]
+        causes = [group for group in news if group.worst.follows not in self._said and not self._is_open(group)]
         lines = [line for group in causes[:MOST_CAUSES] for line in alert_lines(step, group)]
         profile = depth_profile(blocks, [group.worst for group in causes])
         lines += [] if profile is None else [Line(Text(f"  {profile}"))]
         if also := causes[MOST_CAUSES:]:
             lines.append(_line(step, also[0].worst, f"Also: {', '.join(map(_name_and_place, also))}"))
+        for group in news:
+            if group.worst.follows not in self._said and self._is_open(group):
+                lines.append(_line(step, group.worst, f"Also {_name_and_place(group)}"))
         lines += self._symptom_lines(step, [group for group in news if group.worst.follows in self._said])
         lines += self._resolved_lines(step, shown)
         for action in taken[:MOST_CAUSES]:
@@ -153,6 +156,11 @@ class News:
     def _is_news(self, alert: Alert, step: int) -> bool:
         earlier = self._said.get(alert.code)
         return earlier is None or alert.severity > earlier.severity or step - earlier.step >= QUIET_STEPS
+
+    def _is_open(self, group: AlertGroup) -> bool:
+        """Whether the same kind of alert was told before, at no lower severity, and is still open elsewhere."""
+        others = [alert for alert in self._firing.values() if alert.code == group.worst.code]
+        return any(alert.severity >= group.worst.severity for alert in others)
 
     def _symptom_lines(self, step: int, symptoms: Sequence[AlertGroup]) -> list[Line]:
         """One line for each cause that has symptoms to tell; something worse than before does not wait."""

@@ -36,13 +36,18 @@ _SHOWN = {
 class LiveView:
     """Loss, its average, learning rate, gradient norm and update ratio now; the loss so far; progress; alerts.
 
-    Without a terminal it prints one line every `every` steps instead, and the alerts as they come.
+    Without a terminal it prints one line every `every` steps instead, and the alerts as they come. At the end the last
+    picture stays on the screen, unless `leave` is false.
     """
 
-    def __init__(self, total_steps: int | None = None, every: int = 50, console: Console | None = None) -> None:
+    def __init__(
+        self, total_steps: int | None = None, every: int = 50, console: Console | None = None, leave: bool = True
+    ) -> None:
         self._console = console or plain_console(stderr=True)
         self._total_steps = total_steps
         self._every = every
+        self._leave = leave
+        self._is_over = False
         self._news = News()
         self._latest: dict[str, float] = {}
         self._firing: dict[tuple[str, str], Alert] = {}
@@ -74,6 +79,7 @@ class LiveView:
             self._console.print(self._line(), soft_wrap=True)
 
     def close(self) -> None:
+        self._is_over = True
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()
@@ -86,7 +92,7 @@ class LiveView:
         self._drawn_at = now
         self._pace.see(now, self._step)
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False)
+            self._live = Live(console=self._console, auto_refresh=False, transient=not self._leave)
             self._live.start()
         self._live.update(self._picture(), refresh=True)
 
@@ -122,6 +128,8 @@ class LiveView:
         if not self._total_steps:
             return Text(f"step {self._step}   {speed}")
         num_steps = min(self._step + 1, self._total_steps)
+        if self._is_over:  # a bar or a time that is left would promise more
+            return Text(f"{num_steps} of {self._total_steps} steps   {speed}")
         remaining = f"{_clock((self._total_steps - num_steps) / pace)} left" if pace else ""
         row = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(self._total_steps, num_steps, width=max(10, width - 50), complete_style="cyan")
