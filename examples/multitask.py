@@ -1,7 +1,7 @@
-"""Two tasks on one trunk: one of them is starved by its weight, forewarn says so, and GradNorm repairs it.
+"""Two tasks share one trunk, and the weight of one starves it. forewarn says so, and GradNorm repairs it.
 
 python examples/multitask.py                    # weight 1 : 0.001
-python examples/multitask.py --balance gradnorm # the same start, balanced on the way
+python examples/multitask.py --balance gradnorm # the same start, balanced during training
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
         result_dir=given.result_dir or tempfile.mkdtemp(),
     )
     right = (model.predict(data.sequences).types == data.types).float().mean()
-    print(f"the type of {right:.0%} of all sequences is told")
+    print(f"the type is right for {right:.0%} of all sequences")
 
 
 if __name__ == "__main__":

@@ -113,14 +113,13 @@ class Config(Settings):
     history_window: int = between(1024, 64, 1_000_000)
     """Values kept in memory per metric of the run as a whole."""
     detail_window: int = between(64, 16, 10_000)
-    """Checks kept in memory per metric of each tensor that a rule looks at, about 5 bytes each, and of what sums all of
-    them up."""
+    """Checks kept in memory per metric of each tensor that a rule reads, and of aggregates; about 5 bytes each."""
     escalation_steps: int = between(20, 0)
-    """For so many steps after a warning fires, every step is measured in detail."""
+    """Number of steps after a warning that are all measured in detail."""
     early_stopping_patience: int = between(0, 0)
     """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
     early_stopping_min_delta: float = between(0.0, 0.0)
-    """By how much a validation loss must be lower to be better."""
+    """Minimum fall of the validation loss that counts as better."""
     disable: Sequence[str] = ()
     """Rules that are not judged, by code or by name."""
     rules: Sequence[str] = ()

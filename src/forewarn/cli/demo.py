@@ -170,7 +170,7 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
 
 def _timeline(course: Course, fault_at: int | None) -> list[tuple[int, str]]:
     """The turning points of the run, in order."""
-    from forewarn.judge.headlines import figure
+    from forewarn.types import figure
 
     losses, warned = course.losses, course.warned
     events = [(0, f"loss {figure(losses[0])}")]
@@ -193,7 +193,7 @@ def _comparison(console: Console, course: Course, saved: Course) -> list[Rendera
     import numpy as np
     from rich.text import Text
 
-    from forewarn.judge.headlines import figure
+    from forewarn.types import figure
     from forewarn.views.bars import ASCII_BARS, BARS, bar_chart
     from forewarn.views.wording import thing_to_do
 

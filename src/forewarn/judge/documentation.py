@@ -49,7 +49,7 @@ def render_index(rules: Sequence[Rule]) -> str:
 
 
 def write_docs(folder: str | Path) -> list[Path]:
-    """Write every page, and take away pages of rules that are no more; returns what was written."""
+    """Write every page and delete those of rules that no longer exist; returns what was written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rules = all_rules()
@@ -92,7 +92,7 @@ def _mechanics(rule: Rule) -> Iterator[str]:
 
 
 def patience(rule: Rule) -> str:
-    """How long a rule waits before it fires; one without a hold may wait for a window of its own thresholds."""
+    """How long a rule waits before it fires; a rule without a hold may wait for a window in its settings."""
     if rule.hold > 1:
         return f"after {rule.hold} checks in a row"
     return "as soon as its thresholds are met" if rule.settings else "at once"

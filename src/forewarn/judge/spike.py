@@ -1,4 +1,4 @@
-"""When a value is far above its own recent level: shared by the rules about spikes."""
+"""When a value is far above its recent level: shared by the rules about spikes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from forewarn.settings import Settings, between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike(Settings):
-    """When a value counts as far above its own recent level; judged in log space by median and MAD."""
+    """When a value counts as far above its recent level, by median and MAD on a log scale."""
 
     k: float = between(6.0, 1.0)
-    """How many robust standard deviations (1.4826 × MAD) above the median."""
+    """Robust standard deviations (1.4826 × MAD) above the median that make an outlier."""
     floor: float = between(0.1, 0.0)
-    """The least excess in natural-log units, whatever the spread: 0.1 is 10%, ln 2 is a doubling."""
+    """Minimum excess of an outlier in natural-log units: 0.1 is 10%, ln 2 is a doubling."""
     ceiling: float = between(math.log(100.0), 0.0)
-    """The excess that is an outlier whatever the spread: a loss that falls fast spreads widely by its trend alone."""
+    """Excess that is always an outlier, even if the spread is wide, as when a loss falls fast."""
     window: int = between(64, 8, counts="readings")
-    """How many accepted values make the level."""
+    """Number of accepted values in the level."""
     minimum: int = between(32, 4, counts="readings")
-    """How many values must have been seen before anything is judged."""
+    """Number of values needed before anything is judged."""
     readmit_after: int = between(32, 1, counts="readings")
-    """After so many outliers in a row the new level is taken as the level."""
+    """Number of outliers in a row after which they become the new level."""
 
     def __post_init__(self) -> None:
         super(Spike, self).__post_init__()

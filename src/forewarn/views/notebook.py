@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forewarn.judge.headlines import figure
 from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
 from forewarn.judge.rules import all_rules
 from forewarn.store import Run
 from forewarn.store.run_summary import summary_of
-from forewarn.types import Alert, AlertState, Remedy, Severity, num_words
+from forewarn.types import Alert, AlertState, Remedy, Severity, figure, num_words
 from forewarn.views.wording import (
     CRITICAL,
     HEALTHY,

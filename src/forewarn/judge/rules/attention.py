@@ -16,7 +16,7 @@ from forewarn.judge.series import Bools, Panel
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
-_NORMALISE = advise(
+_NORMALIZE = advise(
     "normalize_queries_and_keys",
     "Normalize the queries and keys of {scope}",
     "this bounds the logits, however large the weights become (Dehghani et al. 2023)",
@@ -47,7 +47,7 @@ class AttentionEntropyCollapse(Settings):
         Message("Heads in {scope} attend to a single key", "mean entropy {value:%} of maximum · limit {bound:%}"),
     ),
     remedies=(
-        _NORMALISE,
+        _NORMALIZE,
         advise("check_attention_scale", "Divide the logits of {scope} by √head_dim, once",
                "a missing scale or a temperature that is too low makes every head attend to one key",
                scope_is="layer"),
@@ -124,7 +124,7 @@ class AttentionLogitGrowth(LogitGrowth):
         "largest logit {value} · limit {bound} · earlier {began_at}",
     ),
     remedies=(
-        _NORMALISE,
+        _NORMALIZE,
         lower_lr(0.5, "logits are queries times keys, so they grow twice as fast as either"),
         advise("clip_query_and_key_weights", "Scale down query and key weights until logits are below {limit}",
                "scaling both by √(limit / logit) brings the logits back to the limit at once (MuonClip)",

@@ -95,7 +95,7 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     """Some blocks have gradients over 100 times larger than others.
 
     ## Why is this bad?
-    All blocks share one learning rate. If it suits the block with the largest gradient, the others stand still, and
+    All blocks share one learning rate. If it suits the block with the largest gradient, the others barely move, and
     clipping by the global norm leaves them nothing at all. Blocks without any gradient do not count, nor do blocks
     without a matrix, such as a normalization layer in a plain stack.
 

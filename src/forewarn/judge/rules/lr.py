@@ -89,7 +89,7 @@ def lr_jump_on_resume(resumed: Panel, lr: Panel, plan: Panel, settings: LrJumpOn
 
     ## Why is this bad?
     A schedule should continue where it was. If it starts over, trained weights go through the warm-up and the peak a
-    second time. If it is lost, the run goes on at whatever rate the config says. A change that the plan of the group
+    second time. If it is lost, the run continues at whatever rate the config says. A change that the plan of the group
     contains does not fire.
 
     ## Example
