@@ -419,7 +419,7 @@ class Outcome(Noun):
     actions: tuple[Action, ...] = ()
 
 
-def figure(value: float) -> str:
+def figure(value: float, digits: int = 3) -> str:
     """A number with three significant digits, or all of a count: `0.0465`, `1230`, `1.23e-7`."""
     if math.isnan(value):
         return "NaN"
@@ -427,10 +427,19 @@ def figure(value: float) -> str:
         return "∞" if value > 0 else "-∞"
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
-    rounded = float(f"{value:.3g}")
+    rounded = float(f"{value:.{digits}g}")
     if 1e3 <= abs(rounded) < 1e6:
         return f"{rounded:.0f}"
     return f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def figures(*values: float) -> list[str]:
+    """Several numbers to compare, with as many digits as it takes to tell different ones apart, six at most."""
+    for digits in range(3, 7):
+        words = [figure(value, digits) for value in values]
+        if len(set(words)) == len(set(values)):
+            break
+    return words
 
 
 def in_words(value: float | str | None) -> str:

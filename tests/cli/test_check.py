@@ -37,18 +37,17 @@ def test_a_lost_run_is_critical_and_says_what_to_do(forewarn: Call, lost: Path) 
     assert said.out.index("critical") < said.out.index("What to do") < said.out.index("Health checks")
     assert "loss-spike L102" in said.out
     assert "from 0.001 to 0.0005" in said.out, "the remedy has the numbers of this run"
-    assert "from step 300" in said.out
-    assert "still firing" in said.out
+    assert "open since step 300, last seen at step 3" in said.out
     assert "✗  loss falling" in said.out
     assert "forewarn explain " in said.out
 
 
-def test_the_numbers_are_those_at_firing_and_the_newest_value_stands_behind(forewarn: Call, tmp_path: Path) -> None:
+def test_the_numbers_are_those_at_firing_and_the_step_last_seen_stands_below(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 3.25]))
     assert "   loss 3.5 · limit " in said.out
-    assert " · 3.25 at step 201\n" in said.out
+    assert "open since step 200, last seen at step 201\n" in said.out
     steady = forewarn("check", write_run(tmp_path / "steady", [*falling(200), 3.5, 2.0]))
-    assert "· 3.5 at step" not in steady.out
+    assert "open since step 200\n" in steady.out
 
 
 def test_a_run_with_information_alone_has_no_warnings(forewarn: Call, tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_json_is_one_object_without_anything_that_is_not_json(forewarn: Call, tm
     assert found["checklist"][0] == {
         "name": "loss falling",
         "state": "fail",
-        "detail": "the last loss is inf; open: non-finite-loss",
+        "detail": "the last loss is ∞; open: non-finite-loss",
     }
 
 

@@ -127,7 +127,7 @@ def test_a_long_name_is_never_split_and_leaves_room_for_the_rest(
 def test_many_alerts_of_every_severity_fit_in(forewarn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     writer = RunWriter(Path("runs/an-experiment"), info=FACTS, config=Config().to_dict())
-    writer.append(123_456, [block(123_456, "train/loss", 1.234e-5)])
+    writer.append(123_456, [block(123_456, "train/loss", 1.23e-5)])
     finding = Finding("L102", "", 0, Severity.CRITICAL, 9.0, 2.0)
     for number in range(90):
         severity = list(Severity)[number % 3]
@@ -137,7 +137,7 @@ def test_many_alerts_of_every_severity_fit_in(forewarn: Call, tmp_path: Path, mo
         monkeypatch.setenv("COLUMNS", str(columns))
         said = forewarn("ls")
         assert words in line_of(said, "an-experiment")
-        assert "1.234e-5" in line_of(said, "an-experiment")
+        assert "1.23e-5" in line_of(said, "an-experiment")
         assert max(map(len, said.out.splitlines())) <= columns
 
 

@@ -15,7 +15,7 @@ from forewarn.judge.checklist import COVERED, NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis, replay
 from forewarn.judge.examples import Example, examples
 from forewarn.judge.rules import all_rules
-from forewarn.standing import NOT_FALLING, VERDICTS
+from forewarn.standing import NOT_FALLING, VERDICTS, open_alerts, open_words
 from forewarn.store import RunWriter, open_run
 from forewarn.types import AlertState, RunEnd, Severity
 from forewarn.views.console import AlertLines
@@ -110,7 +110,9 @@ def test_a_loss_on_a_plateau_is_not_called_falling(tmp_path, small):
 def test_the_line_at_the_end_and_check_have_the_same_verdict(losses, tmp_path, small):
     printed = recorded(tmp_path / "run", small, losses)
     diagnosis = diagnosis_of(tmp_path / "run")
-    assert f"run: {diagnosis.verdict} · {len(losses)} steps" in printed
+    serious = [alert for alert in diagnosis.alerts if alert.severity > Severity.INFO]
+    words = open_words(serious) if open_alerts(serious) else diagnosis.verdict
+    assert f"run: {words} · {len(losses)} steps" in printed
     assert contradictions(diagnosis) == []
 
 

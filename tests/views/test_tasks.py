@@ -81,7 +81,7 @@ def test_the_summary_is_that_of_all_steps():
         view.show(step, blocks(norm, 1.5), [], [])
     view.close()
     text = stream.getvalue()
-    assert f"gradient norm     mean {np.mean(norms):.4g} ± {np.std(norms, ddof=1):.4g}, highest 6 in step 2" in text
+    assert f"gradient norm     mean {np.mean(norms):.3g} ± {np.std(norms, ddof=1):.3g}, highest 6 in step 2" in text
     assert "vanishing layers  head" in text
     assert "exploding layers  none" in text
     assert "task balance      balanced: pointer/type 1.5 over the last 10 checks" in text

@@ -18,7 +18,7 @@ from forewarn.judge.rules.updates import UpdateRatioHigh, UpdateRatioLow
 from forewarn.judge.series import Floats, median
 from forewarn.standing import HEALTHY, TOO_EARLY, alert_words, exit_code, open_alerts
 from forewarn.store import Run
-from forewarn.types import Alert, RunInfo, in_words
+from forewarn.types import Alert, RunInfo, figures, in_words
 
 NO_WARNINGS = "no open warnings"
 COVERED = {
@@ -89,8 +89,9 @@ def _loss_falling(curve: LossCurve, losses: Floats) -> Check:
     levels = curve.levels
     if not len(levels):
         return _unknown(name, curve.num_losses)
-    first, lowest, last = (in_words(float(level)) for level in (levels[0], levels.min(), levels[-1]))
-    detail = f"{first} → {last}" + ("" if last == lowest else f", lowest {lowest}")
+    detail = " → ".join(figures(float(levels[0]), float(levels[-1])))
+    if (lowest := in_words(float(levels.min()))) != in_words(float(levels[-1])):
+        detail += f", lowest {lowest}"
     return _verdict(name, curve.is_falling is True, detail)
 
 

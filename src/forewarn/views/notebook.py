@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forewarn.judge.ledger import VERDICTS, Ledger, exit_code
+from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
+from forewarn.standing import VERDICTS, exit_code
 from forewarn.store import Run
 from forewarn.store.run_summary import summary_of
 from forewarn.types import Alert, AlertState, Remedy, Severity, figure, num_words
@@ -18,6 +19,7 @@ from forewarn.views.wording import (
     WARNING,
     AlertGroup,
     literal,
+    losses,
     mark,
     short,
     thing_to_do,
@@ -165,8 +167,7 @@ def _losses(run: Run) -> list[str]:
     loss = _loss(run)
     if loss is None or not len(loss[1]):
         return []
-    first, last = float(loss[1][0]), float(loss[1][-1])
-    return [f"loss {figure(first)} → {figure(last)}"]
+    return losses(float(loss[1][0]), float(loss[1][-1]))
 
 
 def _loss(run: Run) -> tuple[np.ndarray, np.ndarray] | None:

@@ -24,6 +24,7 @@ from forewarn.types import (
     Severity,
     Shape,
     figure,
+    figures,
 )
 
 HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"
@@ -175,7 +176,7 @@ def steps_of(alerts: Iterable[Alert]) -> str:
 
 def losses(first: float, last: float) -> list[str]:
     """`loss 2.3 → 0.004`; nothing, if no loss was given."""
-    return [] if math.isnan(first) else [f"loss {figure(first)} → {figure(last)}"]
+    return [] if math.isnan(first) else [f"loss {' → '.join(figures(first, last))}"]
 
 
 def model_words(info: RunInfo) -> list[str]:

@@ -56,7 +56,7 @@ def test_a_loss_that_stands_still_for_half_of_the_run_is_a_plateau(scale):
     (alert,) = run.ledger.alerts
     assert alert.severity is Severity.WARNING
     assert alert.finding.evidence["level"] == pytest.approx(2.0, rel=0.02)
-    assert str(alert.remedies[0]) == "lower_lr 0.001 → 0.0003333"
+    assert str(alert.remedies[0]) == "lower_lr 0.001 → 0.000333"
 
 
 def test_the_same_curve_is_no_plateau_once_the_lr_has_decayed_by_what_was_declared():
