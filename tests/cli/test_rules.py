@@ -50,7 +50,7 @@ def test_a_threshold_is_explained_also_where_it_is_inherited(forewarn: Call) -> 
     assert "[thresholds.loss_spike]" in said.out
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert "lost_steps 20 Steps in a row after which the spike is critical: the loss is not coming" in lines
-    assert "window 64 How many accepted values make the level." in lines
+    assert "window 64 Number of accepted values in the level." in lines
 
 
 @pytest.mark.parametrize("columns", [80, 120])
