@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -21,7 +22,7 @@ from tests.golden.screens import SCREENS, WIDTHS, Screen, command, displayed, st
 
 THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 SCREENS["demo"] = command("demo")
-DOCUMENTED = {"demo": "forewarn demo", "check-faulty": "forewarn check", "explain": "forewarn explain loss-spike"}
+DOCUMENTED = {"demo": "forewarn demo", "check-faulty": "forewarn check lr-jump"}
 """The pictures of the documentation, each with its title."""
 
 pyte.graphics.TEXT[2] = "+blink"
@@ -37,7 +38,8 @@ def drawn(terminal: pyte.Screen) -> Text:
     lines = []
     for row in range(terminal.lines):
         cells = [terminal.buffer[row][column] for column in range(terminal.columns)]
-        lines.append(Text.assemble(*[(cell.data, _style(cell)) for cell in cells]))
+        runs = groupby(cells, key=_style)
+        lines.append(Text.assemble(*[("".join(cell.data for cell in same), style) for style, same in runs]))
     while lines and not lines[-1].plain.strip():
         lines.pop()
     for line in lines:
