@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 import torch
 
 from benchmarks.named_faults.faults import FAULTS, Loop
-from benchmarks.named_faults.page import SNIPPET, Comparison, page, table
+from benchmarks.named_faults.page import SNIPPET, Cell, Comparison, from_json, page, table
 from benchmarks.named_faults.scoring import Remark, Said
 from benchmarks.named_faults.tools import TOOLS
 from forewarn.lab.bench.measurements import this_machine
@@ -33,13 +34,18 @@ SECONDS = 300
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of runs of each fault.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Number of runs at a time.")
 @click.option(
+    "--again", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take from this JSON file the runs that it has, and run only the others.",
+)  # fmt: skip
+@click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path),
     help="Write the page here, and all that the tools said beside it as JSON.",
 )  # fmt: skip
-def command(tools: str, faults: str, seeds: int, jobs: int, out: Path | None) -> None:
+def command(tools: str, faults: str, seeds: int, jobs: int, again: Path | None, out: Path | None) -> None:
     """Break training runs in everyday ways and see what each tool says about them.
 
-    pip install -e '.[bench]' installs the tools. All faults under all tools take about 20 minutes.
+    pip install -e '.[bench]' installs the tools. All faults under all tools take about 20 minutes. A change of a
+    pattern needs no new runs: --again docs/compared.json scores the stored words.
 
     \b
     Examples:
@@ -47,11 +53,12 @@ def command(tools: str, faults: str, seeds: int, jobs: int, out: Path | None) ->
       python -m benchmarks.named_faults --tools forewarn --faults zero-grad,detached --seeds 1
     """
     torch.set_num_threads(1)
-    result = compare(_chosen(tools, TOOLS), _chosen(faults, FAULTS), seeds, jobs)
+    known = from_json(json.loads(again.read_text(encoding="utf-8"))) if again else {}
+    result = compare(_chosen(tools, TOOLS), _chosen(faults, FAULTS), seeds, jobs, known)
     click.echo("\n".join(table(result)))
     if out is not None:
         run_alone(lambda folder: exec(compile(SNIPPET, "snippet", "exec"), {}))
-        called = shlex.join(["python", "-m", "benchmarks.named_faults", *sys.argv[1:]])
+        called = f"python -m benchmarks.named_faults --seeds {seeds} --out {out}"
         machine = this_machine(PACKAGES)
         beside = out.with_suffix(".json")
         out.write_text(page(called, machine, result, beside.name), encoding="utf-8")
@@ -68,17 +75,17 @@ def _chosen(names: str, known: Collection[str]) -> list[str]:
     return chosen
 
 
-def compare(tools: list[str], faults: list[str], seeds: int, jobs: int) -> Comparison:
-    """Every fault and every healthy twin under every tool; those that do not judge run once."""
+def compare(
+    tools: list[str], faults: list[str], seeds: int, jobs: int, known: Mapping[Cell, Said] = MappingProxyType({})
+) -> Comparison:
+    """Every fault and every healthy twin under every tool that judges; the others run the first fault once."""
     builds = {build.__name__: build for name in faults for build in (FAULTS[name].twin, FAULTS[name].build)}
-    cells = [
-        (tool, name, seed)
-        for tool in tools
-        for name in builds
-        for seed in range(seeds if TOOLS[tool].judges else 1)
-    ]
+    cells = [(tool, name, seed) for tool in tools if TOOLS[tool].judges for name in builds for seed in range(seeds)]
+    cells += [(tool, FAULTS[faults[0]].build.__name__, 0) for tool in tools if not TOOLS[tool].judges]
 
-    def said(cell: tuple[str, str, int]) -> Said:
+    def said(cell: Cell) -> Said:
+        if cell in known:
+            return known[cell]
         tool, name, seed = cell
         answer = watched(tool, builds[name], seed)
         click.echo(f"{tool}: {name}, seed {seed}", err=True)
@@ -127,7 +134,14 @@ def _in_folder(work: Callable[[Path], None], folder: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.chdir(folder)
-    work(folder)
+    try:
+        work(folder)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # what the parent's threads registered for the end of the process is not for this one
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ STEPS = 600
 WHEN = 181
 """The step of a fault that comes midway: one that forewarn's default schedule does not measure in detail."""
 EPOCH = 25
+"""Steps between two validations."""
+DEEP = [16, *[64] * 10, 5]
+"""Deep enough for gradients that vanish to stay away for the whole run."""
 
 
 def classify(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -168,7 +171,7 @@ def nan_in_a_batch() -> Loop:
 
 
 def deep_mlp(factor: float = 1.0) -> Loop:
-    model = MLP([16, *[64] * 7, 5])
+    model = MLP(DEEP)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):
@@ -182,7 +185,7 @@ def weights_ten_times_too_large() -> Loop:
 
 
 def deep_sigmoids() -> Loop:
-    return loop_of(MLP([16, *[64] * 7, 5], activation=nn.Sigmoid))
+    return loop_of(MLP(DEEP, activation=nn.Sigmoid))
 
 
 def dead_relus() -> Loop:
@@ -319,8 +322,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "detached": Fault(
         "graph cut by `.detach()`",
-        r"detach|no gradient|without (a )?gradient|gradients?.{0,20}(is|are) (none|missing|zero)|(none|missing|zero).{0,20}gradient"
-        r"|graph.{0,20}(cut|broken|disconnect)|disconnect",
+        r"detach|no gradient|without (a )?gradient|gradients?.{0,20}(is|are) (none|missing|zero)"
+        r"|(none|missing|zero).{0,20}gradient|graph.{0,20}(cut|broken|disconnect)|disconnect",
         detached_graph, mlp,
     ),
     "rate-jump": Fault(

@@ -56,10 +56,8 @@ def naming(pattern: str, remarks: Sequence[Remark]) -> list[Remark]:
     return [remark for remark in remarks if matches(pattern, remark.text)]
 
 
-def verdict(pattern: str, broken: Sequence[Remark], healthy: Sequence[Remark], judges: bool = True) -> Verdict:
-    """How well a tool told a broken run from its healthy twin."""
-    if not judges:
-        return "not its job"
+def verdict(pattern: str, broken: Sequence[Remark], healthy: Sequence[Remark]) -> Verdict:
+    """How well a tool that judges told a broken run from its healthy twin."""
     new = told_apart(broken, healthy)
     if naming(pattern, new):
         return "names the cause"
@@ -72,7 +70,9 @@ def mentioned(pattern: str, broken: Sequence[Remark], healthy: Sequence[Remark])
     return not naming(pattern, new) and any(matches(pattern, remark.more) for remark in new)
 
 
-def best_remark(pattern: str, broken: Sequence[Remark], healthy: Sequence[Remark]) -> Remark | None:
-    """The remark to quote: one that names the fault, else the first that the twin does not get."""
+def telling(pattern: str, broken: Sequence[Remark], healthy: Sequence[Remark]) -> list[Remark]:
+    """What to quote: a remark that names the fault, else the first two kinds that the twin does not get."""
     new = told_apart(broken, healthy)
-    return next(iter(naming(pattern, new) or new), None)
+    kinds = {remark.kind: remark for remark in reversed(new)}
+    first = [remark for remark in new if kinds[remark.kind] is remark]
+    return naming(pattern, new)[:1] or first[:2]

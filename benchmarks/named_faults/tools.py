@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,10 @@ class Forewarn(Tool):
 class Torchmortem(Tool):
     name = "torchmortem"
     package = "torchmortem"
-    use = "`Autopsy(model, optimizer=…)`, `autopsy.step(loss=…)` and its report; findings of severity warning and critical"
+    use = (
+        "`Autopsy(model, optimizer=…)`, `autopsy.step(loss=…)` and its report; findings of severity warning and "
+        "critical, and its insights"
+    )
     strength = (
         "an HTML report after the run with charts, health scores per layer, long explanations and references; rank "
         "collapse, gradient noise, edge of stability"
@@ -113,7 +117,6 @@ class Torchmortem(Tool):
         lines = [report.executive_summary, *(f"{found.severity.name}: {found.summary}" for found in report.findings)]
         return remarks, "\n".join(lines)
 
-
     @staticmethod
     def _remark(kind: str, said: Any) -> Remark:
         first, *further = said.remediation or [""]
@@ -128,8 +131,8 @@ class Trainscope(Tool):
         "report`, and the story of its browser's Spike Inspector"
     )
     strength = (
-        "made for loss spikes of large language models: a browser to scrub through the steps around a spike, routing of "
-        "experts, RNG states and replay without the bad batches"
+        "made for loss spikes of large language models: a browser to scrub through the steps around a spike, routing "
+        "of experts, RNG states and replay without the bad batches"
     )
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -166,10 +169,11 @@ class Trainscope(Tool):
 
     def _story(self, spike: int) -> list[tuple[str, int]]:
         """What the Spike Inspector shows of the first spike: the rule of its script, which only a browser runs."""
-        window = import_module("trainscope.analysis").read_arrow_sync(self._window(spike))
+        path = self.folder / "run" / "spikes" / f"spike_step_{spike}.arrow"
+        window: Any = import_module("trainscope.analysis").read_arrow_sync(path)
         loss = window[0]["loss"] or 1
         norm = window[0]["grad_norm_before_clip"] or 1
-        events = {
+        events: dict[str, Callable[[Any], bool]] = {
             "Loss Shift": lambda row: row["spike_score"] >= 3.5 or row["loss"] > loss * 1.5,
             "Gradient Explosion": lambda row: row["grad_norm_before_clip"] > max(5, norm * 3),
             "NaN / Inf Collapse": lambda row: not math.isfinite(row["loss"]),
@@ -178,16 +182,13 @@ class Trainscope(Tool):
         story = sorted(((what, step) for what, step in first.items() if step is not None), key=lambda event: event[1])
         return story or [("Distributional Shift", spike)]
 
-    def _window(self, spike: int) -> Path:
-        return self.folder / "run" / "spikes" / f"spike_step_{spike}.arrow"
-
 
 class Pulsegrad(Tool):
     name = "pulsegrad"
     package = "pulsegrad"
     use = (
-        "`pulsegrad.watch(model, optimizer)`, `pulsegrad.log` of the validation loss, `pug findings` and `pug summary`; "
-        "findings of severity warning and above, the verdict and the flags of the summary"
+        "`pulsegrad.watch(model, optimizer)`, `pulsegrad.log` of the validation loss, `pug findings` and `pug "
+        "summary`; findings of severity warning and above, the verdict and the flags of the summary"
     )
     strength = "needs one line and no call per step; a live web view, findings while the run trains, LoRA adapters"
 
@@ -227,7 +228,9 @@ class Wandb(Tool):
     name = "wandb"
     package = "wandb"
     use = '`wandb.watch(model, log="all", log_freq=10)` and `wandb.log`, offline'
-    strength = "experiment tracking for a team: every series and histogram of every run, sweeps, artifacts, alerts you write"
+    strength = (
+        "experiment tracking for a team: every series and histogram of every run, sweeps, artifacts, alerts you write"
+    )
     judges = False
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -245,7 +248,7 @@ class Wandb(Tool):
         self.run.log({"val_loss": val_loss})
 
     def report(self) -> tuple[list[Remark], str]:
-        names = sorted(name for name in self.run.summary.keys() if not name.startswith("_"))
+        names = sorted(name for name in dict(self.run.summary) if not name.startswith("_"))
         self.run.finish()
         return [], f"recorded {len(names)} series: {', '.join(names)}"
 
