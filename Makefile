@@ -69,9 +69,10 @@ $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/fore
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
-bench: $(PEERS)/.installed  ## compare costs with other tools and write docs/overhead.md; takes half an hour
+bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.md and docs/compared.md; takes an hour
 	for script in $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)); do $(PEERS)/bin/python $$script || exit 1; done
 	$(PEERS)/bin/python -m benchmarks.overhead --workload all --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
+	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 
 clean:  ## remove everything that was installed or built
 	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,6 +75,9 @@ def place(tmp_path, monkeypatch):
         Path(name).write_text(code)
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    # Docs show W&B beside the monitor; `benchmarks.named_faults` runs the same code with the real package.
+    run = SimpleNamespace(log=lambda values: None, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project, mode: run))
     return tmp_path
 
 
