@@ -74,7 +74,7 @@ def _show_hits(query: str, hits: Sequence[Hit]) -> None:
     reading = f"read {hits[0].name}, and judge your run: forewarn check RUN"
     next_step = f"forewarn explain {rules[0].name}" if rules else reading
     show(
-        Text(f'No rule is called "{short(query)}". The best matches:\n'),
+        Text(f'Best matches for "{short(query)}":\n'),
         *lines,
         f"\nGo on: {next_step}",
         console=console,

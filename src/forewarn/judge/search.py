@@ -160,7 +160,8 @@ def _pages(repository: Path) -> Iterator[_Entry]:
         weights = _weights([(SYMPTOM, f"{symptom.page} {symptom.title}")])
         yield _Entry(Hit(symptom.path, "", f"{symptom.title}."), weights)
     listed = {symptom.path for symptom in SYMPTOMS}
-    for folder in ("docs", GUIDE):
+    is_ours = (repository / "docs" / "rules" / "README.md").is_file()
+    for folder in ("docs", GUIDE) if is_ours else ():
         for path in sorted((repository / folder).glob("*.md")):
             name = f"{folder}/{path.name}"
             if name not in listed and path.is_file():
