@@ -154,7 +154,7 @@ def test_a_rule_of_ones_own_is_listed_and_explained(forewarn: Call, place: Path)
     assert "Z101 high-loss" in said.out
     assert "[thresholds.high_loss]" in said.out
     assert "The highest loss that is well." in said.out
-    assert 'Best matches for "high-loss"' in forewarn("explain", "high-loss").out
+    assert 'No rule is called "high-loss"' in forewarn("explain", "high-loss").out
 
 
 @pytest.mark.parametrize("command", [["check", "run"], ["explain", "L102"], ["rules"], ["train", "lm"]])

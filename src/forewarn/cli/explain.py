@@ -73,12 +73,8 @@ def _show_hits(query: str, hits: Sequence[Hit]) -> None:
         lines.append(line)
     reading = f"read {hits[0].name}, and judge your run: forewarn check RUN"
     next_step = f"forewarn explain {rules[0].name}" if rules else reading
-    show(
-        Text(f'Best matches for "{short(query)}":\n'),
-        *lines,
-        f"\nGo on: {next_step}",
-        console=console,
-    )
+    title = Text(f'No rule is called "{short(query)}". The best matches:\n')
+    show(title, *lines, f"\nGo on: {next_step}", console=console)
 
 
 def _show_rule(rule: Rule, own: Sequence[Rule]) -> None:
