@@ -98,7 +98,8 @@ def test_every_rule_is_found_by_the_words_of_its_name_and_by_its_summary(rule: o
 
 
 def test_pages_are_found_by_their_titles() -> None:
-    for query, page in {"rules of your own": "docs/your_own.md", "histogram": "docs/distributions.md"}.items():
+    pages = {"rules of your own": "docs/your_own.md", "coordinate check": "docs/coordinate_check.md"}
+    for query, page in pages.items():
         assert page in [hit.name for hit in search(query)][:3]
 
 
@@ -110,6 +111,21 @@ def test_nothing_is_found_where_there_is_nothing(query: str) -> None:
 def test_a_long_story_is_searched_too() -> None:
     story = "I trained my model for three days and since this morning the loss is NaN, what should I do? " * 50
     assert "non-finite-loss" in [hit.name for hit in search(story)][:3]
+
+
+def test_words_of_a_project_do_not_hide_a_symptom_but_noise_is_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "rules").mkdir(parents=True)
+    (tmp_path / "docs" / "rules" / "README.md").touch()
+    (tmp_path / "docs" / "page.md").write_text("# Healthy ranges and red flags\n")
+    assert search("resnet50 cifar10 nan", repository=tmp_path)[0].name == "non-finite-loss"
+    assert search("red flags", repository=tmp_path)[0].name == "docs/page.md"
+    assert search("x[red]y[/red]\x1b]0;y\x07\x9b31m\u202e", repository=tmp_path) == []
+
+
+def test_pages_that_are_not_ours_are_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "zebra.md").write_text("# Zebras\n")
+    assert search("zebras", repository=tmp_path) == []
 
 
 def test_a_name_with_a_slip_in_it_is_not_searched_for_but_words_are() -> None:

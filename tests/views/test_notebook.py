@@ -181,6 +181,14 @@ def test_each_further_metric_has_a_panel_and_an_unknown_one_is_refused(run: Run)
         run.plot("loss")
 
 
+def test_long_names_leave_room_for_the_curves(tmp_path: Path) -> None:
+    long = alert(name="x" * 300)
+    with open_run(written(tmp_path / ("run" * 60), [2.0, 1.0], [long], model="M" * 300)) as run:
+        figure = run.plot("gradient/norm")
+        figure.canvas.draw()
+        assert all(axes.get_position().width > 0.5 for axes in figure.axes)
+
+
 def test_a_notebook_shows_a_run_and_an_alert_as_html_and_a_figure_as_a_picture(run: Run) -> None:
     shown = DisplayFormatter()
     for thing, kind in ((run, "text/html"), (run.alerts()[0], "text/html"), (run.plot(), "image/png")):

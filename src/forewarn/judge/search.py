@@ -30,6 +30,8 @@ _SPELLED_ALIKE = 0.8
 _MISSPELLED = 0.9
 """Likeness from which on a word is the name of a rule with a slip in it."""
 _LONGEST_NAME = 100
+_LEAST_KNOWN = 0.25
+"""Share of the words that must mean something here; less is noise."""
 _LONGEST_QUERY = 1000
 _LONGEST_WORD = 40
 """Characters."""
@@ -74,7 +76,10 @@ def search(query: str, own: Iterable[Rule] = (), repository: Path = REPOSITORY) 
     entries = [*_built_in(repository), *_rules(own)]
     numbers = Counter(word for entry in entries for word in entry.weights)
     rarity = {word: math.log(1 + len(entries) / number) for word, number in numbers.items()}
-    asked = [words for word in _query(query) if (words := _alternatives(word, numbers.keys()))]
+    typed = _query(query)
+    asked = [words for word in typed if (words := _alternatives(word, numbers.keys()))]
+    if len(asked) < _LEAST_KNOWN * len(typed):
+        return []
     scores: dict[Hit, float] = {}
     for entry in entries:
         parts = [max(entry.weights.get(word, 0.0) * share * rarity[word] for word, share in words.items())
@@ -104,8 +109,7 @@ def stem(word: str) -> str:
 
 
 def _query(query: str) -> list[str]:
-    words = [word for word in _words(query[:_LONGEST_QUERY]) if word not in _IGNORED and not word.isdigit()]
-    words = [word for word in words if 1 < len(word) <= _LONGEST_WORD]
+    words = [word for word in _words(query[:_LONGEST_QUERY]) if word not in _IGNORED]
     return list(dict.fromkeys(words))[:_MOST_WORDS]
 
 
@@ -116,6 +120,8 @@ def _words(text: str) -> list[str]:
 
 def _alternatives(word: str, vocabulary: Collection[str]) -> dict[str, float]:
     """The words of the vocabulary that a word of the query stands for, with what each of them counts."""
+    if not 1 < len(word) <= _LONGEST_WORD or word.isdigit():
+        return {}
     root = stem(word)
     counts = {root: 1.0}
     for other in [*SYNONYMS.get(word, "").split(), *_by_stem().get(root, "").split()]:
@@ -160,7 +166,8 @@ def _pages(repository: Path) -> Iterator[_Entry]:
         weights = _weights([(SYMPTOM, f"{symptom.page} {symptom.title}")])
         yield _Entry(Hit(symptom.path, "", f"{symptom.title}."), weights)
     listed = {symptom.path for symptom in SYMPTOMS}
-    for folder in ("docs", GUIDE):
+    is_ours = (repository / "docs" / "rules" / "README.md").is_file()
+    for folder in ("docs", GUIDE) if is_ours else ():
         for path in sorted((repository / folder).glob("*.md")):
             name = f"{folder}/{path.name}"
             if name not in listed and path.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,22 +24,24 @@ from forewarn.metrics import catalogue_of
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
 from forewarn.types import Severity
-from forewarn.views.notebook import fired_alerts, run_title
+from forewarn.views.notebook import fired_alerts, state_words
 from forewarn.views.wording import AlertGroup, short
 
 LOSS, AVERAGE, VALIDATION, RATE = "train/loss", "train/loss_ema", "eval/loss", "train/lr"
 COLOURS = {Severity.INFO: "#0e7490", Severity.WARNING: "#d97706", Severity.CRITICAL: "#dc2626"}
 MOST_NAMED = 4
 """Alerts that the legend names; all of them have a line."""
-MOST_LINES = 10
+MOST_LINES = 4
 """Scopes of a metric that the legend names."""
 _STYLES: dict[str, dict[str, Any]] = {
     LOSS: {"color": "#94a3b8", "linewidth": 0.8, "label": "training"},
     AVERAGE: {"color": "#1d4ed8", "linewidth": 1.8, "label": "moving average"},
     VALIDATION: {"color": "#059669", "linewidth": 1.2, "marker": "o", "markersize": 4, "label": "validation"},
 }
-_WIDTH, _LOSS_HEIGHT, _PANEL_HEIGHT = 8.0, 3.6, 1.5
+_WIDTH, _LOSS_HEIGHT, _PANEL_HEIGHT = 9.0, 3.6, 1.5
 """Inches."""
+_WIDEST_TEXT, _WIDEST_LABEL = 90, 30
+"""Characters."""
 _ORDERS = 20.0
 """Highest over lowest loss from which on its axis is logarithmic."""
 
@@ -62,14 +65,14 @@ def plot(run: Run, metrics: Sequence[str]) -> RunFigure:
     for panel, name in zip(axes[1:], panels, strict=True):
         _draw_metric(panel, run, name)
     _mark_alerts(axes, fired_alerts(run))
-    axes[0].set_title(_plain(run_title(run)), loc="left", fontsize="medium")
+    axes[0].set_title(_plain(f"{run.path.name}: {state_words(run)}"), loc="left", fontsize="medium")
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
         if panel.get_legend_handles_labels()[1]:
-            panel.legend(edgecolor="none", framealpha=0.85, fontsize="small", loc="upper right")
+            panel.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
@@ -92,10 +95,15 @@ def _draw_loss(axes: Axes, run: Run) -> None:
 def _draw_metric(axes: Axes, run: Run, name: str) -> None:
     axes.set_ylabel(_plain("learning rate" if name == RATE else catalogue_of(run.info).label(name)), fontsize="small")
     run.scopes(name)  # an unknown name is an error that suggests others
-    for index, (scope, series) in enumerate(_series(run, name)):
-        is_named = bool(scope) and not (name == RATE and len(run.scopes(name)) == 1) and index < MOST_LINES
-        label = _plain(f"group {scope}" if name == RATE else scope) if is_named else None
-        axes.plot(series.steps, _finite(series.values), linewidth=1.2, label=label)
+    series_by_scope = dict(_series(run, name))
+    others = len(series_by_scope) - MOST_LINES
+    for index, (scope, series) in enumerate(series_by_scope.items()):
+        label = _plain(f"group {scope}" if name == RATE else scope, _WIDEST_LABEL)
+        if index >= MOST_LINES:
+            label = f"and {others} more" if index == MOST_LINES else ""
+        axes.plot(series.steps, _finite(series.values), linewidth=1.2, label=label if len(series_by_scope) > 1 else "")
+    if name == RATE:
+        axes.set_ylim(bottom=0)
 
 
 def _mark_alerts(axes: Sequence[Axes], fired: Sequence[tuple[AlertGroup, Sequence[AlertGroup]]]) -> None:
@@ -104,7 +112,7 @@ def _mark_alerts(axes: Sequence[Axes], fired: Sequence[tuple[AlertGroup, Sequenc
         step, colour = _first_step(cause), COLOURS[cause.worst.severity]
         for panel in axes:
             panel.axvline(step, color=colour, linewidth=1, linestyle=(0, (3, 2)), zorder=0)
-        label = _plain(f"step {step}: {cause.worst.name}") if index < MOST_NAMED else None
+        label = _plain(f"step {step}: {cause.worst.name}", _WIDEST_LABEL) if index < MOST_NAMED else None
         _mark(axes[0], step, colour, 7, label)
         for symptom in symptoms:
             _mark(axes[0], _first_step(symptom), COLOURS[symptom.worst.severity], 3.5, None)
@@ -130,7 +138,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, math.nan)
 
 
-def _plain(text: str) -> str:
-    """Text that matplotlib takes literally: a dollar would begin a formula, an underscore hides a label."""
-    text = short(text).replace("$", r"\$")
+def _plain(text: str, most: int = _WIDEST_TEXT) -> str:
+    """Text that matplotlib takes literally, in lines: a dollar would begin a formula, an underscore hides a label."""
+    text = "\n".join(textwrap.wrap(short(text), most)).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
