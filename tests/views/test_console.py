@@ -178,7 +178,7 @@ def test_a_faulty_run_ends_with_its_cause_what_to_do_and_the_next_command(stream
     note = alert("G104", severity=Severity.INFO)
     AlertLines(stream).end(ending(alert("U102", ""), alert(follows="U102"), note, code=1))
     first, cause, do, command = stream.getvalue().splitlines()
-    assert first == "⚠ forewarn  runs/a: warnings · 500 steps · 2 warnings open · loss 2.3 → 0.004 · 1 note"
+    assert first == "⚠ forewarn  runs/a: warnings · 500 steps · 2 warnings open · loss 2.3 → 0.004 · 1 info"
     assert cause.startswith("  cause  ")
     assert "(step 6, update-ratio-high)" in cause
     assert do == "  do     Lower the learning rate from 0.0003 to 0.00015"
@@ -188,7 +188,7 @@ def test_a_faulty_run_ends_with_its_cause_what_to_do_and_the_next_command(stream
 def test_notes_alone_leave_a_run_healthy_and_are_counted(stream: io.StringIO) -> None:
     AlertLines(stream).end(ending(alert(severity=Severity.INFO)))
     assert stream.getvalue().splitlines() == [
-        "✓ forewarn  runs/a: healthy · 500 steps · 59 rules · loss 2.3 → 0.004 · 1 note",
+        "✓ forewarn  runs/a: healthy · 500 steps · 59 rules · loss 2.3 → 0.004 · 1 info",
         "  next   forewarn check runs/a",
     ]
 

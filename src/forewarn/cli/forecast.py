@@ -60,7 +60,7 @@ def command(run: Path, step_ahead: int | None, target: float | None, as_json: bo
     if as_json:
         print_json(dataclasses.asdict(result))
     else:
-        show(*_picture(curve, result), *_caution(run, result))
+        show(*_picture(curve, result), *_caution(run, result, alerts))
 
 
 def _if_ahead(total: float, now: int) -> int | None:
@@ -94,18 +94,20 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
     return [Text.assemble(("loss so far  ", "dim"), line(losses.tolist(), 60)), table]
 
 
-def _caution(run: Path, result: Forecast) -> list[RenderableType]:
+def _caution(run: Path, result: Forecast, alerts: list[Alert]) -> list[RenderableType]:
     """Which warnings are open, so that nobody relies on the forecast of a run that goes wrong."""
     import shlex
 
     from rich.text import Text
 
+    from forewarn.standing import open_words
+    from forewarn.types import Severity
     from forewarn.views.wording import WARNING, literal
 
     if not result.open_warnings:
         return []
-    several = len(result.open_warnings) > 1
-    words = f"Open {'warnings' if several else 'warning'}: {', '.join(result.open_warnings)}. "
+    counts = open_words(alert for alert in alerts if alert.severity > Severity.INFO)
+    words = f"{counts}: {', '.join(result.open_warnings)}. "
     words += "The run may do worse than this. " if not result.declined else ""
     return [Text(f"{WARNING} {literal(words)}See: forewarn check {literal(shlex.quote(str(run)))}", style="yellow")]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from forewarn.store.run_summary import Summary
 
-SILENT_SECONDS = 600.0
-"""A run that was not closed and recorded nothing for so long was probably killed."""
 COLUMNS = ("model", "steps", "last loss", "state", "alerts", "age")
 """Beside the name of the run."""
 NUMBERS = ("steps", "last loss")
@@ -88,10 +86,11 @@ def _table(rows: list[list[Text]], width: int) -> Table:
 def _row(path: Path, summary: Summary) -> list[Text]:
     from rich.text import Text
 
+    from forewarn.standing import run_state
     from forewarn.types import in_words, num_words
     from forewarn.views.wording import STYLES, short
 
-    state, counts = state_of(summary), summary.num_alerts
+    state, counts = run_state(summary.end, summary.updated), summary.num_alerts
     return [
         Text(short(str(path))),
         Text(short(summary.model)),
@@ -101,15 +100,6 @@ def _row(path: Path, summary: Summary) -> list[Text]:
         Text(num_words(counts) or "none", style=STYLES[max(counts)] if counts else "dim"),
         Text(_age(summary.updated), style="dim"),
     ]
-
-
-def state_of(summary: Summary) -> str:
-    """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
-    if summary.end is None:
-        return "interrupted" if time.time() - summary.updated > SILENT_SECONDS else "running"
-    if summary.end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
-        return "interrupted"
-    return "completed" if summary.end == "completed" else "failed"
 
 
 def _age(then: float) -> str:

@@ -18,7 +18,7 @@ from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
 from forewarn.judge.headlines import figure
-from forewarn.standing import NOT_FALLING, alert_words
+from forewarn.standing import NOT_FALLING, alert_words, run_state
 from forewarn.store import Run
 from forewarn.types import Alert, AlertState, Remedy, Severity
 from forewarn.views.epoch_lines import advice_lines
@@ -125,9 +125,11 @@ def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
 
 def heading(run: Run) -> Text:
     """The run in one line: `runs/demo  GPT, 0.8 million parameters, AdamW, 300 steps, completed`."""
-    ended = run.end[0] if run.end else "not closed: it still trains, or it was killed"
+    reason = run.end[0] if run.end else None
+    state = run_state(reason, run.updated or run.info.started)
+    state += f" ({short(reason)})" if reason not in (None, state) else ""
     steps = f"{run.num_steps} steps"
-    return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, short(ended)]))
+    return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, state]))
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
@@ -169,7 +171,7 @@ def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
         Text(f"{worst.name} {worst.code}", style="dim"),
     )
     fired = min(alert.fired for alert in group.alerts if alert.fired is not None)
-    times = f"from step {fired}, still firing" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
+    times = f"open since step {fired}" if group.is_firing else f"resolved, {steps_of(group.alerts)}"
     lines = [group.numbers + _later(worst), f"cause: {literal(worst.cause)}" if worst.cause else ""]
     details = [Text(line) for line in lines if line]
     return Group(title, Padding(Group(*details, Text(times, style="dim")), (0, 0, 0, 3)))

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from forewarn.standing import NOT_FALLING
+from forewarn.standing import NOT_FALLING, open_words
 from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity, counted
 from forewarn.views.depth import depth_profile
 from forewarn.views.wording import (
@@ -240,11 +240,10 @@ def end_lines(end: RunEnd) -> list[Line]:
     run = short(str(end.path))
     firing = [alert for alert in end.alerts if alert.state is AlertState.FIRING and alert.severity > Severity.INFO]
     words = [f"{run}: {end.verdict}", f"{end.num_steps} steps"]
-    words += [f"{counted(firing)} open"] if firing else []
+    words += [open_words(firing)] if firing else []
     words += [f"{end.num_rules} rules"] if end.exit_code == 0 else []
     words += losses(end.first_loss, end.last_loss)
-    notes = sum(alert.severity is Severity.INFO for alert in end.alerts)
-    words += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
+    words += [notes] if (notes := counted([alert for alert in end.alerts if alert.severity is Severity.INFO])) else []
     lines = [Line(Text.assemble((f"{sign} forewarn", style), f"  {literal(' · '.join(words))}"), hang=12)]
     serious = [alert for alert in end.alerts if alert.severity > Severity.INFO]
     if end.exit_code and serious:
