@@ -284,7 +284,7 @@ class Monitor:
 
     def forecast(self, at: int | None = None, target: float | None = None) -> Forecast:
         """Where the loss is heading: at step `at`, by default twice as far as the run has come; when it is `target`."""
-        return forecast(self._curve, at, target)
+        return forecast(self._curve, at, target, self.firing)
 
     def close(self, reason: str = "completed") -> None:
         """Take all hooks back, judge what is still under way and write the end of the run.

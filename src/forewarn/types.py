@@ -455,6 +455,10 @@ def counted(alerts: Sequence[Alert]) -> str:
 
 
 def num_words(counts: Mapping[Severity, int]) -> str:
-    """The number of each severity in words, worst first."""
-    plural = {level: "warnings" if level is Severity.WARNING and counts[level] > 1 else str(level) for level in counts}
-    return ", ".join(f"{counts[level]} {plural[level]}" for level in sorted(counts, reverse=True) if counts[level])
+    """The number of each severity in words, worst first: `1 critical, 2 warnings, 3 notes`."""
+    words = {Severity.INFO: "note", Severity.WARNING: "warning"}
+    return ", ".join(
+        f"{counts[level]} " + (words[level] + "s" * (counts[level] != 1) if level in words else str(level))
+        for level in sorted(counts, reverse=True)
+        if counts[level]
+    )

@@ -9,9 +9,9 @@ import torch
 from forewarn import Config, watch
 
 
-def stored(path, losses, **hyperparameters):
+def stored(path, losses, disable=(), **hyperparameters):
     model = torch.nn.Linear(1, 1)
-    config = Config(hyperparameters=hyperparameters)
+    config = Config(hyperparameters=hyperparameters, disable=disable)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with watch(model, optimizer, path, every=10_000, config=config, views=[]) as monitor:
         for loss in losses:
@@ -53,7 +53,10 @@ def test_losses_that_are_never_finite_are_said_to_be(tmp_path, forewarn):
 
 def test_too_early_is_said_in_a_sentence(tmp_path, forewarn):
     stored(tmp_path / "run", FALLING[:50])
-    assert "Too early to tell: 50 losses are too few; it takes 200." in forewarn("forecast", str(tmp_path / "run")).out
+    assert (
+        "No forecast: too early to tell, 50 losses are too few; it takes 200."
+        in forewarn("forecast", str(tmp_path / "run")).out
+    )
 
 
 def test_what_cannot_be_told_is_an_error(tmp_path, forewarn):
@@ -61,3 +64,22 @@ def test_what_cannot_be_told_is_an_error(tmp_path, forewarn):
     result = forewarn("forecast", str(tmp_path / "run"), "--at", "10")
     assert result.code == 3
     assert "not ahead" in result.err
+
+
+def test_open_warnings_are_named_beside_the_forecast(tmp_path, forewarn):
+    monitor = stored(tmp_path / "run", FALLING, disable=("frozen-weight",))  # without a step of the optimizer
+    assert monitor.forecast().open_warnings == ("optimizer-not-stepping",)
+    result = forewarn("forecast", str(tmp_path / "run"))
+    assert "⚠ 1 warning open: optimizer-not-stepping. The run may do worse than this. See: forewarn check" in result.out
+    plain = json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)
+    assert plain["open_warnings"] == ["optimizer-not-stepping"]
+
+
+def test_with_a_critical_alert_open_there_is_no_forecast(tmp_path, forewarn):
+    stored(tmp_path / "run", [*FALLING, float("nan")])
+    assert "No forecast: non-finite-loss is open and critical.\n" in forewarn("forecast", str(tmp_path / "run")).out
+
+
+def test_a_run_without_warnings_has_nothing_beside_its_forecast(tmp_path, forewarn):
+    stored(tmp_path / "run", FALLING, disable=("optimizer-not-stepping", "frozen-weight"))
+    assert "⚠" not in forewarn("forecast", str(tmp_path / "run")).out

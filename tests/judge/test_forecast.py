@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from forewarn.judge.forecast import LossCurve, forecast
+from forewarn.types import AlertState, Severity
+from tests.judge.test_diagnosis import alert
 from tests.loss_curves import curves
 
 
@@ -51,7 +53,7 @@ def test_the_interval_holds_on_held_out_tails_of_real_runs():
         for cut in (0.4, 0.5, 0.6, 0.7):
             seen = int(cut * len(losses))
             told = forecast(LossCurve.of(range(seen), losses[:seen].tolist()), at=len(losses) - 1)
-            assert not told.too_early
+            assert not told.declined
             held.append(told.low <= actual <= told.high)
             misses.append(abs(told.loss - actual))
             unmoved.append(abs(told.level - actual))
@@ -72,7 +74,7 @@ def test_the_interval_holds_on_held_out_tails_of_real_runs():
 )
 def test_it_says_too_early_rather_than_guess(curve, at, reason):
     told = forecast(curve, at)
-    assert reason in told.too_early
+    assert reason in told.declined
     assert math.isnan(told.loss)
 
 
@@ -108,6 +110,63 @@ def test_a_target_that_is_met_already_says_so(steps):
     assert told.reached
     assert told.target_step == told.target_soonest == told.target_latest == told.now == steps - 1
     assert not forecast(power_law(steps), target=1.0).reached
+
+
+def curve_of(shape: str, steps: int = 500) -> LossCurve:
+    random = np.random.default_rng(1)
+    at = np.arange(steps)
+    losses = {
+        "exponential to a floor": 0.0028 + 2.3 * np.exp(-at / 30) * random.chisquare(32, steps) / 32,
+        "solved at once, noisy floor": np.maximum(0.0028, 2.3 * np.exp(-at / 5)) * random.lognormal(0, 0.5, steps),
+        "noisy floor": 0.0028 * random.lognormal(0, 0.5, steps) + 2.3 * np.exp(-at / (steps / 12)),
+        "power law": 1.5 + 6 * (at + 1.0) ** -0.4 + 0.03 * random.standard_normal(steps),
+        "plateau": np.where(at < 0.3 * steps, 5 - 10 * at / steps, 2.0) + 0.03 * random.standard_normal(steps),
+        "late drop": np.where(at < 0.8 * steps, 2.3, 0.3) + 0.03 * random.standard_normal(steps),
+        "rising": 2 + 3 * np.exp(-at / 20) + 2 * np.maximum(0, at / steps - 0.6) + 0.03 * random.standard_normal(steps),
+    }[shape]
+    return LossCurve.of(range(steps), losses.tolist())
+
+
+@pytest.mark.parametrize("steps", [250, 500, 3000])
+@pytest.mark.parametrize(
+    "shape",
+    ["exponential to a floor", "solved at once, noisy floor", "noisy floor", "power law", "plateau", "late drop"],
+)
+def test_no_rise_is_predicted_without_evidence_for_one(shape, steps):
+    for at in (steps + 1, 2 * steps, 4 * steps - 10):
+        told = forecast(curve_of(shape, steps), at)
+        assert not told.declined
+        assert 0 <= told.low <= told.loss <= told.level
+        assert told.loss <= told.high <= 5.1, "nor is the interval above all that was seen"
+
+
+@pytest.mark.parametrize("steps", [250, 500, 3000])
+def test_a_plateau_falls_no_faster_than_it_did_lately(steps):
+    told = forecast(curve_of("plateau", steps), 3 * steps)
+    assert told.loss == pytest.approx(2.0, abs=0.05)
+
+
+@pytest.mark.parametrize("steps", [250, 500, 3000])
+def test_a_solved_task_stays_solved(steps):
+    told = forecast(curve_of("solved at once, noisy floor", steps))
+    assert told.loss == pytest.approx(0.0028, rel=0.3)
+    assert told.high < 0.01
+
+
+def test_a_loss_that_rises_lately_gets_no_forecast():
+    assert "rising over the last 25% of the run" in forecast(curve_of("rising")).declined
+
+
+def test_open_warnings_are_named_and_a_critical_one_leaves_no_forecast():
+    warning, note = alert(Severity.WARNING, AlertState.FIRING), alert(Severity.INFO, AlertState.FIRING)
+    told = forecast(power_law(1000), alerts=[warning, warning, note])
+    assert told.open_warnings == ("loss-spike",)
+    assert math.isfinite(told.loss)
+    for quiet in (note, alert(Severity.CRITICAL, AlertState.RESOLVED)):
+        assert forecast(power_law(1000), alerts=[quiet]).open_warnings == ()
+    told = forecast(power_law(1000), alerts=[alert(Severity.CRITICAL, AlertState.FIRING)])
+    assert told.declined == "loss-spike is open and critical"
+    assert math.isnan(told.loss)
 
 
 def test_what_was_asked_for_wrongly_is_one_sentence():

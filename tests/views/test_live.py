@@ -65,7 +65,7 @@ def test_without_a_terminal_alerts_come_at_once_as_plain_lines() -> None:
     assert "⚠ step 3  " in text
     assert "[red]x\\x1b[31m (update-ratio-high)" in text
     assert "\x1b" not in text
-    assert text.splitlines()[-1].endswith("alerts firing: 1 warning")
+    assert text.splitlines()[-1].endswith("1 warning open")
 
 
 def test_on_a_terminal_the_picture_holds_numbers_progress_and_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_resolved_alert_leaves_the_count() -> None:
     view = LiveView(every=1, console=where)
     view.show(0, step_of(0), [alert()], [])
     view.show(1, step_of(1), [alert(state=AlertState.RESOLVED)], [])
-    assert "alerts firing" not in text_of(where).splitlines()[-1]
+    assert "open" not in text_of(where).splitlines()[-1]
 
 
 def test_a_terminal_that_knows_only_ascii_gets_ascii_bars() -> None:
@@ -179,5 +179,5 @@ def test_on_a_terminal_the_healthy_band_of_the_update_ratio_is_that_of_the_phase
     assert "typical" not in text_of(where), "there is no update ratio yet"
     view.show(9, [*step_of(9), block(9, "monitor/update_ratio_median", 1e-3)], [], [])
     view.close()
-    assert (words or "alerts firing") in text_of(where)
+    assert (words or "no alerts") in text_of(where)
     assert ("typical" in text_of(where)) == (words is not None)

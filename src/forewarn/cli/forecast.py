@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from forewarn.judge.forecast import Forecast, LossCurve
     from forewarn.store import Run, StoredSeries
+    from forewarn.types import Alert
 
 NEARLY_OVER = 1.05
 """Times the steps made that the declared ones must be, for what is left of them to be a future."""
@@ -26,10 +27,11 @@ NEARLY_OVER = 1.05
 @click.option("--target", type=float, metavar="LOSS", help="When will the loss be this low?")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 def command(run: Path, step_ahead: int | None, target: float | None, as_json: bool) -> None:
-    """Tell where the loss is heading, with an interval, or that it is too early to tell.
+    """Tell where the loss is heading, with an interval, or why that cannot be told.
 
-    A power law with an asymptote is fitted to the whole curve of the training loss. How wide the interval is comes from
-    the run itself: from how wrong the same fit is when it has seen only a part of the curve and must predict the rest.
+    A power law with an asymptote is fitted to the whole curve of the training loss. The interval comes from the run
+    itself: from the error of the same fit when it sees only a part of the curve and must predict the rest. Open
+    warnings are named below. While a critical alert is open, there is no forecast.
 
     \b
     Examples:
@@ -42,23 +44,23 @@ def command(run: Path, step_ahead: int | None, target: float | None, as_json: bo
     from forewarn.judge.forecast import LossCurve, forecast
     from forewarn.judge.remedies import declared
 
-    def recorded(stored: Run) -> tuple[StoredSeries, float]:
+    def recorded(stored: Run) -> tuple[StoredSeries, float, list[Alert]]:
         if "train/loss" not in stored.names():
             raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
-        return stored.series("train/loss"), declared(stored.info, "total_steps")
+        return stored.series("train/loss"), declared(stored.info, "total_steps"), stored.alerts()
 
-    losses, total = from_run(run, recorded)
+    losses, total, alerts = from_run(run, recorded)
     curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
     if step_ahead is None and len(losses.steps):
         step_ahead = _if_ahead(total, int(losses.steps[-1]))
     try:
-        result = forecast(curve, step_ahead, target)
+        result = forecast(curve, step_ahead, target, alerts)
     except ValueError as error:
         raise Failure(str(error)) from error
     if as_json:
         print_json(dataclasses.asdict(result))
     else:
-        show(*_picture(curve, result))
+        show(*_picture(curve, result), *_caution(run, result, alerts))
 
 
 def _if_ahead(total: float, now: int) -> int | None:
@@ -74,13 +76,13 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
     from forewarn.views.bars import line
 
     level = f"{result.level:.4g}"
-    if result.too_early:
+    if result.declined:
         reached = f"The target {in_words(result.target)} is reached already. " if result.reached else ""
-        why = ("Too early to tell: ", "yellow")
-        return [Text.assemble(f"step {result.now}: loss {level}. {reached}", why, f"{result.too_early}.")]
+        why = ("No forecast: ", "yellow")
+        return [Text.assemble(f"step {result.now}: loss {level}. {reached}", why, f"{result.declined}.")]
     _, losses = curve.points
     table = quiet_table()
-    for name in ("", "step", "loss", "nine times in ten"):
+    for name in ("", "step", "loss", "90% interval"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_row("now", str(result.now), level, "")
     table.add_row("expected", str(result.at), f"{result.loss:.4g}", f"{result.low:.4g} – {result.high:.4g}")
@@ -90,6 +92,24 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
         soonest, latest = (_step(step) for step in (result.target_soonest, result.target_latest))
         table.add_row("target", _step(result.target_step), in_words(result.target), f"{soonest} – {latest}")
     return [Text.assemble(("loss so far  ", "dim"), line(losses.tolist(), 60)), table]
+
+
+def _caution(run: Path, result: Forecast, alerts: list[Alert]) -> list[RenderableType]:
+    """Which warnings are open, so that nobody relies on the forecast of a run that goes wrong."""
+    import shlex
+
+    from rich.text import Text
+
+    from forewarn.standing import open_words
+    from forewarn.types import Severity
+    from forewarn.views.wording import WARNING, literal
+
+    if not result.open_warnings:
+        return []
+    counts = open_words(alert for alert in alerts if alert.severity > Severity.INFO)
+    words = f"{counts}: {', '.join(result.open_warnings)}. "
+    words += "The run may do worse than this. " if not result.declined else ""
+    return [Text(f"{WARNING} {literal(words)}See: forewarn check {literal(shlex.quote(str(run)))}", style="yellow")]
 
 
 def _step(step: float) -> str:

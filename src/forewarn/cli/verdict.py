@@ -17,7 +17,7 @@ from rich.text import Text
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
-from forewarn.standing import NOT_FALLING, alert_words
+from forewarn.standing import NOT_FALLING, alert_words, run_state
 from forewarn.store import Run
 from forewarn.types import Alert, AlertState, Remedy, Severity
 from forewarn.views.epoch_lines import advice_lines
@@ -124,9 +124,11 @@ def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
 
 def heading(run: Run) -> Text:
     """The run in one line: `runs/demo  GPT, 0.8 million parameters, AdamW, 300 steps, completed`."""
-    ended = run.end[0] if run.end else "not closed: it still trains, or it was killed"
+    reason = run.end[0] if run.end else None
+    state = run_state(reason, run.updated or run.info.started)
+    state += f" ({short(reason)})" if reason not in (None, state) else ""
     steps = f"{run.num_steps} steps"
-    return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, short(ended)]))
+    return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, state]))
 
 
 def _summary(diagnosis: Diagnosis) -> Text:

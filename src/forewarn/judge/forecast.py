@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.types import Block
+from forewarn.standing import TOO_EARLY, open_alerts
+from forewarn.types import Alert, Block, Severity
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +40,12 @@ _RECENT = 0.05
 """Share of the curve whose median is the current level."""
 _NINE_IN_TEN = 1.64
 """Half-width of the 90% interval of a normal distribution, in standard errors."""
+_TREND_SHARE = 0.5
+"""Share of the curve whose slope limits how far the law may carry on: of a loss that flattens, the later half."""
+_RISE_SHARE = 0.25
+"""Share of the curve over which a rise is looked for."""
+_CERTAIN = 3.0
+"""Standard errors beyond which a slope is evidence of a rise."""
 
 _LEAST_POINTS = 20
 """Below so many losses a trend over the run says nothing."""
@@ -108,7 +115,7 @@ class LossCurve:
         """The median loss in each tenth of the run; empty if there are too few losses for that."""
         if len(self._means) < _LEAST_POINTS:
             return np.empty(0)
-        return np.array([np.median(part) for part in np.array_split(self.points[1], _NUM_LEVELS)])
+        return _levels(self.points[1])
 
     @property
     def is_falling(self) -> bool | None:
@@ -136,8 +143,10 @@ class Forecast:
     """The last step of the curve."""
     level: float
     """The loss there."""
-    too_early: str = ""
-    """Why there is no forecast yet; the numbers below are NaN then."""
+    declined: str = ""
+    """Why there is no forecast; the numbers below are NaN then."""
+    open_warnings: tuple[str, ...] = ()
+    """The names of the rules with an open warning: the forecast is what happens if nothing else does."""
     at: int = 0
     """The step of the forecast."""
     loss: float = math.nan
@@ -168,42 +177,76 @@ class _Law:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outlook:
-    """A fitted law and its error."""
+class _Trend:
+    """A fitted law, put where the loss is now, and held to the slope that the loss has had lately."""
 
     law: _Law
+    now: float
+    level: float
+    noise: float
+    """Standard error of the level."""
+    fastest: float
+    """Steepest fall per e-fold of steps that the recent losses allow; 0 if they may not be falling at all."""
+
+    def __call__(self, step: float) -> float:
+        """The expected loss: never above the level, since a law that falls is no evidence of a rise.
+
+        What is above the asymptote shrinks as it does in the law.
+        """
+        present, floor = float(self.law(self.now + 1)), self.law.floor
+        margin = _NINE_IN_TEN * self.noise
+        start = min(max(present, self.level - margin), self.level + margin)
+        kept = (float(self.law(step + 1)) - floor) / (present - floor) if present > floor else 1.0
+        fall = min((1 - kept) * max(0.0, start - floor), self.fastest * math.log((step + 1) / (self.now + 1)))
+        return min(self.level, start - fall)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """A trend and its error."""
+
+    trend: _Trend
     now: int
     rate: float
-    """Error of the law per e-fold of steps ahead."""
+    """Error of the trend per e-fold of steps ahead."""
     unsure: float
-    """Error at the current step: the noise of the level plus the misfit of the law."""
+    """Error at the current step: the noise of the level plus the misfit of the trend."""
     lowest: float
-    """Lower limit of the loss."""
+    highest: float
+    """Limits of the loss, from what it has been so far."""
 
     def at(self, step: float) -> tuple[float, float, float]:
-        """The value of the law, and an interval that widens with the logarithm of the steps."""
-        middle = float(self.law(step + 1))
+        """The expected loss, and an interval that widens with the logarithm of the steps."""
+        middle = self.trend(step)
         half = self.unsure + _WIDTH * self.rate * math.log((step + 1) / (self.now + 1))
-        return middle, max(self.lowest, middle - half), middle + half
+        return middle, max(self.lowest, middle - half), min(self.highest, middle + half)
 
 
-def forecast(curve: LossCurve, at: int | None = None, target: float | None = None) -> Forecast:
-    """The loss at step `at` (by default twice the steps so far), and when `target` is met."""
+def forecast(
+    curve: LossCurve, at: int | None = None, target: float | None = None, alerts: Iterable[Alert] = ()
+) -> Forecast:
+    """The loss at step `at` (by default twice the steps so far), and when `target` is met.
+
+    `alerts` are those of the run: open warnings are named in the forecast, and with a critical one there is none.
+    """
     _check(at, target)
+    warnings = [alert for alert in open_alerts(alerts) if alert.severity > Severity.INFO]
     steps, losses = curve.points
     if not len(steps):
-        return Forecast(-1, math.nan, "no loss was recorded that is finite")
+        return Forecast(-1, math.nan, "no loss was recorded that is finite", _names(warnings))
     now = curve.last_step
     if at is not None and at <= now:
         raise ValueError(f"step {at} is not ahead of the run, which has come to step {now}")
     ahead = 2 * now if at is None else operator.index(at)
-    result = Forecast(now, _level(losses), _too_early(curve, steps, losses, ahead))
-    outlook = None if result.too_early else _outlook(steps, losses, now)
+    critical = [alert for alert in warnings if alert.severity is Severity.CRITICAL]
+    reason = f"{_names(critical)[0]} is open and critical" if critical else _reason_against(curve, steps, losses, ahead)
+    result = Forecast(now, _level(losses), reason, _names(warnings))
+    outlook = None if result.declined else _outlook(steps, losses, now)
     if outlook is not None:
         middle, low, high = outlook.at(ahead)
         result = dataclasses.replace(result, at=ahead, loss=middle, low=low, high=high)
-    elif not result.too_early:
-        result = dataclasses.replace(result, too_early="the loss does not follow a curve that could be continued")
+    elif not result.declined:
+        result = dataclasses.replace(result, declined="the loss does not follow a curve that could be continued")
     return result if target is None else _with_target(result, float(target), outlook)
 
 
@@ -216,15 +259,42 @@ def _check(step: Any, target: Any) -> None:
         raise ValueError("target must be a loss to wait for, not nan")
 
 
-def _too_early(curve: LossCurve, steps: Floats, losses: Floats, ahead: float) -> str:
+def _reason_against(curve: LossCurve, steps: Floats, losses: Floats, ahead: float) -> str:
     if curve.num_losses < _LEAST_LOSSES:
-        return f"{curve.num_losses} losses are too few; it takes {_LEAST_LOSSES}"
+        return f"{TOO_EARLY}, {curve.num_losses} losses are too few; it takes {_LEAST_LOSSES}"
     if ahead > _FURTHEST * max(1.0, steps[-1]):
         return f"step {int(ahead)} is more than {_FURTHEST:g} times as far as the run has come"
     begun = float(np.median(losses[: max(3, len(losses) // 50)]))
     if _level(losses) > begun - _LEARNT * abs(begun):
-        return "the loss has hardly fallen yet"
+        return f"{TOO_EARLY}, the loss has hardly fallen yet"
+    recent = steps >= steps[-1] * (1 - _RISE_SHARE)
+    slope, error = _slope(steps[recent], losses[recent])
+    if slope > _CERTAIN * error and slope * math.log(1 / (1 - _RISE_SHARE)) > _LEARNT * abs(_level(losses)):
+        return f"the loss has been rising over the last {_RISE_SHARE:.0%} of the run"
     return ""
+
+
+def _names(alerts: Iterable[Alert]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(alert.name for alert in alerts))
+
+
+def _slope(steps: Floats, losses: Floats) -> tuple[float, float]:
+    """The change of the loss per e-fold of steps, as a robust line through it, and its standard error."""
+    if len(steps) < _LEAST_POINTS:
+        return 0.0, math.inf
+    parts = np.array_split(np.arange(len(steps)), _LEAST_POINTS)
+    x = np.array([np.log(steps[part] + 1).mean() for part in parts])
+    y = np.array([np.median(losses[part]) for part in parts])
+    later, before = np.tril_indices(len(x), -1)
+    slope = float(np.median((y[later] - y[before]) / (x[later] - x[before])))
+    misses = y - slope * x
+    spread = 1.4826 * float(np.median(np.abs(misses - np.median(misses))))
+    return slope, spread / (float(x.std()) * math.sqrt(len(x)))
+
+
+def _levels(losses: Floats) -> Floats:
+    """The median loss in each tenth of the run."""
+    return np.array([np.median(part) for part in np.array_split(losses, _NUM_LEVELS)])
 
 
 def _recent(losses: Floats) -> Floats:
@@ -261,7 +331,10 @@ def _binned(steps: Floats, losses: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _fitted(steps: Floats, losses: Floats, fewest_folds: float = _FEWEST_FOLDS) -> _Law | None:
-    """The law that fits best, with outliers down-weighted and the first twentieth, a warm-up, left out."""
+    """The law that fits best, with outliers down-weighted and the first twentieth, a warm-up, left out.
+
+    Where none falls, the loss is at its floor and stays there.
+    """
     late = steps >= steps[0] + 0.05 * (steps[-1] - steps[0])
     x, y, error = _binned(steps[late], losses[late])
     if len(x) < 8:
@@ -281,7 +354,7 @@ def _fitted(steps: Floats, losses: Floats, fewest_folds: float = _FEWEST_FOLDS) 
         cost = float(np.where(misses < _HUBER, misses**2 / 2, _HUBER * (misses - _HUBER / 2)).sum())
         if drop > 0 and (best is None or cost < best[0]):
             best = (cost, dataclasses.replace(shape, floor=floor, drop=drop))
-    return None if best is None else best[1]
+    return _Law(float(x[0]), 0.0, 0.0, floor=float(np.median(y)), drop=0.0) if best is None else best[1]
 
 
 def _least_squares(basis: Floats, y: Floats, weights: Floats, lowest: float) -> tuple[float, float]:
@@ -300,9 +373,18 @@ def _error_rate(steps: Floats, losses: Floats, full_law: _Law) -> float | None:
         fewest_folds = cut * _FEWEST_FOLDS if full_law.decay else _FEWEST_FOLDS  # a part covers fewer
         law = _fitted(steps[:num_seen], losses[:num_seen], fewest_folds)
         if law is not None:
-            miss = _level(losses) - float(law(steps[-1] + 1))
+            trend = _trend(law, steps[:num_seen], losses[:num_seen])
+            miss = _level(losses) - trend(steps[-1])
+            if trend.level > _level(losses) > 0:  # the lower the loss, the less it can be off
+                miss *= _level(losses) / trend.level
             rates.append(miss / math.log((steps[-1] + 1) / (steps[num_seen - 1] + 1)))
     return float(np.sqrt(np.mean(np.square(rates)))) if len(rates) >= 3 else None
+
+
+def _trend(law: _Law, steps: Floats, losses: Floats) -> _Trend:
+    recent = steps >= steps[-1] * (1 - _TREND_SHARE)
+    slope, error = _slope(steps[recent], losses[recent])
+    return _Trend(law, float(steps[-1]), _level(losses), _noise(losses), max(0.0, 2 * error - slope))
 
 
 def _outlook(steps: Floats, losses: Floats, now: int) -> _Outlook | None:
@@ -311,9 +393,11 @@ def _outlook(steps: Floats, losses: Floats, now: int) -> _Outlook | None:
     if law is None or rate is None:
         return None
     level = _level(losses)
-    unsure = _NINE_IN_TEN * _noise(losses) + abs(level - float(law(steps[-1] + 1)))
+    trend = _trend(law, steps, losses)
+    unsure = _NINE_IN_TEN * _noise(losses) + abs(level - trend(steps[-1]))
     lowest = 0.0 if losses.min() > 0 else -math.inf
-    return _Outlook(law, now, max(rate, 1e-3 * abs(level)), unsure, lowest)
+    highest = max(level + unsure, float(_levels(losses).max()))
+    return _Outlook(trend, now, max(rate, 1e-3 * abs(level)), unsure, lowest, highest)
 
 
 def _with_target(result: Forecast, target: float, outlook: _Outlook | None) -> Forecast:

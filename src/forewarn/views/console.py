@@ -244,8 +244,7 @@ def end_lines(end: RunEnd) -> list[Line]:
     words += [alert_words(serious)] if serious and not is_firing else []
     words += [f"{end.num_rules} rules"] if not serious else []
     words += losses(end.first_loss, end.last_loss)
-    notes = sum(alert.severity is Severity.INFO for alert in end.alerts)
-    words += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
+    words += [notes] if (notes := counted([alert for alert in end.alerts if alert.severity is Severity.INFO])) else []
     lines = [Line(Text.assemble((f"{sign} forewarn", style), f"  {literal(' · '.join(words))}"), hang=12)]
     if end.exit_code and serious:
         first = serious[0]

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from forewarn.judge.forecast import LossCurve
 from forewarn.metrics import label
-from forewarn.types import Action, Alert, AlertState, Block, counted, in_words
+from forewarn.standing import open_words
+from forewarn.types import Action, Alert, AlertState, Block, in_words
 from forewarn.views.bands import Rate, phase, update_ratio_words
 from forewarn.views.bars import ASCII_BARS, BARS, bar_chart
 from forewarn.views.console import News, plain_console, print_lines
@@ -137,7 +138,7 @@ class LiveView:
         return row
 
     def _alerts(self) -> str:
-        return f"alerts firing: {counted(list(self._firing.values())) or 'none'}"
+        return open_words(self._firing.values())
 
 
 class _Pace:
