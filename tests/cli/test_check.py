@@ -53,7 +53,7 @@ def test_the_numbers_are_those_at_firing_and_the_step_last_seen_stands_below(for
 def test_a_run_with_information_alone_has_no_warnings(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 2.0, 2.0]))
     assert "✓  no open warnings" in said.out
-    assert "  1 info open\n" in said.out
+    assert "  1 note open\n" in said.out
 
 
 def test_json_gives_readings_as_they_were_and_times_whole(forewarn: Call, lost: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_critical_alert_that_was_resolved_is_a_warning(forewarn: Call, tmp_pat
 def test_information_alone_is_healthy_and_asks_for_nothing(forewarn: Call, tmp_path: Path) -> None:
     said = forewarn("check", write_run(tmp_path / "run", [*falling(200), 3.5, 2.0, 2.0]))
     assert said.code == 0
-    assert "healthy: 1 info open" in said.out
+    assert "healthy: 1 note open" in said.out
     assert "What to do" not in said.out
 
 

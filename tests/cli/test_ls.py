@@ -133,7 +133,7 @@ def test_many_alerts_of_every_severity_fit_in(forewarn: Call, tmp_path: Path, mo
         severity = list(Severity)[number % 3]
         writer.record(0, alerts=[Alert("L102", "x", str(number), severity, AlertState.FIRING, 0, 0, 0, finding)])
     writer.close()
-    for columns, words in ((80, "30 critical + 60"), (120, "30 critical, 30 warnings, 30 info")):
+    for columns, words in ((80, "30 critical + 60"), (120, "30 critical, 30 warnings, 30 notes")):
         monkeypatch.setenv("COLUMNS", str(columns))
         said = forewarn("ls")
         assert words in line_of(said, "an-experiment")

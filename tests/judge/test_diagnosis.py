@@ -262,7 +262,7 @@ def test_information_is_no_reason_against_a_healthy_run(diagnosed: Callable[...,
     diagnosis = diagnosed({"train/loss": [*falling(), 3.5, 2.0, 2.0]})
     assert [one.severity for one in diagnosis.alerts] == [Severity.INFO]
     assert state_of(diagnosis, "no open warnings") == "pass"
-    assert detail_of(diagnosis, "no open warnings") == "1 info open"
+    assert detail_of(diagnosis, "no open warnings") == "1 note open"
     assert diagnosis.exit_code == 0
 
 

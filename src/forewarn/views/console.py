@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from forewarn.standing import NOT_FALLING, alert_words, open_words
-from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity
+from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart, Severity, counted
 from forewarn.views.depth import depth_profile
 from forewarn.views.wording import (
     CRITICAL,
