@@ -160,7 +160,7 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
     parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(course, fault_at)]
     if saved is not None:
         parts += _comparison(console, course, saved)
-    paths = " and ".join(literal(str(each.path)) for each in (course, saved) if each is not None)
+    paths = " and ".join(literal(str(trained.path)) for trained in (course, saved) if trained is not None)
     parts += [
         Text(f"\nStored in {paths}.\n"),
         next_commands(course.path, diagnosis.ranked, f"forewarn check {shlex.quote(str(course.path))}"),
@@ -202,15 +202,15 @@ def _comparison(console: Console, course: Course, saved: Course) -> list[Rendera
     assert remedy is not None
     width = max(10, min(40, console.width - 34))
     bars = ASCII_BARS if console.options.ascii_only else BARS
-    parts = [part.mean() for each in (course, saved) for part in np.array_split(each.losses, width)]
+    parts = [part.mean() for trained in (course, saved) for part in np.array_split(trained.losses, width)]
     both = bar_chart(np.array(parts), 2 * width, bars=bars)
     rows = (("as it was", both[:width], course), ("with the remedy", both[width:], saved))
     return [
         Text("\nThe same run with the first remedy", style="bold"),
         Text(f"  At step {saved.warned.fired}: {thing_to_do(remedy)}."),
         *(
-            Text.assemble(f"  {label:15}  ", (chart, "cyan"), f"  loss {figure(_level(each.losses))}")
-            for label, chart, each in rows
+            Text.assemble(f"  {label:15}  ", (chart, "cyan"), f"  loss {figure(_level(trained.losses))}")
+            for label, chart, trained in rows
         ),
     ]
 
