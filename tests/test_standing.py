@@ -96,7 +96,7 @@ def test_an_open_warning_is_counted_in_the_same_words_everywhere(told):
     assert said["live"].endswith(words)
     serious = words.removesuffix(" open").partition(",")[0]
     verdict = {"1 warning": "warnings", "1 critical": "critical"}[serious]
-    assert f"runs/a: {verdict} · 303 steps · {serious} open" in said["end"]
+    assert f"runs/a: {serious} open · 303 steps" in said["end"]
     assert f"\n{verdict}: {words}\n" in said["check"]
     assert json.loads(said["check --json"])["verdict"] == verdict
     assert f"{serious} open: " in said["forecast"]
@@ -127,6 +127,8 @@ def test_alerts_in_words():
         ("completed", 3600.0, "completed"),
         ("KeyboardInterrupt", 1.0, "interrupted"),
         ("ValueError: no", 1.0, "failed"),
+        ("OutOfMemoryError", 1.0, "failed"),
+        ("early stopping: no progress for 5 epochs", 1.0, "completed"),
     ],
 )
 def test_the_state_of_a_run(end, age, state, monkeypatch):

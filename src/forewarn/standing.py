@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -63,4 +64,4 @@ def run_state(end: str | None, updated: float) -> str:
         return INTERRUPTED if time.time() - updated > SILENT_SECONDS else RUNNING
     if end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return INTERRUPTED
-    return COMPLETED if end == "completed" else FAILED
+    return FAILED if re.match(r"[A-Z]\w*(: |$)", end) else COMPLETED  # `ValueError: …`; all else is a reason to stop

@@ -137,11 +137,10 @@ def _fitted(name: Text, width: int) -> Text:
 def _row(path: Path, summary: Summary, is_wide: bool = True) -> list[Text]:
     from rich.text import Text
 
-    from forewarn.standing import run_state
     from forewarn.types import in_words, num_words
     from forewarn.views.wording import STYLES, literal
 
-    state, counts = run_state(summary.end, summary.updated), summary.num_alerts
+    state, counts = summary.state, summary.num_alerts
     return [
         Text(literal(str(path)), style="bold"),
         _fitted(Text(literal(summary.model)), WIDEST_MODEL),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from forewarn.codec import Noun
 from forewarn.files import read_regular, replacing
+from forewarn.standing import run_state
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog
 from forewarn.store.chunks import FLOATS
@@ -28,9 +28,6 @@ from forewarn.store.tail import INSERT_ROW, TailRow
 from forewarn.types import Alert, Severity
 
 NAME = "summary.json"
-SILENT_SECONDS = 600.0
-"""A run that was not closed and has recorded nothing for this long was probably killed."""
-
 _FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
 """What a summary is about: it counts as long as these are as its writer left them."""
 _MOST_BYTES = 1 << 16
@@ -61,11 +58,7 @@ class Summary(Noun):
     @property
     def state(self) -> str:
         """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
-        if self.end is None:
-            return "interrupted" if time.time() - self.updated > SILENT_SECONDS else "running"
-        if self.end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
-            return "interrupted"
-        return "completed" if self.end == "completed" else "failed"
+        return run_state(self.end, self.updated)
 
     @property
     def num_alerts(self) -> dict[Severity, int]:

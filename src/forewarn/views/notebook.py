@@ -9,7 +9,7 @@ import numpy as np
 
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
-from forewarn.standing import VERDICTS, exit_code
+from forewarn.standing import NO_ALERTS, VERDICTS, exit_code
 from forewarn.store import Run
 from forewarn.store.run_summary import summary_of
 from forewarn.types import Alert, AlertState, Remedy, Severity, figure, num_words
@@ -59,7 +59,7 @@ def state_words(run: Run) -> str:
     summary = summary_of(run)
     words = [short(summary.model)] if summary.model else []
     words += [f"{summary.num_steps} step" + "s" * (summary.num_steps != 1), *_losses(run), summary.state]
-    words.append(num_words(summary.num_alerts) or "no alerts")
+    words.append(num_words(summary.num_alerts) or NO_ALERTS)
     return ", ".join(words)
 
 
