@@ -13,6 +13,11 @@ from forewarn.measure.hooks import Hooks
 from forewarn.measure.probe import ModuleTap
 
 
+_graph_task = torch._C._current_graph_task_id
+_tracing_state = torch._C._get_tracing_state
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+
 class ModuleHooks(Hooks):
     """The hooks of several taps, removed together.
 
@@ -30,12 +35,12 @@ class ModuleHooks(Hooks):
 
 def is_transformed() -> bool:
     """Whether the model is being traced, or runs inside a transform such as vmap: its tensors then have no values."""
-    return torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+    return _tracing_state() is not None or _interpreter() is not None
 
 
 def is_first_forward() -> bool:
     """Whether this is no recomputation within a backward pass, and no transform."""
-    return torch._C._current_graph_task_id() == -1 and not is_transformed()
+    return _graph_task() == -1 and _tracing_state() is None and _interpreter() is None
 
 
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:
