@@ -57,14 +57,12 @@ class Run:
         config = forewarn.Config(
             measure=forewarn.Measure(plan=plan), hyperparameters=self.hyperparameters, escalation_steps=0
         )
-        monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, views=[], config=config)
+        monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, config=config)
         for epoch in range(epochs):
             if self.resumes_after and epoch == self.resumes_after:
                 saved = monitor.state_dict()
                 monitor.close("interrupted")
-                monitor = forewarn.watch(
-                    self.model, optimizer, self.run, every=self.every, views=[], config=config, resume=True
-                )
+                monitor = forewarn.watch(self.model, optimizer, self.run, every=self.every, config=config, resume=True)
                 monitor.load_state_dict(saved)
             for _ in range(steps):
                 loss = loss_of(self.model, *next(self.training))

@@ -76,7 +76,7 @@ def healthy(
         return min(1.0, (step + 1) / warm_up) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    with forewarn.watch(model, optimizer, run, every=5, views=[], metrics=metrics) as monitor:
+    with forewarn.watch(model, optimizer, run, every=5, metrics=metrics) as monitor:
         for _ in range(steps):
             loss = loss_of(model, *next(batches))
             loss.backward()
@@ -120,7 +120,7 @@ class Breakable:
 
     def train(self, steps: int = 160) -> forewarn.Monitor:
         with forewarn.watch(
-            self.model, self.optimizer, self.run, every=5, config=self.config, resume=self.resume, views=[],
+            self.model, self.optimizer, self.run, every=5, config=self.config, resume=self.resume,
             metrics=self.metrics,
         ) as monitor:  # fmt: skip
             self.after_attach(monitor)
@@ -439,7 +439,7 @@ def two_tasks(
     """Two tasks of one model, compared every 5 steps."""
     optimizer = AdamW(model.parameters(), lr=1e-3)
     batches = shuffled(*classification(2000, 16, 5, seed=0), 0)
-    with forewarn.watch(model, optimizer, run, every=5, views=[]) as monitor:
+    with forewarn.watch(model, optimizer, run, every=5) as monitor:
         for _ in range(steps):
             inputs, targets = next(batches)
             loss = monitor.combine_losses(losses(model(inputs), inputs, targets), weights=weights, every=5)
