@@ -45,16 +45,16 @@ def test_an_alert_about_gradients_comes_with_their_profile_over_the_depth(stream
     view.show(7, [norms], [alert("L102")], [])
     assert "by depth" not in stream.getvalue()
     view.show(8, [norms], [alert("G102")], [])
-    assert "  gradient by depth: a 1e-8 ▁▄·█ e 1\n" in stream.getvalue()
+    assert "  gradient by depth: 1e-8 in a ▁▄·█ 1 in e\n" in stream.getvalue()
 
 
 def test_a_very_deep_model_is_one_line_as_well(stream: io.StringIO) -> None:
     norms = block(7, "gradient/block_norm", *range(1, 501), scopes=tuple(f"blocks.{at}" for at in range(500)))
     AlertLines(stream).show(7, [norms], [alert("G102")], [])
     line = next(line for line in stream.getvalue().splitlines() if "by depth" in line)
-    assert line.startswith("  gradient by depth: blocks.0 1 ▁")
-    assert line.endswith("█ blocks.499 500")
-    assert len(line) < 120
+    assert line.startswith("  gradient by depth: 1 in blocks.0 ▁")
+    assert line.endswith("█ 500 in blocks.499")
+    assert len(line) <= 80
 
 
 def test_a_thousand_layers_are_told_by_the_worst(stream: io.StringIO) -> None:
@@ -313,3 +313,16 @@ os._exit(42)
 """
     ended = subprocess.run([sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": os.getcwd()})
     assert ended.returncode == 42
+
+
+def test_in_a_notebook_an_alert_is_one_output_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "rich.jupyter.display", lambda segments, text: shown.append((text, str({each.style for each in segments})))
+    )
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    AlertLines().show(7, [], [alert(cause="the data changed")], [])
+    ((text, styles),) = shown
+    assert "The training loss is 3× its usual level" in text.splitlines()[0]
+    assert len(text.splitlines()) == 4
+    assert "yellow" in styles

@@ -12,7 +12,6 @@ from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hooks
 from forewarn.measure.probe import ModuleTap
 
-
 _graph_task = torch._C._current_graph_task_id
 _tracing_state = torch._C._get_tracing_state
 _interpreter = torch._C._functorch.peek_interpreter_stack

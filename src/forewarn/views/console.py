@@ -309,15 +309,14 @@ def print_lines(console: Console, lines: Sequence[Line | Text]) -> None:
 
 
 def _print(console: Console, lines: Sequence[Line | Text]) -> None:
+    parts: list[Text] = []
     for line in lines:
         line = line if isinstance(line, Line) else Line(line, hang=4)
         if (spelled := fit_for(console.file, line.text.plain)) != line.text.plain:
             line = line._replace(text=Text(spelled))
-        if not console.is_terminal:
-            console.print(Text(line.plain), soft_wrap=True)
-            continue
-        for part in _fitted(console, line, min(console.width, _WIDEST)):
-            console.print(part, soft_wrap=True)
+        is_seen = console.is_terminal or console.is_jupyter
+        parts += _fitted(console, line, min(console.width, _WIDEST)) if is_seen else [Text(line.plain)]
+    console.print(Text("\n").join(parts), soft_wrap=True)  # all at once: a notebook puts space between outputs
 
 
 def _fitted(console: Console, line: Line, width: int) -> list[Text]:

@@ -10,7 +10,8 @@ from forewarn.types import Alert, AlertState, Block, in_words
 from forewarn.views.bars import line
 from forewarn.views.wording import short
 
-_WIDEST = 64
+_FEWEST_BLOCKS = 3
+_WIDEST = 24
 """Characters of the line; a deeper model shows evenly spaced blocks, including the first and the last."""
 
 
@@ -22,7 +23,12 @@ def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | No
     if not about_gradients or norms is None:
         return None
     pairs = [(scope, float(value)) for scope, value in zip(norms.scopes, norms.values, strict=True) if value == value]
-    if len(pairs) < 2:
+    if len(pairs) < _FEWEST_BLOCKS:
         return None
-    ends = [f"{short(scope)} {in_words(value)}" for scope, value in (pairs[0], pairs[-1])]
-    return f"gradient by depth: {ends[0]} {line([value for _, value in pairs], _WIDEST, logarithmic=True)} {ends[1]}"
+    bars = line([value for _, value in pairs], _WIDEST, logarithmic=True)
+    first, last = (f"{in_words(value)} in {_layer(scope)}" for scope, value in (pairs[0], pairs[-1]))
+    return f"gradient by depth: {first} {bars} {last}"
+
+
+def _layer(scope: str) -> str:
+    return f"layer {scope}" if scope.isdigit() else short(scope)
