@@ -216,18 +216,25 @@ class Monitor:
         """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        if not hasattr(max_norm, "__float__"):
-            raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")
+        _check_limit(max_norm)
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
+        self.clipped(norm, max_norm)
+        return norm
+
+    def clipped(self, norm: Tensor | float, max_norm: float) -> None:
+        """Report gradients that were clipped elsewhere: their norm before it, which is reused, and the limit.
+
+        Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
+        """
+        _check_limit(max_norm)
         try:
             gradients = self._probes["gradients"]
             assert isinstance(gradients, GradientProbe)
             self._loop.guard(gradients, gradients.clipped, norm, max_norm)
         except Exception as error:
             self._failed(error)
-        return norm
 
     def combine_losses(
         self,
@@ -513,3 +520,8 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     except (TypeError, ValueError) as error:
         raise _WrongArgument(error) from None
+
+
+def _check_limit(max_norm: float) -> None:
+    if not hasattr(max_norm, "__float__"):
+        raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")

@@ -49,7 +49,46 @@ def test_the_global_norm_is_the_one_before_clipping_whoever_clips(small, watch, 
         monitor.step(loss)
         assert last(monitor, "gradient/global_norm") == pytest.approx(norm, rel=1e-6)
         assert last(monitor, "gradient/global_norm_clipped") == pytest.approx(0.25, rel=1e-4)
-    assert ("train/clip" in monitor.history) == (through == "monitor")
+    assert last(monitor, "train/clip") == 0.25
+    assert len(monitor.history.series("train/clip").values) == (3 if through == "monitor" else 2)
+
+
+@pytest.mark.parametrize(
+    ("clip", "found"),
+    [
+        (lambda model, step: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1), 0.1),
+        (lambda model, step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e30), None),
+        (lambda model, step: torch.nn.utils.clip_grad_value_(model.parameters(), 20.0), None),
+        (lambda model, step: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1 if step < 6 else 1e30), None),
+        (lambda model, step: None, None),
+    ],
+    ids=["by norm", "never reached", "by value", "given up", "not at all"],
+)
+def test_clipping_that_the_loop_does_itself_is_found(small, watch, clip, found):
+    model, optimizer = small
+    monitor = watch(model, optimizer, every=2)
+    for step in range(12):
+        loss = backward(model, 50.0)
+        clip(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    now = monitor.history.series("train/clip")
+    assert (round(now.last, 6) if now.at == 11 else None) == found
+
+
+def test_clipping_reported_by_an_adapter_is_read_as_if_the_monitor_had_clipped(small, watch):
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    for _ in range(2):
+        loss = backward(model, 50.0)
+        monitor.clipped(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25), 0.25)
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+        assert last(monitor, "train/clip") == 0.25
+    with pytest.raises(TypeError, match="max_norm must be"):
+        monitor.clipped(1.0, "much")
 
 
 def test_gradients_accumulated_over_micro_batches_are_read_as_the_optimizer_sees_them(small, watch):

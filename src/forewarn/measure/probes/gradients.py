@@ -18,6 +18,7 @@ from forewarn.measure.accumulation import Accumulation
 from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
+from forewarn.measure.foreign_clipping import ForeignClipping
 from forewarn.measure.gradient_writes import GradientWriteDetector
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
@@ -91,6 +92,7 @@ class GradientProbe(Probe):
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._clipped_last_step = False
+        self._foreign_clipping = ForeignClipping()
         self._gradient_writes = GradientWriteDetector(parameter_index)
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
@@ -262,9 +264,13 @@ class GradientProbe(Probe):
                 yield from self._accumulation.readings(step, passes, largest_residuals, first, before, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
-            if clip is not None:
-                yield Reading("train/clip", ONE, clip)
-                yield Reading("gradient/global_norm_clipped", ONE, min(before, clip) if before == before else before)
+            if from_backward and statistics is not None and reason is Reason.AVAILABLE:
+                self._foreign_clipping.see(before, at_step)
+            limit = self._foreign_clipping.limit if from_backward else clip
+            if limit is not None:
+                yield Reading("train/clip", ONE, limit)
+            if limit is not None and (clip is not None or statistics is None):
+                yield Reading("gradient/global_norm_clipped", ONE, min(before, limit) if before == before else before)
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
             if statistics is not None:
