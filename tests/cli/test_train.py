@@ -113,7 +113,7 @@ def test_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
 
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path):
     text = run("--device", "cuda", "--result-dir", tmp_path, expect=3)
-    assert "the device 'cuda' can not be used here" in text
+    assert "device 'cuda' cannot be used here" in text
     assert not (tmp_path / "lm").exists()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
-    help="Use the thresholds and rules in this file instead of the run's own settings.",
+    help="Judge with the settings in this TOML file instead of the run's own.",
 )  # fmt: skip
 @rules_option
 @click.pass_context

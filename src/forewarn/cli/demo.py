@@ -88,7 +88,7 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
-    console.print(f"Training a small GPT on the source code of Python's standard library for {steps} steps.")
+    console.print(f"Training a small GPT on Python's standard library for {steps} steps.")
     if fault_at is not None:
         console.print(f"From step {fault_at}, the learning rate grows by {_percent(steps, fault_at)} per step. "
                       "forewarn is not told.")  # fmt: skip

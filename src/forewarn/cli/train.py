@@ -86,7 +86,7 @@ command.add_command(multitask)
             help="Measure the first 10 steps, then every N steps."),
     _option("--weight-monitor-sample-size", type=_POSITIVE, default=1024, metavar="SIZE",
             help="Number of weights sampled per tensor to measure its update."),
-    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="Number of tensors to name."),
+    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="Number of tensors to list by name."),
     _rules_option,
 )  # fmt: skip
 @_options(
@@ -123,7 +123,8 @@ command.add_command(multitask)
             help="`full` adds a curve for every metric of every tensor."),
     _option("--resume", is_flag=True,
             help="Continue the newest run, or that of --model-name, bit for bit from its newest snapshot."),
-    _option("--overwrite", is_flag=True, help="Delete the existing run of this name instead of using the next free name."),
+    _option("--overwrite", is_flag=True,
+            help="Delete the existing run of this name instead of using the next free name."),
 )  # fmt: skip
 @click.pass_context
 def lm(ctx: click.Context, /, **settings: Any) -> None:
