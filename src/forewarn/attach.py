@@ -62,7 +62,7 @@ from forewarn.views import View
 from forewarn.views.console import AlertLines
 
 HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
-"""Number of 4096-value blocks of a tensor in its histogram, by `Measure.histograms`; more blocks are sampled."""
+"""Largest tensor, in blocks of 4096 values, to count in full, by `Measure.histograms`; of larger ones, 1 in 16."""
 
 
 def watch(
