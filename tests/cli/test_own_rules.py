@@ -67,7 +67,7 @@ def test_a_run_is_not_plainly_healthy_where_a_rule_is_missing(forewarn: Call, pl
     said = forewarn("check", place / "run")
     assert said.code == 0
     assert "healthy by the rules loaded here: no alerts" in said.out
-    assert f"{NAMED} (it raised no alerts live)" in said.out
+    assert f"{NAMED} (it raised no alert live)" in said.out
     plain = json.loads(forewarn("check", place / "run", "--json").out)
     assert (plain["verdict"], plain["exit_code"]) == ("healthy by the rules loaded here", 0)
 

@@ -41,7 +41,7 @@ def test_step_means_the_measured_step_at_or_after(forewarn: Call, healthy: Path)
     assert row_of(said, "[red]evil")[2] == "5.12"
     assert "step 120 of 299\n" in forewarn("show", healthy, "--step", 120).out
     beyond = forewarn("show", healthy, "--step", 295)
-    assert "step 290 of 299 (the last that was measured; none at or after step 295)\n" in beyond.out
+    assert "step 290 of 299 (the last measured step; none at or after step 295)\n" in beyond.out
 
 
 def test_names_are_shown_literally(forewarn: Call, healthy: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_earlier_result_is_never_overwritten_and_resume_goes_on_with_the_newe
     for _ in range(2):
         run("--result-dir", tmp_path, "--max-steps", 3)
     text = run("--result-dir", tmp_path, "--max-steps", 5, "--resume")
-    assert "going on from step 3\n" in text
+    assert "resuming at step 3\n" in text
     assert f"Results are in {tmp_path}/lm-2." in text
     for name, steps in (("lm", 3), ("lm-2", 5)):
         with forewarn.open_run(tmp_path / name / "run") as stored:

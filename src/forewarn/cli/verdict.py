@@ -91,7 +91,7 @@ def _not_judged(diagnosis: Diagnosis) -> str:
     hint = "add --rules MODULE" if any(map(is_own, codes)) else without
     their = "its" if is_single else "their"
     plural = "alert recorded live counts" if alerts == 1 else "alerts recorded live count"
-    outcome = f"{their} {alerts} {plural} here" if alerts else f"{'it' if is_single else 'they'} raised no alerts live"
+    outcome = f"{their} {alerts} {plural} here" if alerts else f"{'it' if is_single else 'they'} raised no alert live"
     return f"{are} not loaded here: {names}; {hint} ({outcome})"
 
 
