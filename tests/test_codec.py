@@ -58,12 +58,12 @@ def test_a_missing_field_has_its_default_and_an_unknown_one_is_left_out():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"code": 3}, "code was expected to be str but is 3"),
-        ({"last": "soon"}, "last was expected to be int but is 'soon'"),
-        ({"finding": None}, "finding was expected to be dict but is None"),
-        ({"remedies": 3}, "remedies was expected to be tuple but is 3"),
-        ({"severity": 17}, "severity is 17, which is damaged or from a newer version"),
-        ({"state": "dozing"}, "state is 'dozing', which is damaged or from a newer version"),
+        ({"code": 3}, "code must be str, not 3"),
+        ({"last": "soon"}, "last must be int, not 'soon'"),
+        ({"finding": None}, "finding must be dict, not None"),
+        ({"remedies": 3}, "remedies must be tuple, not 3"),
+        ({"severity": 17}, "severity has the unknown value 17: it is damaged or from a newer version"),
+        ({"state": "dozing"}, "state has the unknown value 'dozing': it is damaged or from a newer version"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_one_sentence(change, sentence):

@@ -197,7 +197,7 @@ def test_a_state_that_cannot_be_saved_is_no_error_and_starts_anew(watch, monkeyp
     other = watch(model, optimizer)
     other.load_state_dict(state)
     assert other.at == 3
-    assert "it starts anew" in caplog.text
+    assert "starts from scratch" in caplog.text
 
 
 def test_a_real_interrupt_leaves_no_hook_behind(watch, monkeypatch):

@@ -266,14 +266,14 @@ def test_a_run_that_cannot_be_recorded_at_first_is_told_and_recorded_from_its_fi
         train(model, optimizer, monitor, 3)
     assert monitor.firing[0].name == "store-failed"
     [stopped] = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "No space left on device): this run is not recorded until it can; training goes on" in stopped
+    assert "No space left on device): this run is not recorded until it can; training continues" in stopped
     end = time.monotonic() + 20
     while monitor._writer.failure is not None:
         assert time.monotonic() < end
         time.sleep(0.01)
     train(model, optimizer, monitor, 60)
     assert "store-failed" not in [alert.name for alert in monitor.firing]
-    assert f"recording goes on: {tmp_path / 'r'} can be written again" in caplog.messages
+    assert f"recording continues: {tmp_path / 'r'} is writable again" in caplog.messages
     monitor.close()
     with forewarn.open_run(tmp_path / "r") as run:
         assert run.series("train/loss").steps.tolist() == list(range(63))

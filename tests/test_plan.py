@@ -179,7 +179,7 @@ def test_a_fall_by_plan_at_the_step_of_a_resume_is_no_jump(tmp_path):
 def test_a_plan_for_other_groups_is_an_error_when_the_monitor_is_attached(tmp_path):
     plan = Plan.from_scheduler(lr_scheduler.LambdaLR(two_groups(), [warm_up, switched_off]), STEPS)
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="each of 2 parameter groups, but the optimizers have 1"):
+    with pytest.raises(ValueError, match="schedules for 2 parameter groups, but the optimizers have 1"):
         forewarn.watch(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
@@ -204,9 +204,9 @@ def test_declared_shapes():
     ("wrong", "match"),
     [
         ({"total": 10, "warmup": 20}, "less than"),
-        ({"total": 10, "shape": "knots"}, "go together"),
+        ({"total": 10, "shape": "knots"}, "belong together"),
         ({"total": 10, "shape": "knots", "knots": "0:1 banana"}, "step:share"),
-        ({"total": 10, "shape": "knots", "knots": "5:1 0:1"}, "rise"),
+        ({"total": 10, "shape": "knots", "knots": "5:1 0:1"}, "must increase"),
         ({"total": 10, "shape": "knots", "knots": "0:1 | "}, "group without"),
         ({"total": 10, "shape": "cosinus"}, "one of"),
     ],

@@ -127,7 +127,7 @@ def test_overwrite_deletes_nothing_that_is_not_a_forewarn_run(tmp_path):
 
 
 def test_resume_and_overwrite_exclude_each_other(tmp_path, small):
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="use only one of them"):
         forewarn.watch(*small, tmp_path / "exp1", resume=True, overwrite=True)
     assert not (tmp_path / "exp1").exists()
 

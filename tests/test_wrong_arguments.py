@@ -29,13 +29,13 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "an unknown setting that is like no other": (
         lambda: forewarn.Plan(zzz=3), TypeError,
-        "Plan has no setting 'zzz'; known are floor, knots, shape, total, warmup",
+        "Plan has no setting 'zzz'; choose from floor, knots, shape, total, warmup",
     ),
     "a setting without its name": (
-        lambda: forewarn.Plan(3), TypeError, "Plan takes its settings by name, such as Plan(total=...)",
+        lambda: forewarn.Plan(3), TypeError, "Plan takes its settings by name, as in Plan(total=...)",
     ),
     "too many settings without a name": (
-        lambda: forewarn.Schedule(100, 10, 1), TypeError, "Schedule takes at most 2 settings without a name, not 3",
+        lambda: forewarn.Schedule(100, 10, 1), TypeError, "Schedule takes at most 2 positional settings, not 3",
     ),
     "disable as one string": (
         lambda: forewarn.Config(disable="L102"), TypeError, "Config.disable must be a list of strings, not 'L102'",
@@ -46,7 +46,7 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a table as a dict": (
         lambda: forewarn.Measure(plan={"total": 3}), TypeError,
-        "Measure.plan must be a Plan, not a dict; Measure.from_dict reads nested dicts",
+        "Measure.plan must be a Plan, not a dict; use Measure.from_dict for nested dicts",
     ),
     "a setting of the wrong type": (
         lambda: forewarn.Measure(sample_size="many"), TypeError, "Measure.sample_size must be int, not 'many'",
@@ -73,7 +73,7 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: SaturatedUnits(level=0.9), TypeError, "level moved to [measure]: write measure.saturation_level",
     ),
     "from_dict without a dict": (
-        lambda: forewarn.Config.from_dict(3), TypeError, "Config.from_dict takes a dict of settings, not 3",
+        lambda: forewarn.Config.from_dict(3), TypeError, "Config.from_dict expects a dict of settings, not 3",
     ),
     "an unknown key in a dict": (
         lambda: forewarn.Config.from_dict({"thresholds": {"loss_spik": {}}}), ValueError,
@@ -81,7 +81,7 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a key that is no name": (
         lambda: forewarn.Plan.from_dict({3: 4}), ValueError,
-        "unknown setting '3'; known are floor, knots, shape, total, warmup",
+        "unknown setting '3'; choose from floor, knots, shape, total, warmup",
     ),
     "a warm-up as long as the plan": (
         lambda: forewarn.Plan(total=10, warmup=10), ValueError, "Plan.warmup (10) must be less than Plan.total (10)",
@@ -96,7 +96,7 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a plan of a length that is none": (
         lambda: forewarn.Plan.from_scheduler(None, "10"), TypeError,
-        "total must be the number of steps of the whole run, a whole number, not '10'",
+        "total must be an integer, the number of steps in the whole run, not '10'",
     ),
     "a schedule of the wrong type": (
         lambda: forewarn.Schedule(every="often"), TypeError, "Schedule.every must be int, not 'often'",
@@ -133,7 +133,7 @@ def test_a_wrong_setting_is_one_sentence(case):
 WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "model": ({"model": 3}, TypeError, "model must be a torch.nn.Module, not int"),
     "optimizer": (
-        {"optimizer": "adam"}, TypeError, "optimizer must be a torch Optimizer or a list of them, but it holds 'adam'",
+        {"optimizer": "adam"}, TypeError, "optimizer must be a torch Optimizer or a list of them, but it contains 'adam'",
     ),
     "no optimizer": ({"optimizer": []}, TypeError, "optimizer must be a torch Optimizer or a list of them, not []"),
     "run": ({"run": 3}, TypeError, "run must be the path of a directory, not 3"),
@@ -151,22 +151,22 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "a view that is in no list": (
         {"views": forewarn.LiveView()}, TypeError,
-        "views must be a list of views, not LiveView; put it in brackets: views=[...]",
+        "views must be a list of views, not LiveView; use views=[...]",
     ),
     "the class of a view": (
         {"views": [forewarn.LiveView]}, TypeError,
-        "views must hold views, such as forewarn.LiveView(), not <class 'forewarn.views.live.LiveView'>",
+        "views must contain view instances, such as forewarn.LiveView(), not <class 'forewarn.views.live.LiveView'>",
     ),
     "the name of a view": (
-        {"views": ["live"]}, TypeError, "views must hold views, such as forewarn.LiveView(), not 'live'",
+        {"views": ["live"]}, TypeError, "views must contain view instances, such as forewarn.LiveView(), not 'live'",
     ),
     "the name of rules": (
         {"rules": "my_rules"}, TypeError,
-        "rules must be a list of rules, not 'my_rules'; put it in brackets: rules=[...]",
+        "rules must be a list of rules, not 'my_rules'; use rules=[...]",
     ),
     "a rule that is in no list": (
         {"rules": find_rule("L102")}, TypeError,
-        "rules must be a list of rules, not Rule; put it in brackets: rules=[...]",
+        "rules must be a list of rules, not Rule; use rules=[...]",
     ),
     "what is no rule": (
         {"rules": [3]}, TypeError, "rules must be made by @forewarn.rule, or be modules that hold such rules, not 3",
@@ -192,11 +192,11 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "overwrite": ({"overwrite": 1}, TypeError, "overwrite must be True or False, not 1"),
     "metrics by name": (
         {"metrics": "mean"}, TypeError,
-        "metrics must be a list of metrics, not 'mean'; put it in brackets: metrics=[...]",
+        "metrics must be a list of metrics, not 'mean'; use metrics=[...]",
     ),
     "a metric that is in no list": (
         {"metrics": METRIC}, TypeError,
-        f"metrics must be a list of metrics, not {METRIC!r}; put it in brackets: metrics=[...]",
+        f"metrics must be a list of metrics, not {METRIC!r}; use metrics=[...]",
     ),
     "a metric that is none": (
         {"metrics": ["mean"]}, TypeError,
@@ -232,7 +232,7 @@ WRONG_CALLS_OF_A_MONITOR: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "clip_grad_norm_": (
         lambda monitor: monitor.clip_grad_norm_(None), TypeError,
-        "max_norm must be the largest norm to allow, a number, not None",
+        "max_norm must be a number, the largest allowed norm, not None",
     ),
     "combine_losses": (
         lambda monitor: monitor.combine_losses([1.0]), TypeError,

@@ -1,4 +1,4 @@
-"""`watch`: everything that is needed to monitor a run, put together with good defaults."""
+"""`watch`: builds a monitor from its parts, with good defaults."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from forewarn.views import View
 from forewarn.views.console import AlertLines
 
 HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
-"""How many blocks of 4096 values of a tensor are in its histogram, by `Measure.histograms`; of larger 1 in 16."""
+"""Largest tensor, in blocks of 4096 values, to count in full, by `Measure.histograms`; of larger ones, 1 in 16."""
 
 
 def watch(
@@ -83,32 +83,32 @@ def watch(
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
-    - `run`: the directory to record in; by default a new one under `runs/`. If it holds a run that is over, the new one
-      goes to the next free name, such as `runs/exp1-2`; the start line and `monitor.path` say so.
-    - `every`: measure all tensors on the first 10 steps and then every so many; or a `Schedule`, or a function of the
-      step. Loss, learning rate, global gradient norm and time are read on every step.
+    - `run`: the directory to record in; by default a new one under `runs/`. If it holds a finished run, the new run
+      gets the next free name, such as `runs/exp1-2`. The start line and `monitor.path` show the name.
+    - `every`: measure all tensors on the first 10 steps, then every N steps. Also accepts a `Schedule` or a function
+      of the step. Loss, learning rate, global gradient norm and time are read on every step.
     - `config`: a `Config`, a dict of its settings, or the path of a TOML file.
-    - `views`: what shows the run; by default alerts are printed to standard error, `[]` shows nothing.
-    - `policy`: `"observe"` only tells; `"stop"` sets `monitor.should_stop` when an alert is critical.
-    - `scaler`: the `GradScaler`, so that readings are those of unscaled gradients.
-    - `resume`: go on with the run that the directory holds.
-    - `overwrite`: delete the run that the directory holds, unless a process is still writing it. Other files stay.
-    - `metrics`: questions of your own, such as `forewarn.ActivationMetric("kurtosis", function)`, on measured steps;
-      one with `healthy=(low, high)` is an alert when it stays outside.
-    - `rules`: what to judge beside the built-in rules: functions under `@forewarn.rule(...)`, or modules of them.
-    - `probes`: what to measure beside the built-in probes: instances of subclasses of `forewarn.Probe`.
+    - `views`: where to show the run. By default, alerts are printed to standard error; `[]` shows nothing.
+    - `policy`: `"observe"` only reports; `"stop"` sets `monitor.should_stop` when an alert is critical.
+    - `scaler`: the `GradScaler`, so that gradients are measured unscaled.
+    - `resume`: continue the run in the directory.
+    - `overwrite`: delete the run in the directory, unless a process is still writing it. Other files are kept.
+    - `metrics`: your own metrics, such as `forewarn.ActivationMetric("kurtosis", function)`, read on measured steps.
+      With `healthy=(low, high)`, values that stay outside the range raise an alert.
+    - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
+    - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
     """
     optimizers = _checked_optimizers(model, optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
     settings, own_rules = Config.with_rules(config, rules)
-    rule_set = settings.rule_set(own_rules)  # an unknown rule in the config is an error before anything is made
+    rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
     measure = settings.measure
     if unreadable is None:
         _check_parameters(parameter_index, model)
-    else:  # what names a part of the model finds none, for which the user is not to blame
+    else:  # settings that name parts of the model would fail, which is not the user's mistake
         metrics, measure = (), replace(measure, blocks="", router="")
     _check_plan(parameter_index, measure.plan)
     stopwatch = Stopwatch()
@@ -154,11 +154,11 @@ def watch(
         if earlier is not None:
             with earlier:
                 _recall(monitor, earlier)
-        loop.attach()  # last: whatever raises before has touched neither model nor optimizer
+        loop.attach()  # last: an error before this point leaves model and optimizer untouched
         taken = Path(run) if writer is not None and run is not None and writer.path != Path(run) else None
         monitor.begin(instead_of=taken)
         return monitor
-    except BaseException:  # also an interrupt: nobody would be left to take the hooks back
+    except BaseException:  # also on an interrupt: nobody else would remove the hooks
         loop.close()
         if writer is not None:
             writer.close("not started")
@@ -166,7 +166,7 @@ def watch(
 
 
 def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:
-    """The parameters of a model, or none and the reason why they cannot be listed."""
+    """The parameters of a model; if they cannot be listed, an empty index and the error."""
     try:
         return ParameterIndex(model, optimizers), None
     except Exception as error:
@@ -185,7 +185,7 @@ def _checked_optimizers(
     optimizers = [_unwrapped_optimizer(candidate) for candidate in optimizers]
     for candidate in optimizers:
         if not isinstance(candidate, Optimizer):
-            raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it holds {candidate!r}")
+            raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it contains {candidate!r}")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
     return tuple(optimizers)
@@ -198,27 +198,27 @@ def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics:
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, not {value!r}")
     if resume and overwrite:
-        raise ValueError("resume=True keeps the earlier run and overwrite=True deletes it: give one of them")
+        raise ValueError("resume=True continues the existing run and overwrite=True deletes it: use only one of them")
     if isinstance(metrics, ModuleMetric | str) or not isinstance(metrics, Sequence):
-        raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; put it in brackets: metrics=[...]")
+        raise TypeError(f"metrics must be a list of metrics, not {metrics!r}; use metrics=[...]")
     if isinstance(rules, str) or not isinstance(rules, Sequence):
-        raise TypeError(f"rules must be a list of rules, not {_described(rules)}; put it in brackets: rules=[...]")
+        raise TypeError(f"rules must be a list of rules, not {_described(rules)}; use rules=[...]")
     if views is None:
         return
     if isinstance(views, str) or not isinstance(views, Sequence):
-        raise TypeError(f"views must be a list of views, not {_described(views)}; put it in brackets: views=[...]")
+        raise TypeError(f"views must be a list of views, not {_described(views)}; use views=[...]")
     for view in views:
         if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
-            raise TypeError(f"views must hold views, such as forewarn.LiveView(), not {_described(view)}")
+            raise TypeError(f"views must contain view instances, such as forewarn.LiveView(), not {_described(view)}")
 
 
 def _described(value: Any) -> str:
-    """How an error shows a wrong argument: the type of an object, whose repr is often just an address in memory."""
+    """A wrong argument as errors show it. For objects that is the type, since their repr is often just an address."""
     return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
 
 
 def _unwrapped_optimizer(optimizer: Any) -> Any:
-    """The optimizer that steps, behind wrappers that pass themselves off as one."""
+    """The torch optimizer inside wrappers that look like one."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -226,12 +226,14 @@ def _unwrapped_optimizer(optimizer: Any) -> Any:
 
 def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None:
     if not parameter_index.names:
-        raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to watch")
+        raise ValueError(
+            f"{type(model).__name__} has no parameters, so there is nothing to watch; pass the model that you train"
+        )
     for index, optimizer in enumerate(parameter_index.optimizers):
         if not len(parameter_index.of(index)):
             raise ValueError(
-                f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was made "
-                "for another model, or before its parameters were replaced; make it from model.parameters()"
+                f"{type(optimizer).__name__} holds no parameter of this {type(unwrapped(model)).__name__}: it was "
+                "created for another model, or before the parameters were replaced; create it from model.parameters()"
             )
 
 
@@ -239,8 +241,8 @@ def _check_plan(parameter_index: ParameterIndex, plan: Plan) -> None:
     present, planned = sum(len(optimizer.param_groups) for optimizer in parameter_index.optimizers), plan.num_groups
     if planned not in (None, present):
         raise ValueError(
-            f"the plan has a schedule for each of {planned} parameter groups, but the optimizers have {present}; with "
-            "several optimizers, Plan.from_scheduler takes a list of their schedulers"
+            f"the plan has schedules for {planned} parameter groups, but the optimizers have {present}; for several "
+            "optimizers, pass a list of their schedulers to Plan.from_scheduler"
         )
 
 
@@ -248,8 +250,8 @@ def _check_reads(own_rules: Sequence[Rule], catalogue: Catalogue) -> None:
     for rule in own_rules:
         if missing := catalogue.unknown(rule.reads):
             raise ValueError(
-                f"your rule {rule.code} {rule.name} reads {', '.join(missing)}, which no probe records: see "
-                "docs/metrics.md and what your probes declare"
+                f"your rule {rule.code} {rule.name} reads {', '.join(missing)}, which no probe records; use a "
+                "metric in docs/metrics.md or one that your probes declare"
             )
 
 
@@ -260,7 +262,7 @@ def _probes(
     stopwatch: Stopwatch,
     metrics: Sequence[ModuleMetric] = (),
 ) -> dict[str, Probe]:
-    """Every probe by its name, in any order: they are called in the order that follows from what they need."""
+    """Every probe by name. Their order does not matter: they are called in the order of their dependencies."""
     reader = TensorReader(HISTOGRAM_BLOCKS[measure.histograms], measure.exact_percentiles)
     everything: list[Probe] = [
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
@@ -328,7 +330,7 @@ def _run_info(
 
 
 def _numbered_modules(model: nn.Module) -> dict[str, str]:
-    """By name, the class of each module that has only a number; none of a model that does not tell."""
+    """The class of each module whose name is only a number, by name; empty if the model cannot list its modules."""
     try:
         modules = list(model.named_modules())
     except Exception:
@@ -349,25 +351,25 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
 
 
 def _with_earlier(info: RunInfo, earlier: RunInfo) -> RunInfo:
-    """What is known of a run that is resumed: the rules and the metrics of its earlier part are its own too."""
+    """The info of a resumed run, including the rules and metrics of its earlier part."""
     rules = {rule.code: rule for rule in (*earlier.rules, *info.rules)}
     metrics = {str(plain.get("name")): plain for plain in (*earlier.probe_metrics, *info.probe_metrics)}
     return replace(info, rules=tuple(rules.values()), probe_metrics=tuple(metrics.values()))
 
 
 def _check_same_model(earlier: Run, info: RunInfo) -> None:
-    """Refuse to go on with the run of a model that has hardly a parameter in common with this one."""
+    """Raise ValueError if the run to resume has a model that shares less than half of these parameters."""
     before, now = earlier.info.parameters, info.parameters
     shared = [name for name in now if name in before and before[name].shape == now[name].shape]
     if before and 2 * len(shared) < len(now):
         raise ValueError(
             f"{earlier.path} holds a run of a different model ({earlier.info.model}, {len(shared)} of {len(now)} "
-            "parameters agree); name another path with run="
+            "parameters match); choose another path with run="
         )
 
 
 def _recall(monitor: Monitor, earlier: Run) -> None:
-    """Let a resumed monitor look back as far as its history reaches."""
+    """Fill the history of a resumed monitor from the stored run."""
     if earlier.last_step is None:
         return
     last_ema = float("nan")
@@ -379,7 +381,7 @@ def _recall(monitor: Monitor, earlier: Run) -> None:
 
 
 def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
-    """The evaluations before step `until`, back to the first epoch; these are few."""
+    """All evaluations before step `until`; there are few."""
     by_step: dict[int, list[Block]] = {}
     for name in earlier.names():
         of_epochs = name == "eval/loss" or name.startswith("evaluation/")
@@ -393,7 +395,7 @@ def _evaluations(earlier: Run, until: int) -> Iterator[tuple[int, list[Block]]]:
 
 
 def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: bool, resume_at: int | None) -> RunWriter:
-    """The writer of a run; without a name, or if that holds a run that is over, in a new directory."""
+    """The writer of a run. Without a path, or if it holds a finished run, a new directory is used."""
     begin = partial(RunWriter, info=info, config=settings.to_dict())
     if run is None:
         return begin(new_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")))
@@ -406,13 +408,13 @@ def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: boo
 
 
 def _is_first_process(policy: Policy) -> bool:
-    """Whether this process measures, records and shows the run: the only one, or rank 0 of several."""
+    """Whether this process measures, records and shows the run: a single process, or rank 0."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return True
     if policy.allow and distributed.get_world_size() > 1:
         raise ValueError(
-            "policy 'stop' works in a single process only: the ranks of a distributed run would stop at different "
-            "steps and wait for each other; use policy='observe' and look at monitor.alerts on rank 0"
+            "policy 'stop' works only in a single process: the ranks of a distributed run would stop at different "
+            "steps and wait for each other; use policy='observe' and check monitor.alerts on rank 0"
         )
     return distributed.get_rank() == 0

@@ -1,4 +1,4 @@
-"""What a metric is, and what a catalogue of them tells about any name."""
+"""The properties of a metric, and a catalogue that looks them up by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cadence(StrEnum):
 
 
 class Reduce(StrEnum):
-    """How the values of all ranks become one, where each rank has its own batch or its own shard of a tensor."""
+    """How values are combined over ranks, if each rank has its own batch or its own shard of a tensor."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -52,33 +52,33 @@ class Reduce(StrEnum):
     SAME = "same"
     """Equal on all ranks."""
     DERIVED = "derived"
-    """Computed anew from sums, counts or other metrics that were reduced over the ranks."""
+    """Recomputed from sums, counts or other metrics after these were reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; a `*` in place of the quantity stands for every name of a family that has no metric of its own."""
+    """One metric. A `*` in place of the quantity stands for every name in the family that is not declared itself."""
 
     name: str
     """`family/quantity`."""
     scope: Scope
     cadence: Cadence
     unit: str
-    """Such as `s` or `bytes`; `share` is a part of 1, `flag` is 0 or 1, `code` a number that stands for a word."""
+    """Such as `s` or `bytes`. `share` is a fraction of 1, `flag` is 0 or 1, a `code` stands for a word."""
     reduce: Reduce
     meaning: str
     """One sentence."""
     healthy: tuple[float | None, float | None] | None = None
-    """The lowest and highest value that are well whatever the run, None for no bound; what depends on the run is left
-    to rules."""
+    """The lowest and highest value that are healthy in any run; None for no limit. Limits that depend on the run are
+    left to rules."""
     words: str = ""
-    """What a view calls it in front of a number; by default its name in words."""
+    """Its label in front of a number; by default its name in words."""
     loggable: bool = False
-    """Whether a training loop may record it itself, by `monitor.log`."""
+    """Whether a training loop may record it with `monitor.log`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_metric_name(self.name.replace("*", "any")):
-            raise ValueError(f"a metric is named family/quantity, such as 'loader/queue_length', not {self.name!r}")
+            raise ValueError(f"a metric name must be family/quantity, such as 'loader/queue_length', not {self.name!r}")
         if self.healthy is not None:
             object.__setattr__(self, "healthy", _checked_range(self.name, self.healthy))
         for field, kind in (("scope", Scope), ("cadence", Cadence), ("reduce", Reduce)):
@@ -97,11 +97,11 @@ class Metric:
         return self.words or self.name.replace("/", " ").replace("_", " ")
 
     def to_plain(self) -> dict[str, Any]:
-        """Its fields as plain values, fit for JSON."""
+        """The fields as plain values that JSON can store."""
         return {name: str(value) if isinstance(value, StrEnum) else value for name, value in asdict(self).items()}
 
     def is_healthy(self, value: float) -> bool:
-        """Whether a value is in the healthy range; always, if there is none."""
+        """Whether a value is in the healthy range; always true without a range."""
         low, high = self.healthy or (None, None)
         return (low is None or value >= low) and (high is None or value <= high)
 
@@ -115,7 +115,7 @@ def _checked_range(name: str, healthy: Any) -> tuple[float | None, float | None]
 
 
 class Catalogue:
-    """Metrics by name, and what follows from them for any name."""
+    """Metrics by name, with lookups for any name."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self.metrics = tuple(metrics)
@@ -124,30 +124,30 @@ class Catalogue:
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
-            raise ValueError(f"the metric {max(names, key=names.count)!r} is declared twice")
+            raise ValueError(f"the metric {max(names, key=names.count)!r} is declared twice; remove one of them")
 
     def extended(self, metrics: Iterable[Metric]) -> Catalogue:
-        """This catalogue and these metrics, without those in families that it has."""
+        """This catalogue plus these metrics, except those in families that it already has."""
         return Catalogue([*self.metrics, *(metric for metric in metrics if metric.family not in self.families)])
 
     def find(self, name: str) -> Metric | None:
-        """The metric of this name, or the one that stands for its family; None if there is neither."""
+        """The metric with this name, or the `*` metric of its family; None if there is neither."""
         return self._by_name.get(name) or self._by_name.get(f"{name.partition('/')[0]}/*")
 
     def label(self, name: str) -> str:
-        """What a view calls a metric in front of a number; its name, if the catalogue does not have it."""
+        """The label of a metric in front of a number; its name if the catalogue does not declare it."""
         metric = self.find(name)
         return name if metric is None or metric.name != name else metric.label
 
     def is_reserved(self, name: str) -> bool:
-        """Whether only probes record under this name; all of a family is, unless it is one that users log to."""
+        """Whether only probes may record under this name: true in built-in families, except for loggable metrics."""
         metric = self.find(name)
         return name.partition("/")[0] in self.families if metric is None else not metric.loggable
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Those names, or patterns such as `*_metric/*`, that are not here though their family is.
+        """The names, or patterns such as `*_metric/*`, that are missing although their family is declared.
 
-        A family that it does not know is the user's, and so is every name in it.
+        Unknown families belong to the user, with all names in them.
         """
         return [
             name

@@ -11,11 +11,11 @@ from types import NoneType, UnionType
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 _MOST_LEVELS = 64
-"""Deepest nesting of plain values from a file; what reads, copies or prints them calls itself for each level."""
+"""Maximum nesting of values from a file; code that reads, copies or prints them recurses once per level."""
 
 
 def check_depth(value: Any) -> None:
-    """Raise ValueError for plain values that are nested too deeply."""
+    """Raise ValueError if plain values are nested too deeply."""
     level = [[value]]
     for _ in range(_MOST_LEVELS):
         level = [item for holder in level for item in _items(holder)]
@@ -25,7 +25,7 @@ def check_depth(value: Any) -> None:
 
 
 def _items(holder: Any) -> Iterable[Any]:
-    """The items of a list or a dict that may hold items themselves."""
+    """The items of a list or dict that are lists or dicts themselves."""
     items = holder.values() if isinstance(holder, dict) else holder
     return [item for item in items if isinstance(item, dict | list)]
 
@@ -36,7 +36,7 @@ class Noun:
     __slots__ = ()
 
     def to_json(self, enums: Callable[[IntEnum], str | int] = str) -> dict[str, Any]:
-        """The fields as plain values, enums as words; a run directory has them as numbers, with `enums=int`.
+        """The fields as plain values, enums as words; run directories store them as numbers, with `enums=int`.
 
         Numbers that are not finite stay floats, so `json` writes them as NaN and Infinity.
         """
@@ -44,9 +44,9 @@ class Noun:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """What `to_json` was called on. A field that is missing has its default, an unknown one is left out.
+        """The inverse of `to_json`. Missing fields get their default, unknown ones are ignored.
 
-        Raises ValueError where a value is not of the kind that its field declares.
+        Raises ValueError if a value does not have the type of its field.
         """
         noun: Self = _read(plain, cls, cls.__name__)
         return noun
@@ -63,8 +63,8 @@ def _plain(value: Any, enums: Callable[[IntEnum], str | int]) -> Any:
 
 
 def _read(value: Any, kind: Any, name: str) -> Any:
-    """A plain value converted to the type that the field `name` declares."""
-    if kind in _PLAIN:  # most values are
+    """A plain value converted to the type of the field `name`."""
+    if kind in _PLAIN:  # most values are plain
         if isinstance(value, _PLAIN[kind]):
             return value
         raise _unexpected(value, kind, name)
@@ -90,15 +90,15 @@ def _read(value: Any, kind: Any, name: str) -> Any:
     try:
         return kind[value.upper()] if isinstance(value, str) else kind(value)
     except (KeyError, ValueError):
-        raise ValueError(f"{name} is {value!r:.80}, which is damaged or from a newer version") from None
+        raise ValueError(f"{name} has the unknown value {value!r:.80}: it is damaged or from a newer version") from None
 
 
 _PLAIN: dict[Any, Any] = {Any: object, str: str, bool: bool, int: Integral, float: Real}
-"""The types accepted for each kind of plain value; a whole number is a float too."""
+"""The types accepted for each kind of plain value; an integer is also accepted as a float."""
 
 
 def _unexpected(value: Any, kind: type, name: str) -> ValueError:
-    return ValueError(f"{name} was expected to be {kind.__name__} but is {value!r:.80}")
+    return ValueError(f"{name} must be {kind.__name__}, not {value!r:.80}")
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """All settings in one tree, each field with its own docstring; loads from TOML.
 
-The bounds of a rule stand above it in its own file; those of `loss-spike` are `thresholds.loss_spike` here.
+The thresholds of a rule are declared above it in its file. Those of `loss-spike` are `thresholds.loss_spike` here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from forewarn.settings import Settings, between
 
 _MOST_BYTES = 1 << 20
 _MOST_KEY_PARTS = 64
-"""Most parts of a key such as a.b.c: the time that tomllib takes grows with the square of their number."""
+"""Maximum number of parts in a key such as a.b.c: the time of tomllib grows with its square."""
 _QUOTED = re.compile(r"""\"(?:[^"\\\n]|\\.)*\"|'[^'\n]*'""")
 _KEY_PART = re.compile(r"[\w \t-]+")
 
@@ -54,7 +54,7 @@ class Thresholds(
     LrThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossLevelThresholds,
     LossThresholds,
 ):  # fmt: skip  # the fields of the last base come first
-    """Every bound that a rule compares with, by the rule's name; each file of rules has its own part."""
+    """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
 
 def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
@@ -66,26 +66,26 @@ def check_tables(rules: Iterable[Rule], thresholds: type[Settings]) -> None:
         kind = rule.settings.__name__
         if table not in tables:
             raise ValueError(
-                f"the settings of {rule.code} {rule.name} are in no table of thresholds: add `{table}: {kind} = "
+                f"the settings of {rule.code} {rule.name} have no table of thresholds: add `{table}: {kind} = "
                 f"{kind}()` to the class at the end of its file, and that class to the bases of {thresholds.__name__}"
             )
         if tables[table] is not rule.settings:
             raise ValueError(f"thresholds.{table} is {tables[table].__name__}, but {rule.code} {rule.name} has {kind}")
     if orphans := tables.keys() - by_table.keys():
-        raise ValueError(f"thresholds.{min(orphans)} belongs to no rule; a table is named like its rule")
+        raise ValueError(f"thresholds.{min(orphans)} belongs to no rule; a table must have the name of its rule")
 
 
 check_tables(all_rules(), Thresholds)
 
 
 def thresholds_with(own: Iterable[Rule], base: type[Thresholds] = Thresholds) -> type[Thresholds]:
-    """These thresholds with a table for each rule of the user's own that has none yet."""
+    """These thresholds with an additional table for each user rule that has none yet."""
     present = {table.name for table in fields(base)}
     tables: Any = tuple((rule.table, rule.settings) for rule in own if rule.table not in present)
     return _extended(cast(Any, base), tables)
 
 
-@lru_cache(maxsize=64)  # equal settings are of one class
+@lru_cache(maxsize=64)  # equal tables must give the same class
 def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds]:
     added = [(table, kind, kind()) for table, kind in tables if kind is not None]
     extended: type[Thresholds] = (
@@ -96,48 +96,48 @@ def _extended(base: Any, tables: tuple[tuple[str, Any], ...]) -> type[Thresholds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balancing(Settings):
-    """How `monitor.combine_losses(balance=…)` moves the weights of the tasks."""
+    """How `monitor.combine_losses(balance=…)` adjusts the task weights."""
 
     rate: float = between(0.05, 0.0, 1.0)
-    """Share of the way that a weight goes in one update, on a log scale."""
+    """How far a weight moves toward its target per update, as a fraction on a log scale."""
     asymmetry: float = between(0.12, 0.0, 3.0)
-    """GradNorm's alpha: how much harder a task that is behind may pull; the paper's value for real images is 0.12."""
+    """GradNorm's alpha: how much more weight a slower task gets. The paper uses 0.12 for real images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Settings):
-    """Everything that can be set about a monitor beyond the arguments of `watch`."""
+    """All settings of a monitor beyond the arguments of `watch`."""
 
     measure: Measure = Measure()
-    """What is read from the training loop; a stored run keeps it, whatever it is judged by later."""
+    """What is measured. It is fixed for a stored run, even if other settings are used to judge it later."""
     history_window: int = between(1024, 64, 1_000_000)
-    """Values kept in memory per metric of the run as a whole."""
+    """Number of values kept in memory per metric of the whole run."""
     detail_window: int = between(64, 16, 10_000)
-    """Checks kept in memory per metric of each tensor that a rule reads, and of aggregates; about 5 bytes each."""
+    """Number of values kept in memory per aggregate and per tensor metric that a rule reads; about 5 bytes each."""
     escalation_steps: int = between(20, 0)
-    """Number of steps after a warning that are all measured in detail."""
+    """Number of steps after a warning on which everything is measured."""
     early_stopping_patience: int = between(0, 0)
-    """Calls of `end_epoch` in a row without a better validation loss after which `should_stop` is set; 0 for never."""
+    """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)
-    """Minimum fall of the validation loss that counts as better."""
+    """Smallest decrease of the validation loss that counts as better."""
     disable: Sequence[str] = ()
-    """Rules that are not judged, by code or by name."""
+    """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()
-    """Modules, or paths of Python files, with rules of your own to judge by; docs/your_own.md shows how they look."""
+    """Modules or paths of Python files with your own rules; see docs/your_own.md."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """What you declare about the run (dropout, total steps, batch size); remedies use it for their numbers."""
+    """What you declare about the run (dropout, total steps, batch size); remedies use these numbers."""
     balancing: Balancing = Balancing()
-    """How automatic loss weights move; used only where `monitor.combine_losses(balance=…)` asks for them."""
+    """How automatic loss weights are adjusted; used only with `monitor.combine_losses(balance=…)`."""
     thresholds: Thresholds = Thresholds()
 
     @classmethod
     def of(cls, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
-        """What `watch(config=…)` accepts: a Config, a dict of settings, the path of a TOML file, or None."""
+        """A config from anything `watch(config=…)` accepts: a Config, a dict, the path of a TOML file, or None."""
         return cls.with_rules(config)[0]
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
-        """A config from a TOML file, its keys named like the fields here."""
+        """A config from a TOML file, whose keys are the fields of this class."""
         return cls.of(Path(path))
 
     @classmethod
@@ -148,9 +148,9 @@ class Config(Settings):
     def with_rules(
         cls, config: Config | Mapping[str, Any] | str | Path | None, given: Iterable[Any] = ()
     ) -> tuple[Config, tuple[Rule, ...]]:
-        """A config with a table of thresholds for each rule of the user's own, and these rules.
+        """A config with a table of thresholds for each user rule, and these rules.
 
-        These are those `given`, those in the modules that the config names, and those of installed packages.
+        User rules are those `given`, those in the modules that the config names, and those of installed packages.
         """
         if isinstance(config, str | Path):
             config = read_toml(config)
@@ -170,10 +170,10 @@ class Config(Settings):
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any], own: Iterable[Rule] = ()) -> Self:
-        """The config of a stored run, for the built-in rules and these of the user's own.
+        """The config of a stored run, for the built-in rules and the user's `own` rules.
 
-        What this version no longer has is left out, so that the run can still be judged. So is `rules`: a run never
-        decides what is imported.
+        Settings that this version no longer has are ignored, so that the run can still be judged. So is `rules`: a run
+        never decides what is imported.
         """
         own = tuple(own)
         present = cls().to_dict()
@@ -188,9 +188,9 @@ class Config(Settings):
     def for_stored(
         cls, plain: Mapping[str, Any], stored: Mapping[str, Any], given: Iterable[Any] = ()
     ) -> tuple[Config, tuple[Rule, ...]]:
-        """These settings for the run whose config is stored, and the rules of the user's own.
+        """The settings in `plain` for judging a stored run, and the user rules.
 
-        What was fixed when the run was measured cannot be changed: another value for it raises ValueError.
+        Raises ValueError if they change what was fixed when the run was measured.
         """
         config, own = cls.with_rules(plain, given)
         of_the_run = cls.from_stored(stored)
@@ -201,14 +201,14 @@ class Config(Settings):
                     was = f"with {before[name]!r}" if name in before else "without it"
                     raise ValueError(
                         f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
-                        "leave it out"
+                        "remove this setting"
                     )
         return replace(config, measure=of_the_run.measure, hyperparameters=of_the_run.hyperparameters), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
-        """What a run with this config is judged by: built-in rules and these of the user's own, but those in `disable`.
+        """The rules that judge a run with this config: built-in and `own` rules, without those in `disable`.
 
-        An unknown one there is a ValueError.
+        Raises ValueError if `disable` names an unknown rule.
         """
         rules = (*all_rules(), *own)
         settings = {
@@ -224,7 +224,7 @@ class Config(Settings):
 
 
 def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, Any]:
-    """These settings with the thresholds read, those of the user's own rules as well."""
+    """These settings with the thresholds parsed, including those of user rules."""
     tables = plain.get("thresholds", {})
     if not isinstance(tables, Mapping):
         return plain
@@ -232,7 +232,7 @@ def _with_tables(plain: Mapping[str, Any], own: Iterable[Rule]) -> Mapping[str, 
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The settings in a TOML file as they stand there."""
+    """The settings in a TOML file, unchecked."""
     try:
         text = read_regular(path, _MOST_BYTES).decode("utf-8")
         if _longest_key(text) > _MOST_KEY_PARTS:
@@ -247,7 +247,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _longest_key(text: str) -> int:
-    """At least the number of parts of the longest dotted key, without its first and its last."""
+    """An upper bound on the number of parts in the longest dotted key, not counting the first and last part."""
     lines = (line.split(".") for line in _QUOTED.sub("x", text).splitlines())
     runs = (
         sum(1 for _ in parts) for line in lines for is_key, parts in groupby(line, key=_is_key_part) if is_key
@@ -260,7 +260,7 @@ def _is_key_part(text: str) -> bool:
 
 
 def _measured(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stored config says of measuring, also where an earlier version kept it elsewhere."""
+    """The measurement settings of a stored config, including those that earlier versions kept elsewhere."""
     tables = _table(stored, "thresholds")
     sources = [(stored, Config), *((_table(tables, name), kind) for name, kind in get_type_hints(Thresholds).items())]
     earlier = {
@@ -275,12 +275,12 @@ def _measured(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _table(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = stored.get(name, {})
     if not isinstance(table, Mapping):
-        raise TypeError(f"setting {name!r} is a table of settings, not {table!r:.80}")
+        raise TypeError(f"setting {name!r} must be a table of settings, not {table!r:.80}")
     return table
 
 
 def _common(stored: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored settings that are present in this version too."""
+    """The stored settings that this version still has."""
     return {
         name: _common(value, present[name]) if isinstance(value, Mapping) and present[name] else value
         for name, value in stored.items()

@@ -1,4 +1,4 @@
-"""Files of others are read with a limit; files of our own are made new and put in place in one go."""
+"""Reads untrusted files with a size limit, and replaces files atomically."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _AS_IT_IS = getattr(os, "O_BINARY", 0)
 
 
 def check_regular(path: Path, *, links: bool = True) -> None:
-    """Raise OSError for what is there and is not a regular file: a FIFO would hang whoever opens it.
+    """Raise OSError if the path exists and is not a regular file: opening a FIFO would hang.
 
-    A symbolic link counts as what it leads to, unless `links` are refused as well.
+    Symbolic links are followed, unless `links` is false.
     """
     try:
         mode = os.stat(path, follow_symlinks=links).st_mode
@@ -28,11 +28,11 @@ def check_regular(path: Path, *, links: bool = True) -> None:
 
 
 def read_regular(path: str | Path, most_bytes: int) -> bytes:
-    """The bytes of a regular file. Raises OSError for anything else, and for one that is larger than that."""
-    check_regular(Path(path))  # before it is opened: a device may act on that
+    """The bytes of a regular file. Raises OSError if it is larger than `most_bytes` or not a regular file."""
+    check_regular(Path(path))  # before opening it: that alone may trigger a device
     descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _AS_IT_IS)
     with open(descriptor, "rb") as file:
-        _check_mode(os.fstat(descriptor).st_mode, path)  # it may have been replaced in between
+        _check_mode(os.fstat(descriptor).st_mode, path)  # it may have been replaced meanwhile
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MB", str(path))
@@ -41,13 +41,13 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when all of it is on disk; nobody ever sees half of it.
+    """A new file that replaces `path` once it is complete, so that nobody ever sees half of it.
 
-    It is made beside it and follows no link that somebody may have planted there. Its mode is as the umask says. One
-    that is not `durable` is not waited for: after a power failure it may be empty.
+    It is created next to `path` without following links, with the permissions of the umask. Without `durable`, it is
+    not synced to disk and may be empty after a power failure.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    draft.unlink(missing_ok=True)  # of a killed process that had the same number
+    draft.unlink(missing_ok=True)  # left by a killed process with the same process id
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _AS_IT_IS, 0o666)
     try:
         with open(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""The bins of a histogram: by sign and by power of two of the magnitude, the same for every tensor of every run."""
+"""Histogram bins by sign and power of two of the magnitude, the same for all tensors and runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forewarn.types import Counts, Distribution
 
 NUM_BINS = 64
 LOWEST_EXPONENT = -40
-"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and the last take what lies beyond."""
+"""Bin b of a histogram counts magnitudes in [2^(b − 40), 2^(b − 39)); the first and last include all values beyond."""
 
 PERCENTS: Mapping[str, int] = MappingProxyType({"p01": 1, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99})
-"""The percentiles that are recorded beside a histogram."""
+"""The percentiles recorded with each histogram."""
 
 
 def used_bins(counts: Counts) -> slice:
@@ -31,22 +31,22 @@ def in_line(counts: Counts, zeros: Counts) -> Counts:
 
 
 def line_edges(bins: slice) -> NDArray[np.float64]:
-    """The bin edges of the counts of `in_line`, for these bins; zeros lie in the middle."""
+    """The bin edges for the counts of `in_line`; zeros lie in the middle."""
     magnitudes = 2.0 ** np.arange(bins.start + LOWEST_EXPONENT, bins.stop + LOWEST_EXPONENT + 1)
     return np.concatenate([-magnitudes[::-1], magnitudes])
 
 
 def merged(parts: Sequence[Distribution]) -> Distribution:
-    """Histograms of parts of the same tensors (micro-batches, ranks, steps) as one: bins are fixed, so they add up.
+    """The sum of histograms of the same tensors (from micro-batches, ranks or steps); the bins are fixed.
 
-    Step and time are those of the last part.
+    Step and time are taken from the last part.
     """
     last = parts[-1]
     for part in parts:
         if (part.name, part.scopes) != (last.name, last.scopes):
             raise ValueError(
                 f"histograms of {part.name} for {len(part.scopes)} scopes and of {last.name} for {len(last.scopes)} "
-                "do not belong to the same tensors; merge those of one metric with the same scopes"
+                "do not belong to the same tensors; merge only histograms of one metric with the same scopes"
             )
     counts = np.sum([part.counts for part in parts], axis=0)
     return dataclasses.replace(last, counts=counts, zeros=np.sum([part.zeros for part in parts], axis=0))
@@ -65,7 +65,7 @@ def over_scopes(distribution: Distribution) -> Distribution:
 def shifted(counts: Counts, power: int) -> Counts:
     """The histograms of the values times 2^power; values that leave the range are counted in the outermost bins.
 
-    The outermost bins have no outer edge: if their values come back into the range, their magnitude is unknown, and the
+    The outermost bins have no outer edge. If their values move back into the range, their magnitude is unknown, and the
     tensor's counts become zero, which means no histogram.
     """
     if power == 0:

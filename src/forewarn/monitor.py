@@ -48,14 +48,14 @@ from forewarn.views.view_set import ViewSet
 
 _log = logging.getLogger("forewarn")
 
-_CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True goes on with its run)"
+_CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True continues its run)"
 
 _UNSAVED = "unsaved"
-"""In place of a state that could not be saved: why."""
+"""Key for the reason if the state could not be saved."""
 
 
 class Monitor:
-    """Watches one training run. Made by `forewarn.watch`."""
+    """Watches one training run. Created by `forewarn.watch`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Monitor:
         self.config = config
         self.info = info
         self.at = 0
-        """The step under way: the next call of `step` completes it."""
+        """The current step; the next call of `step` completes it."""
         self.history = rule_set.history(info)
         self._judge = Judge(rule_set, info)
         self._ledger = Ledger(rule_set.rules)
@@ -91,7 +91,7 @@ class Monitor:
         self._optimizers = tuple(optimizers)
         self._adjusted: set[Identity] = set()
         self._epoch_ended = -1
-        """The step at which the last epoch did."""
+        """The last step of the last epoch."""
         self._transfer: Transfer[Collected] = Transfer()
         self._resumed_at = -1
         """The first step after a resume."""
@@ -101,27 +101,27 @@ class Monitor:
         self._told: set[str] = set()
         self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
-        # A monitor that nobody holds any more must not go on measuring.
+        # A monitor that nobody references any more must stop measuring.
         self._finalizer = weakref.finalize(self, loop.close)
 
     def begin(self, instead_of: Path | None = None) -> None:
-        """Tell the views that the run begins, and which path it was to have, if that was taken."""
+        """Tell the views that the run begins, and which path was requested if it was taken."""
         if self._writer is not None:
             self._views.begin(RunStart(self._writer.path, self.info, self._num_rules, instead_of))
 
     @property
     def path(self) -> Path | None:
-        """The directory of the run; None in a process that does not record, such as any but the first of several."""
+        """The directory of the run; None in a process that does not record, such as rank 1 of a distributed run."""
         return None if self._writer is None else self._writer.path
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """Every alert of the run that has fired, in the order in which they did."""
+        """All alerts of the run that have fired, in that order."""
         return self._ledger.alerts
 
     @property
     def firing(self) -> tuple[Alert, ...]:
-        """The alerts that are open now, most important first: the cause before its symptoms."""
+        """The open alerts, most important first: a cause comes before its symptoms."""
         try:
             return self._ledger.firing
         except Exception as error:
@@ -130,13 +130,13 @@ class Monitor:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is asked to stop: by the policy, or by early stopping; by default neither ever does."""
+        """Whether training should stop, by the policy or by early stopping. By default, both are off."""
         return self._stop
 
     def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
         """Complete one optimizer step. `extra` values are recorded as `train/NAME`.
 
-        On an accelerator the outcome is that of the steps whose values have arrived: usually the step before.
+        On an accelerator, the outcome covers the steps whose values have arrived: usually the previous step.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
@@ -151,20 +151,20 @@ class Monitor:
             raise error.cause from None
         except Exception as error:
             self._failed(error)
-            self._told.clear()  # what this step had to tell may have been lost with it
+            self._told.clear()  # reports of this step may have been lost with it
         finally:
             self.at += 1
         try:
             self._loop.measured = self._schedule.measured(self.at)
-        except Exception as error:  # a schedule of the user's own
+        except Exception as error:  # a user-defined schedule
             self._failed(error)
         return outcome
 
     def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
-        """Complete an epoch: record and judge what it has brought, for the step that ended last.
+        """Complete an epoch: record and judge its results, at the last completed step.
 
-        `train_loss` is by default the mean of the losses that `step` was given since the last epoch. With
-        `Config(early_stopping_patience=…)` a validation loss that no longer improves sets `should_stop`.
+        `train_loss` defaults to the mean of the losses passed to `step` since the last epoch. With
+        `Config(early_stopping_patience=…)`, a validation loss that no longer improves sets `should_stop`.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
@@ -178,7 +178,7 @@ class Monitor:
                     _log.warning("%s", NO_VALIDATION_LOSS)
                 elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
                     self._stop = True
-                self.at = max(self.at, self._epoch_ended + 2)  # an epoch without a step has a number of its own
+                self.at = max(self.at, self._epoch_ended + 2)  # an epoch without steps needs its own step number
                 self._epoch_ended = self.at - 1
                 return self._keep((self._probes["loss"], probe), Step(ends_epoch=True), wait=True)
         except _WrongArgument as error:
@@ -188,17 +188,19 @@ class Monitor:
             return Outcome()
 
     def adjust(self, scheduler: Any = None) -> tuple[Action, ...]:
-        """Apply what the open warnings about epochs advise, where it can be applied to a run; returns what was done.
+        """Apply the advice of open warnings about epochs, and return the actions taken.
 
-        The learning rate may be lowered and the weight decay raised; each finding is acted on once. `scheduler` is the
-        one that sets the learning rate, if any: what it makes the next ones from is lowered as well.
+        It can lower the learning rate and raise the weight decay, once per finding. Pass the learning-rate `scheduler`,
+        if there is one, so that its base learning rate is lowered too.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError("monitor.adjust works in a single process only: the ranks would train differently")
+            raise RuntimeError(
+                "monitor.adjust works only in a single process: the ranks of a distributed run would train differently"
+            )
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
@@ -213,7 +215,7 @@ class Monitor:
         return actions
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
-        """Clip the model's gradients as `torch.nn.utils.clip_grad_norm_` does, whose norm is reused: no second pass."""
+        """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         _check_limit(max_norm)
@@ -245,17 +247,17 @@ class Monitor:
         every: int | None = None,
         balance: str | None = None,
     ) -> Tensor:
-        """The weighted sum of several losses, to call `backward()` on; on every N-th step the tasks are compared.
+        """The weighted sum of several losses, to call `backward()` on. Every N steps, the tasks are compared.
 
-        - `losses`: by the name of the task, one number each, before `backward()`.
-        - `shared`: on what they are compared: a regular expression over parameter names, a module or parameters; by
-          default the last layer that every loss reaches, at the cost of a backward pass down to it.
-        - `weights`: by task, 1 where none is given; the sum is bit for bit `w_a * loss_a + w_b * loss_b`.
-        - `every`: compare on every so many steps; by default 10, or 1 with `balance="gradnorm"`, which learns from it.
-        - `balance`: `"gradnorm"` or `"uncertainty"` move the weights by themselves, from `weights` on. This is the one
-          argument by which a monitor changes what is trained; without it nothing does.
+        - `losses`: one scalar loss per task name, before `backward()`.
+        - `shared`: the parameters on which to compare the tasks: a regular expression over parameter names, a module or
+          parameters. Default: the last layer that every loss reaches. Each comparison runs a backward pass down to it.
+        - `weights`: one weight per task, 1 by default. The sum is bit-identical to `w_a * loss_a + w_b * loss_b`.
+        - `every`: compare every N steps. Default: 10, or 1 with `balance="gradnorm"`, which needs the comparison.
+        - `balance`: `"gradnorm"` or `"uncertainty"` adjusts the weights automatically, starting from `weights`. This is
+          the only argument with which a monitor changes the training.
 
-        `shared`, `every` and `balance` are those of the first call.
+        `shared`, `every` and `balance` are fixed by the first call.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
@@ -272,9 +274,9 @@ class Monitor:
             return functools.reduce(operator.add, parts)
 
     def log(self, name: str, value: Tensor | float, scope: str = "", *, completed: bool = False) -> None:
-        """Record a value of your own under a name such as `eval/accuracy`.
+        """Record your own value under a name such as `eval/accuracy`.
 
-        It belongs to the step under way, or with `completed=True` to the one that ended last.
+        It belongs to the current step, or with `completed=True` to the last completed one.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
@@ -290,13 +292,13 @@ class Monitor:
             self._failed(error)
 
     def forecast(self, at: int | None = None, target: float | None = None) -> Forecast:
-        """Where the loss is heading: at step `at`, by default twice as far as the run has come; when it is `target`."""
+        """Forecast the loss at step `at` (default: twice the current step), and when it reaches `target`."""
         return forecast(self._curve, at, target, self.firing)
 
     def close(self, reason: str = "completed") -> None:
-        """Take all hooks back, judge what is still under way and write the end of the run.
+        """Remove all hooks, judge the remaining steps and write the end of the run.
 
-        May be called twice: one that was interrupted is finished by the next.
+        It may be called again: a second call finishes one that was interrupted.
         """
         parts: list[Callable[[], None]] = [self._loop.close]
         if not self._closed:
@@ -305,14 +307,14 @@ class Monitor:
         parts.append(self._close_views)
         if self._writer is not None:
             parts.append(functools.partial(self._writer.close, reason))
-        parts.append(self._loop.close)  # again, if the first try failed or was interrupted
+        parts.append(self._loop.close)  # again, in case the first call failed or was interrupted
         interrupt: BaseException | None = None
         for part in parts:
             try:
                 part()
             except Exception:
                 _log.exception("the monitor failed while closing")
-            except BaseException as error:  # the other parts are closed before it goes on
+            except BaseException as error:  # close the other parts before raising it
                 interrupt = interrupt or error
         if interrupt is not None:
             raise interrupt
@@ -331,7 +333,7 @@ class Monitor:
             self._views.close(end)
 
     def _end(self) -> RunEnd | None:
-        """What views are told at the end; None if nothing was stored."""
+        """The end of the run for the views; None if nothing was stored."""
         if self._writer is None:
             return None
         alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
@@ -349,7 +351,7 @@ class Monitor:
         self.close("completed" if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to go on without a seam; plain values and tensors only."""
+        """Everything a resumed run needs to continue seamlessly, as plain values and tensors."""
         try:
             portable: dict[str, Any] = to_tensors(self._state())
         except Exception as error:
@@ -375,11 +377,13 @@ class Monitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`; what the run directory holds from that step on is discarded."""
+        """Continue from a `state_dict`. Stored steps from that point on are discarded."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         if isinstance(state, Mapping) and _UNSAVED in state:
-            _log.warning("the monitor could not save its state (%s): it starts anew", state[_UNSAVED])
+            _log.warning(
+                "the monitor's state could not be saved (%s), so the monitor starts from scratch", state[_UNSAVED]
+            )
             self.at = self._resumed_at = int(state["at"])
             return
         if not isinstance(state, Mapping) or not {"at", "history", "ledger", "probes"} <= state.keys():
@@ -389,7 +393,7 @@ class Monitor:
         self.at = self._resumed_at = int(state["at"])
         self._schedule.until = int(state["dense_until"])
         earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
-        self.history.load_state_dict(earlier | state["history"])  # earlier versions counted in the probe
+        self.history.load_state_dict(earlier | state["history"])  # earlier versions kept this count in the probe
         self._ledger.load_state_dict(state["ledger"])
         self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
@@ -407,7 +411,7 @@ class Monitor:
         self._loop.measured = self._schedule.measured(self.at)
 
     def recall(self, steps: Iterable[tuple[int, Sequence[Block]]], last_ema: float) -> None:
-        """Go on after stored steps where no state was saved: they are judged again, and recorded nowhere."""
+        """Continue after stored steps without a saved state: they are judged again but not recorded."""
         for step, blocks in steps:
             self._curve.take(step, blocks)
             self._ledger.update(self._judge(step, self.history, self.history.append(blocks)), self.history, self.info)
@@ -426,7 +430,7 @@ class Monitor:
         self._loop.measured = self._schedule.measured(self.at)
 
     def _give(self, loss: Any, extra: dict[str, Any]) -> None:
-        """A wrong loss is an error at the first step; later it is the run that matters, and the value is left out."""
+        """Pass on the loss. A wrong one raises at the first step; later it is skipped, because the run matters more."""
         probe = self._probes["loss"]
         assert isinstance(probe, LossProbe)
         try:
@@ -434,7 +438,7 @@ class Monitor:
         except _WrongArgument as error:
             if not self.history.names():
                 raise
-            _log.warning("step %d: %s; the value is left out", self.at, error)
+            _log.warning("step %d: %s; the value is not recorded", self.at, error)
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
@@ -463,7 +467,7 @@ class Monitor:
         return changed, actions
 
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
-        """The readings of one step in the form that is stored, and those that are judged."""
+        """The readings of one step as blocks and histograms."""
         readings = step.readings(arrays, self._loop.guard)
         readings += [*self._loop.unavailable(step.context), *self._troubles()]
         if step.step == self._resumed_at:
@@ -471,7 +475,7 @@ class Monitor:
         return recorded(step.step, step.time, readings)
 
     def _troubles(self) -> Iterator[Reading]:
-        """What went wrong in the monitor itself since the last step."""
+        """Failures of the monitor itself since the last step."""
         failed = {name: error for name, error in self._loop.failures.items() if name not in self._told}
         if failed:
             self._told |= set(failed)
@@ -482,19 +486,19 @@ class Monitor:
         failure = None if self._writer is None else self._writer.failure
         if failure is not None and "store" not in self._told:
             self._told.add("store")
-            _log.warning("recording stopped: %s; training goes on", failure)
+            _log.warning("recording stopped: %s; training continues", failure)
             yield Reading("monitor/store_failed", ("",), 1.0)
         if self._writer is not None and failure is None and "store" in self._told:
             self._told.remove("store")
-            _log.warning("recording goes on: %s can be written again", self._writer.path)
+            _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
 
     def _keep_what_was_logged(self) -> None:
-        """Take what was logged since the last step into that step."""
+        """Add values logged since the last step to that step."""
         self._keep((self._probes["user"],), Step(), wait=self._closed)
 
     def _keep(self, probes: Sequence[Probe], context: Step, wait: bool) -> Outcome:
-        """Take what some probes were given since the last step into that step."""
+        """Add values given to these probes since the last step to that step."""
         pending = self._loop.collect_from(probes, context)
         if not pending:
             return Outcome()
@@ -503,8 +507,8 @@ class Monitor:
         return self._conclude(self._transfer.receive(wait=wait))
 
     def _failed(self, error: Exception) -> None:
-        """Report a failure of the monitor itself; whatever happens, training goes on."""
-        with contextlib.suppress(Exception):  # a logger of the user's that raises: nobody is left to tell
+        """Report a failure of the monitor itself; training always continues."""
+        with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
 
 
@@ -515,7 +519,7 @@ class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user
 
 
 def _checked(call: Callable[..., Any], *args: Any) -> Any:
-    """Call what checks arguments of the user: its TypeError or ValueError is theirs, any other error is ours."""
+    """Call a function that checks user arguments: a TypeError or ValueError is the user's, any other error ours."""
     try:
         return call(*args)
     except (TypeError, ValueError) as error:
@@ -524,4 +528,4 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
 
 def _check_limit(max_norm: float) -> None:
     if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm must be the largest norm to allow, a number, not {max_norm!r}")
+        raise TypeError(f"max_norm must be a number, the largest allowed norm, not {max_norm!r}")

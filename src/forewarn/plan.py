@@ -1,4 +1,4 @@
-"""The planned learning rate at each step, declared or read from a scheduler before the run."""
+"""The planned learning rate at each step, declared by hand or read from a scheduler before the run."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MOST_KNOTS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Settings):
-    """What the learning rate should be, as a share of the peak of each parameter group; 0 steps are no plan."""
+    """The planned learning rate, as a fraction of each parameter group's peak; 0 steps means no plan."""
 
     total: int = between(0, 0)
-    """Optimizer steps of the whole run; 0 if there is no plan."""
+    """Optimizer steps in the whole run; 0 if there is no plan."""
     warmup: int = between(0, 0)
-    """Steps of the linear rise from 0 to the peak at the start."""
+    """Steps of linear warm-up from 0 to the peak."""
     shape: Literal["cosine", "linear", "constant", "inverse_sqrt", "knots"] = "cosine"
-    """The way from the peak to the floor."""
+    """Shape of the decay from the peak to the floor."""
     floor: float = between(0.0, 0.0, 1.0)
-    """Share of the peak at the end of the run, for cosine and linear."""
+    """Fraction of the peak at the end of the run, for cosine and linear."""
     knots: str = ""
-    """For the shape knots: `step:share` pairs such as "0:0 100:1 1000:0.1", straight lines between them.
+    """For the shape knots: `step:share` pairs such as "0:0 100:1 1000:0.1", joined by straight lines.
 
-    Where parameter groups follow different schedules, the knots of each in turn, with `|` between them.
+    If parameter groups follow different schedules, list the knots of each group, separated by `|`.
     """
 
     def __post_init__(self) -> None:
@@ -44,17 +44,17 @@ class Plan(Settings):
         if self.warmup and self.warmup >= self.total:
             raise ValueError(f"Plan.warmup ({self.warmup}) must be less than Plan.total ({self.total})")
         if (self.shape == "knots") != bool(self.knots):
-            raise ValueError('Plan.knots and shape="knots" go together: give both or neither')
+            raise ValueError('Plan.knots and shape="knots" belong together: give both or neither')
         if not all(steps for steps, _ in _knots(self.knots)) and self.knots:
             raise ValueError("Plan.knots has a parameter group without a step:share pair")
 
     @property
     def num_groups(self) -> int | None:
-        """For how many parameter groups it has a schedule each; None if one is for all of them."""
+        """The number of parameter groups with their own schedule; None if all share one."""
         return self.knots.count("|") + 1 if "|" in self.knots else None
 
     def share(self, step: int, group: int = 0) -> float:
-        """The share of its peak that is planned for a group at a step; NaN without a plan and after its end."""
+        """The planned fraction of a group's peak at a step; NaN without a plan and after its end."""
         if step >= self.total:
             return math.nan
         if self.shape == "knots":
@@ -72,38 +72,38 @@ class Plan(Settings):
 
     @classmethod
     def from_scheduler(cls, scheduler: Any, total: int) -> Self:
-        """The plan of a torch learning-rate scheduler for a run of `total` steps, stepping once per optimizer step.
+        """The plan of a torch learning-rate scheduler that steps once per optimizer step, for a run of `total` steps.
 
-        A copy of the scheduler is run ahead; the scheduler, the optimizer and the parameters are left alone. Groups
-        that follow different schedules, as shares of their peaks, have a plan each. For several watched optimizers,
-        pass a list of their schedulers in the same order.
+        A copy of the scheduler runs ahead; the scheduler, the optimizer and the parameters stay unchanged. Groups with
+        different schedules, relative to their peaks, each get their own plan. For several watched optimizers, pass a
+        list of their schedulers in the same order.
         """
         if isinstance(total, bool) or not isinstance(total, int):
-            raise TypeError(f"total must be the number of steps of the whole run, a whole number, not {total!r}")
+            raise TypeError(f"total must be an integer, the number of steps in the whole run, not {total!r}")
         if total < 1:
             raise ValueError(f"total must be at least 1, not {total}")
         schedulers = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
         if not schedulers:
             raise TypeError("scheduler must be a torch learning-rate scheduler, or a list of them, not an empty list")
         courses = [course for item in schedulers for course in _courses(item, total)]
-        num_left = min(map(len, courses))  # by the scheduler that is furthest ahead
+        num_left = min(map(len, courses))  # of the scheduler that is furthest ahead
         knots = [_text(course, total - num_left) for course in _distinct([course[-num_left:] for course in courses])]
         return cls(total=total, shape="knots", knots=" | ".join(knots))
 
 
 def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
-    """For each group of a scheduler: its share of the peak from the scheduler's current step to step `total`."""
+    """For each group of a scheduler: its fraction of the peak from the scheduler's current step to step `total`."""
     optimizer = getattr(scheduler, "optimizer", None)
     if optimizer is None or not hasattr(scheduler, "step"):
         raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {type(scheduler).__name__}")
     if hasattr(scheduler, "num_bad_epochs"):
-        raise ValueError(f"{type(scheduler).__name__} follows the validation loss: it has no plan")
+        raise ValueError(f"{type(scheduler).__name__} depends on the validation loss, so it has no plan")
     ahead = _Ahead(optimizer)
     twin = copy.deepcopy(scheduler, {id(optimizer): ahead})
     first = getattr(scheduler, "_schedulers", [scheduler])[0]  # a chain counts by its first link
     begun = int(getattr(scheduler, "last_epoch", first.last_epoch))
     if begun >= total:
-        raise ValueError(f"the scheduler has made {begun} steps already, which leaves nothing of {total}")
+        raise ValueError(f"the scheduler has already made {begun} of {total} steps; total must be larger")
     peaks = [peak_lr(group) or 1.0 for group in ahead.param_groups]  # 1 for a group that is off
     courses = np.empty((total - begun, len(peaks)))
     for step in range(total - begun):
@@ -112,12 +112,12 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
             twin.step()
     unknown = np.flatnonzero(~np.isfinite(courses).all(axis=1))
     if len(unknown):
-        raise ValueError(f"the scheduler gives a learning rate that is not finite at step {begun + unknown[0]}")
+        raise ValueError(f"the scheduler's learning rate is not finite at step {begun + unknown[0]}")
     return list(courses.T)
 
 
 def _distinct(courses: Sequence[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
-    """The course of each group, or a single one if all groups that are on follow it."""
+    """The course of each group, or a single one if all active groups share it."""
     on = [course for course in courses if course.any()] or courses
     matches = (np.abs(course - on[0]).max() <= _TOLERANCE * np.abs(on[0]).max() for course in on)
     return on[:1] if all(matches) else courses
@@ -128,7 +128,7 @@ def _text(course: NDArray[np.float64], begun: int) -> str:
 
 
 class _Ahead:
-    """Stands in for an optimizer while a copy of its scheduler runs ahead of it."""
+    """Stands in for an optimizer while a copy of its scheduler runs ahead."""
 
     def __init__(self, optimizer: Any) -> None:
         self.param_groups = [
@@ -141,7 +141,7 @@ class _Ahead:
 
 
 def _kept(shares: NDArray[np.float64]) -> list[int]:
-    """Indices of the knots: the worst miss is added until straight lines come near all shares."""
+    """Indices of the knots: the worst miss is added until straight lines fit all shares."""
     indices = [0, len(shares) - 1] if len(shares) > 1 else [0]
     steps = np.arange(len(shares))
     while len(indices) < _MOST_KNOTS:
@@ -153,7 +153,7 @@ def _kept(shares: NDArray[np.float64]) -> list[int]:
     return indices
 
 
-@functools.lru_cache(maxsize=8)  # asked for at every step
+@functools.lru_cache(maxsize=8)  # called at every step
 def _knots(text: str) -> tuple[tuple[list[int], list[float]], ...]:
     """The steps and the shares of each group."""
     return tuple(map(_knots_of_one, text.split("|")))
@@ -167,7 +167,7 @@ def _knots_of_one(text: str) -> tuple[list[int], list[float]]:
             raise ValueError(f"Plan.knots must be step:share pairs such as '0:0 100:1', not {pair!r}")
         pairs.append((int(step), float(share)))
     if [step for step, _ in pairs] != sorted({step for step, _ in pairs}):
-        raise ValueError("the steps of Plan.knots must rise")
+        raise ValueError("the steps of Plan.knots must increase")
     return [step for step, _ in pairs], [share for _, share in pairs]
 
 

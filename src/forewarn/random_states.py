@@ -1,6 +1,6 @@
-"""Keeps the random numbers of a run as they are while code of others runs, such as a package that is imported.
+"""Keeps the random state of a run unchanged while other code runs, such as the import of a package.
 
-It imports neither torch nor numpy: one that is not imported yet has no random state to keep.
+It imports neither torch nor numpy: a package that is not imported yet has no random state to keep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Python, numpy and torch (on the CPU) after this block, where it has moved them."""
+    """Restore the random states of Python, numpy and torch (CPU) after this block, if it changed them."""
     python = random.getstate()
     numpy = _loaded("numpy.random")
     of_numpy = None if numpy is None else numpy.get_state()
@@ -34,14 +34,14 @@ def random_states_kept() -> Iterator[None]:
 
 
 def _loaded(name: str) -> Any:
-    """A module that is imported, and not just being imported; None if it is not."""
+    """A fully imported module; None if it is not imported or still being imported."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     return None if module is None or getattr(spec, "_initializing", False) else module
 
 
 class _KeepingFinder:
-    """Imports the modules of this package without moving a random state: rich draws a number as it is imported."""
+    """Imports the modules of this package without changing a random state: rich draws a random number on import."""
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -60,6 +60,6 @@ class _KeepingFinder:
 
 
 def keep_on_import() -> None:
-    """Keep the random states whenever a module of this package is imported, in whatever way."""
+    """Keep the random states unchanged whenever a module of this package is imported."""
     if not any(isinstance(finder, _KeepingFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _KeepingFinder())

@@ -13,11 +13,11 @@ from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 Counted = Literal["steps", "readings", "epochs"]
-"""What a number counts: a metric that is read every tenth step has one reading where others have ten."""
+"""What a number counts: a metric read every tenth step has one reading where others have ten."""
 
 
 def between(default: Any, low: float, high: float = math.inf, *, counts: Counted | None = None) -> Any:
-    """A numeric field that must lie in [low, high]; one that is a length of time says in what it `counts`."""
+    """A numeric field that must lie in [low, high]. For a duration, `counts` is its unit."""
     return field(default=default, metadata={"low": low, "high": high, "counts": counts})
 
 
@@ -27,7 +27,7 @@ def pattern(default: str = "") -> Any:
 
 
 class _SignatureOfInit:
-    """The signature that `help` and editors show: the fields, which `Settings.__new__` would hide."""
+    """The signature for `help` and editors: the fields, which `Settings.__new__` would hide."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
@@ -37,7 +37,7 @@ class _SignatureOfInit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Base of every settings class: values are checked when they are made, and can be read from plain mappings."""
+    """Base of every settings class: checks its values when created, and can be read from plain mappings."""
 
     __signature__ = _SignatureOfInit()
 
@@ -45,8 +45,8 @@ class Settings:
         fields = {field.name: field.kw_only for field in dataclasses.fields(cls)}
         most = sum(not by_name for by_name in fields.values())
         if len(values) > most:
-            only = f"at most {most} settings without a name, not {len(values)}"
-            by_name = f"its settings by name, such as {cls.__name__}({next(iter(fields))}=...)"
+            only = f"at most {most} positional settings, not {len(values)}"
+            by_name = f"its settings by name, as in {cls.__name__}({next(iter(fields))}=...)"
             raise TypeError(f"{cls.__name__} takes {only if most else by_name}")
         for name in settings:
             if name in cls._moved():
@@ -57,7 +57,7 @@ class Settings:
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
-        """Settings that were here in earlier versions, and where each is now, such as `measure.sample_size`."""
+        """Settings that were here in earlier versions, and their new place, such as `measure.sample_size`."""
         return {}
 
     def __post_init__(self) -> None:
@@ -66,14 +66,14 @@ class Settings:
             kind, value = hints[setting.name], getattr(self, setting.name)
             if get_origin(kind) in _SEQUENCES and isinstance(value, Sequence) and not isinstance(value, str):
                 value = tuple(value)
-                object.__setattr__(self, setting.name, value)  # so that nobody changes it later
+                object.__setattr__(self, setting.name, value)  # the caller's list may change later
             _check(type(self), setting, kind, value)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "") -> Self:
-        """Settings from a plain mapping, as TOML gives it; what is not named keeps its default."""
+        """Settings from a plain mapping, such as parsed TOML; missing settings keep their default."""
         if not isinstance(plain, Mapping):
-            raise TypeError(f"{cls.__name__}.from_dict takes a dict of settings, not {plain!r}")
+            raise TypeError(f"{cls.__name__}.from_dict expects a dict of settings, not {plain!r}")
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
         for name, value in plain.items():
@@ -85,25 +85,25 @@ class Settings:
             kind = hints[name]
             if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
                 if not isinstance(value, Mapping):
-                    raise TypeError(f"setting {spot!r} is a table of settings, not {value!r}")
+                    raise TypeError(f"setting {spot!r} must be a table of settings, not {value!r}")
                 value = kind.from_dict(value, spot)
             values[name] = value
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain values, fit for JSON."""
+        """The settings as plain values that JSON can store."""
         return dataclasses.asdict(self)
 
 
 _SEQUENCES = (Sequence, tuple)
-"""Fields of this kind hold strings, given as any sequence and kept as a tuple."""
+"""Fields of these types hold strings: any sequence is accepted and stored as a tuple."""
 
 
 def _hint(name: Any, names: Iterable[str], moved: Mapping[str, str]) -> str:
     """A suggestion for an unknown name."""
     names = sorted(names)
     close = difflib.get_close_matches(str(name), [*names, *moved], n=1)
-    return f"did you mean {moved.get(close[0], close[0])!r}?" if close else f"known are {', '.join(names)}"
+    return f"did you mean {moved.get(close[0], close[0])!r}?" if close else f"choose from {', '.join(names)}"
 
 
 def _new_place(name: str, place: str) -> str:
@@ -128,14 +128,16 @@ def _check(owner: type, setting: dataclasses.Field[Any], kind: Any, value: Any) 
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise TypeError(f"{name} must be a list of strings, not {value!r}")
     elif isinstance(kind, type) and issubclass(kind, Settings) and isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a {kind.__name__}, not a dict; {owner.__name__}.from_dict reads nested dicts")
+        raise TypeError(
+            f"{name} must be a {kind.__name__}, not a dict; use {owner.__name__}.from_dict for nested dicts"
+        )
     elif not isinstance(value, get_origin(kind) or kind):
         raise TypeError(f"{name} must be a {(get_origin(kind) or kind).__name__}, not {value!r}")
     if setting.metadata.get("pattern"):
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"{name} must be a regular expression, but {value!r} is none: {error}") from error
+            raise ValueError(f"{name} must be a regular expression, but {value!r} is not valid: {error}") from error
     low, high = setting.metadata.get("low", -math.inf), setting.metadata.get("high", math.inf)
     if kind in (int, float) and not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

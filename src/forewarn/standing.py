@@ -1,4 +1,4 @@
-"""How a run stands, in the words that every view, command and check uses."""
+"""The status of a run, in the words that all views and commands share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from forewarn.types import Alert, AlertState, Severity, counted
 
 HEALTHY, WARNINGS, CRITICAL = 0, 1, 2
 VERDICTS = ("healthy", "warnings", "critical")
-"""A run in a word, by its exit code."""
+"""The verdict by exit code."""
 NOT_FALLING = "no warnings, but the loss is not falling"
-"""The verdict on a run without warnings that learns nothing: it is not called healthy."""
+"""The verdict on a run that has no warnings but learns nothing."""
 TOO_EARLY = "too early to tell"
 NO_ALERTS = "no alerts"
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
@@ -21,9 +21,9 @@ SILENT_SECONDS = 600.0
 
 
 def exit_code(alerts: Iterable[Alert]) -> int:
-    """0 healthy, 1 warnings, 2 critical, by what still fires at the last step.
+    """0 healthy, 1 warnings, 2 critical, by the alerts still open at the last step.
 
-    An alert that was resolved counts one level lower: critical as a warning, a warning as nothing. Information alone is
+    A resolved alert counts one level lower: critical as a warning, a warning as nothing. A run with only notes is
     healthy.
     """
     levels = (alert.severity - (alert.state is AlertState.RESOLVED) for alert in alerts)
@@ -31,24 +31,24 @@ def exit_code(alerts: Iterable[Alert]) -> int:
 
 
 def verdict(alerts: Iterable[Alert], is_falling: bool | None) -> str:
-    """A run in a few words, live and in `check`; `is_falling` is about its loss, None if that cannot be told."""
+    """The verdict on a run, live and in `check`. `is_falling` is about its loss; None if unknown."""
     code = exit_code(alerts)
     return NOT_FALLING if code == HEALTHY and is_falling is False else VERDICTS[code]
 
 
 def open_alerts(alerts: Iterable[Alert]) -> list[Alert]:
-    """Those that still fire."""
+    """The alerts that are still open."""
     return [alert for alert in alerts if alert.state is AlertState.FIRING]
 
 
 def open_words(alerts: Iterable[Alert]) -> str:
-    """`2 warnings open`, or that there are no alerts."""
+    """`2 warnings open`, or `no alerts`."""
     words = counted(open_alerts(alerts))
     return f"{words} open" if words else NO_ALERTS
 
 
 def alert_words(alerts: Iterable[Alert]) -> str:
-    """`2 warnings open, 1 critical resolved`, or that there are no alerts."""
+    """`2 warnings open, 1 critical resolved`, or `no alerts`."""
     alerts = list(alerts)
     resolved = counted([alert for alert in alerts if alert.state is AlertState.RESOLVED])
     words = [open_words(alerts)] if open_alerts(alerts) or not resolved else []
@@ -64,4 +64,4 @@ def run_state(end: str | None, updated: float) -> str:
         return INTERRUPTED if time.time() - updated > SILENT_SECONDS else RUNNING
     if end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return INTERRUPTED
-    return FAILED if re.match(r"[A-Z]\w*(: |$)", end) else COMPLETED  # `ValueError: …`; all else is a reason to stop
+    return FAILED if re.match(r"[A-Z]\w*(: |$)", end) else COMPLETED  # only an error looks like `ValueError: …`

@@ -1,4 +1,4 @@
-"""What a person may have meant by a name that does not exist."""
+"""Suggestions for a mistyped name."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 MOST = 3
-"""Suggestions in one sentence."""
+"""Maximum number of suggestions."""
 CLOSE = 0.6
-"""Score from which on a name is worth suggesting."""
+"""Minimum score of a suggestion."""
 _BEHIND = 0.2
-"""How far a suggestion may be behind the best one."""
+"""Maximum distance of a suggestion from the best score."""
 _LONGEST = 200
-"""Characters that are compared; whoever mistypes a name types less."""
+"""Maximum number of characters to compare; typed names are shorter."""
 _PREFIX, _TYPO = 0.85, 0.7
-"""What a word counts that begins another (`grad` of `gradient`), and one that looks alike."""
+"""Score of a word that is the beginning of another (`grad` of `gradient`), and of a similar word."""
 _ALIKE = 0.75
-"""Ratio from which on two words look alike."""
+"""Minimum ratio for two words to be similar."""
 _UNASKED = 0.04
-"""What each word of a candidate costs that was not typed: of `train/loss` and `train/loss_ema` the first is meant."""
+"""Penalty per word of a candidate that was not typed: `loss` means `train/loss`, not `train/loss_ema`."""
 
 
 def did_you_mean(name: str, candidates: Iterable[str] | Mapping[str, str]) -> str:
@@ -30,9 +30,9 @@ def did_you_mean(name: str, candidates: Iterable[str] | Mapping[str, str]) -> st
 
 
 def closest(name: str, candidates: Iterable[str] | Mapping[str, str], most: int = MOST) -> list[str]:
-    """The candidates that a name may stand for, best first; of equals the one that comes first.
+    """The candidates closest to a name, best first; ties keep their order.
 
-    A mapping tells, for each candidate, what people call it: `gradient/global_norm` is the "gradient norm".
+    A mapping gives the common name of each candidate: `gradient/global_norm` is the "gradient norm".
     """
     called = candidates if isinstance(candidates, Mapping) else dict.fromkeys(candidates, "")
     scores = {candidate: max(_scores(name[:_LONGEST], candidate, words)) for candidate, words in called.items()}
@@ -42,13 +42,13 @@ def closest(name: str, candidates: Iterable[str] | Mapping[str, str], most: int 
 
 
 def words_in(text: str) -> list[str]:
-    """Its words in lower case: `gradient/global_norm` has three, and so has `valLoss 2`."""
+    """The words of a text in lower case: `gradient/global_norm` has three, and so does `valLoss 2`."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
     return re.findall(r"[^\W_]+", apart.casefold())
 
 
 def likeness(word: str, other: str) -> float:
-    """1 for the same word, less for the beginning of one and for one that looks alike, else 0."""
+    """1 for the same word, less for a prefix or a similar word, else 0."""
     if word == other:
         return 1.0
     if min(len(word), len(other)) >= 2 and (other.startswith(word) or word.startswith(other)):
@@ -58,7 +58,7 @@ def likeness(word: str, other: str) -> float:
 
 @lru_cache(1 << 14)
 def _alike(text: str, other: str, least: float) -> float:
-    """How much of two texts is the same, 0 to 1; 0 if it is less than `least`."""
+    """Similarity of two texts, from 0 to 1; 0 if it is less than `least`."""
     matcher = difflib.SequenceMatcher(None, other, text)
     is_close = matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least and matcher.ratio() >= least
     return matcher.ratio() if is_close else 0.0
@@ -72,9 +72,9 @@ def _scores(name: str, candidate: str, words: str) -> Iterable[float]:
 
 
 def _covered(typed: Sequence[str], words: Sequence[str]) -> float:
-    """The part of the typed words that is among these, less a little for each that nobody typed."""
+    """The fraction of typed words found in `words`, minus a penalty for each word that was not typed."""
     initials = "".join(word[0] for word in typed)
-    if len(typed) > 1 and initials in words:  # learning_rate is lr
+    if len(typed) > 1 and initials in words:  # `learning rate` means `lr`
         return 1.0 - _UNASKED * (len(words) - 1)
     best = [max(((likeness(word, other), other) for other in words), default=(0.0, "")) for word in typed]
     unasked = len(set(words) - {other for score, other in best if score})

@@ -27,7 +27,7 @@ def is_metric_name(name: str) -> bool:
 
 
 def spelled_out(name: str, scope: str) -> str:
-    """A metric and one of its scopes as `family/scope/quantity`; only the name if there is no scope."""
+    """A metric and one of its scopes as `family/scope/quantity`; just the name if there is no scope."""
     family, _, quantity = name.partition("/")
     return f"{family}/{scope}/{quantity}" if scope else name
 
@@ -55,9 +55,9 @@ class AlertState(IntEnum):
 
 
 class FrozenCause(IntEnum):
-    """Why a weight does not move. The value is what `update/frozen_cause` records.
+    """Why a weight does not move. `update/frozen_cause` records the value.
 
-    Give numpy the `value` of a member: it looks a member over in Python code, and swallows a Ctrl-C that comes there.
+    Pass the `value` of a member to numpy: numpy inspects members with Python code and swallows a Ctrl-C there.
     """
 
     MOVING = 0
@@ -90,7 +90,7 @@ _CAUSE_IN_WORDS = {
 
 
 class Shape(IntEnum):
-    """How the values of a tensor are distributed. The value is what `gradient/shape` and `weight/shape` record."""
+    """How the values of a tensor are distributed. `gradient/shape` and `weight/shape` record the value."""
 
     HEALTHY = 0
     SHIFTED = 1
@@ -114,7 +114,7 @@ _SHAPE_IN_WORDS = {
 
 
 class BatchNormState(IntEnum):
-    """What a batch norm does with its running statistics. The value is what `activation/batchnorm_state` records."""
+    """What a batch norm does with its running statistics. `activation/batchnorm_state` records the value."""
 
     FOLLOWS = 0
     IN_EVALUATION = 1
@@ -134,7 +134,7 @@ _BATCH_NORM_IN_WORDS = {
 
 
 class Reason(IntEnum):
-    """Why a reading is unavailable. The value is what `monitor/unavailable` records, scoped by the metric's name."""
+    """Why a reading is unavailable. `monitor/unavailable` records the value, scoped by the metric's name."""
 
     AVAILABLE = 0
     SCALED_GRADIENTS = 1
@@ -181,22 +181,22 @@ _REASON_IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One metric of one step for all its scopes: the hot path creates no object per value."""
+    """One metric at one step for all its scopes, so that the hot path creates no object per value."""
 
     step: int
     time: float
     """Seconds since the epoch."""
     name: str
     scopes: tuple[str, ...]
-    """What each value belongs to; `("",)` for a metric of the run as a whole."""
+    """What each value belongs to; `("",)` for a metric of the whole run."""
     values: Values
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The histograms of one metric of one step for all its scopes, such as `gradient/histogram` of every parameter.
+    """The histograms of one metric at one step for all its scopes, such as `gradient/histogram` of every parameter.
 
-    They go to the store and to views; rules read the percentiles and shapes that are derived from them.
+    The store and views receive them; rules read only the percentiles and shapes derived from them.
     """
 
     step: int
@@ -205,9 +205,9 @@ class Distribution:
     name: str
     scopes: tuple[str, ...]
     counts: Counts
-    """[n × 2 × 64]: how many negative and positive values there are by the power of two of their magnitude."""
+    """[n × 2 × 64]: number of negative and positive values by the power of two of their magnitude."""
     zeros: Counts
-    """[n]: how many values are exactly zero."""
+    """[n]: number of values that are exactly zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,24 +216,24 @@ class ParameterInfo(Noun):
 
     shape: tuple[int, ...]
     kind: str
-    """The class of its module and its own name, such as `Linear.weight`: tensors of one kind are comparable."""
+    """The class of its module and its name, such as `Linear.weight`. Tensors of the same kind are comparable."""
     dtype: str
     group: int | None
-    """The optimizer group that holds it at attach time, counted over all optimizers."""
+    """Its optimizer group at attach time, counted over all optimizers."""
     trainable: bool
     """False if it was frozen on purpose at attach time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo(Noun):
-    """A rule by which a run was judged."""
+    """A rule that judged a run."""
 
     code: str
     name: str
 
 
 def peak_lr(group: Mapping[str, Any]) -> float:
-    """The peak learning rate of an optimizer group: the one its scheduler has noted, else the current one.
+    """The peak learning rate of an optimizer group, as noted by its scheduler; without one, the current rate.
 
     NaN if the group has no learning rate.
     """
@@ -242,7 +242,7 @@ def peak_lr(group: Mapping[str, Any]) -> float:
 
 
 def improvement(before: float, after: float) -> float:
-    """`(before − after) / before`: the share by which a loss has fallen; NaN where that says nothing."""
+    """`(before − after) / before`: the relative decrease of a loss; NaN where it is undefined."""
     return (before - after) / abs(before) if before and math.isfinite(before) and math.isfinite(after) else math.nan
 
 
@@ -258,32 +258,32 @@ class RunInfo(Noun):
     model: str = ""
     num_parameters: int = 0
     parameters: Mapping[str, ParameterInfo] = field(default_factory=dict)
-    """By scope, in the model's own order."""
+    """By scope, in the order of the model."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """By name, the class of each module whose name is only a number, such as those of a `Sequential`."""
+    """Class of each module whose name is only a number, as in a `Sequential`, by name."""
     blocks: tuple[str, ...] = ()
     """Names of the repeated blocks, first to last; empty if the model has none."""
     optimizers: tuple[str, ...] = ()
     groups: tuple[Mapping[str, float], ...] = ()
     """The numeric settings of every optimizer group at attach time, such as lr and weight_decay."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """What the user declared, such as dropout or the number of steps."""
+    """Values the user declared, such as dropout or the number of steps."""
     every: int = 1
-    """Steps between detailed measurements once the dense start is over."""
+    """Steps between detailed measurements after the dense start."""
     dead_unit_window: int = 10
-    """Measured steps in a row on which a unit of a layer must have been zero to count as dead."""
+    """Number of consecutive measured steps at zero after which a unit counts as dead."""
     saturation_level: float = 0.99
-    """Share of its range beyond which the output of a bounded layer counts as saturated."""
+    """Fraction of its range beyond which the output of a bounded layer counts as saturated."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The user's own metrics by series name, each with its declared healthy range, infinite if none was declared.
-    Series with an aggregation suffix belong to the name without it."""
+    """The user's own metrics by series name, each with its healthy range; infinite if none was declared.
+    A series with an aggregation suffix belongs to the name without it."""
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0
     rules: tuple[RuleInfo, ...] = ()
-    """Those that judged the run live; empty in runs of earlier versions."""
+    """Rules that judged the run live; empty in runs of earlier versions."""
     probe_metrics: tuple[Mapping[str, Any], ...] = ()
-    """What probes of the user's own declared about each metric that they record, in plain values."""
+    """The metrics that the user's own probes declared, as plain values."""
 
     @property
     def depth(self) -> int:
@@ -292,7 +292,7 @@ class RunInfo(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Finding(Noun):
-    """What a rule saw at one step, in numbers."""
+    """What a rule found at one step, in numbers."""
 
     code: str
     scope: str
@@ -301,12 +301,12 @@ class Finding(Noun):
     value: float
     bound: float
     evidence: Mapping[str, float | str] = field(default_factory=dict)
-    """Further numbers, or the words of a named enum; never prose."""
+    """Additional numbers, or the words of an enum; never prose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy(Noun):
-    """One thing to do, with its numbers filled in."""
+    """One recommended action, with its numbers filled in."""
 
     action: str
     parameters: Mapping[str, float | str]
@@ -314,7 +314,7 @@ class Remedy(Noun):
     safety: str = "notify"
     """`notify` (always allowed), `safe` (snapshot, skip a batch) or `opt_in` (lower lr, roll back, stop)."""
     do: str = ""
-    """The same as a sentence without a full stop: `Lower the learning rate from 3e-4 to 1.5e-4`."""
+    """The same as a sentence without a period: `Lower the learning rate from 3e-4 to 1.5e-4`."""
 
     def __str__(self) -> str:
         """The action and its numbers on one line: `lower_lr 3e-4 → 1.5e-4`."""
@@ -328,35 +328,35 @@ class Remedy(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Alert(Noun):
-    """A finding followed over time. Its identity is (code, scope), never a value or a step."""
+    """A finding tracked over time. Its identity is (code, scope), never a value or a step."""
 
     code: str
     name: str
     scope: str
     severity: Severity
-    """The worst that was seen in this episode."""
+    """The worst severity of this episode."""
     state: AlertState
     since: int
     """The step at which it was first seen."""
     fired: int | None
-    """The step at which it had persisted long enough to fire."""
+    """The step at which it had lasted long enough to fire."""
     last: int
     """The step at which it was last seen."""
     finding: Finding
     """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding that made it fire or last grow worse: it was shown live, and the words and remedies are for it."""
+    """The finding that made it fire or get worse. It was shown live; the words and remedies describe it."""
     headline: str = ""
     """What happened, in words."""
     numbers: str = ""
     """The quantities behind it, each with its name: `loss 9.1 · limit 3.2 · usual 2.1`."""
     cause: str = ""
-    """Why it happened, if its own evidence tells."""
+    """Why it happened, if its evidence shows that."""
     place: str = ""
-    """Its scope as a person would name it: `layer 2 (Linear) weight`; empty for the run as a whole."""
+    """Its scope in words: `layer 2 (Linear) weight`; empty for the whole run."""
     follows: str = ""
-    """The code of the alert that had caused it, as far as that was known when it was announced."""
+    """The code of the alert that caused it, if that was known when it was announced."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -375,7 +375,7 @@ class Alert(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Action(Noun):
-    """Something that was done to the run because a policy allowed it."""
+    """Something done to the run because a policy allowed it."""
 
     step: int
     code: str
@@ -392,7 +392,7 @@ class RunStart:
     info: RunInfo
     num_rules: int
     instead_of: Path | None = None
-    """The path that was asked for, if it already holds a run."""
+    """The requested path, if it already holds a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ class RunEnd:
     num_steps: int
     num_rules: int
     alerts: tuple[Alert, ...]
-    """All that have fired, most important first."""
+    """All alerts that have fired, most important first."""
     first_loss: float
     last_loss: float
 
@@ -434,7 +434,7 @@ def figure(value: float, digits: int = 3) -> str:
 
 
 def figures(*values: float) -> list[str]:
-    """Several numbers to compare, with as many digits as it takes to tell different ones apart, six at most."""
+    """Several numbers to compare, with enough digits to tell different ones apart, at most six."""
     for digits in range(3, 7):
         words = [figure(value, digits) for value in values]
         if len(set(words)) == len(set(values)):
@@ -443,7 +443,7 @@ def figures(*values: float) -> list[str]:
 
 
 def in_words(value: float | str | None) -> str:
-    """A setting or a number for a person."""
+    """A setting or a number as people read it."""
     if value is None:
         return "unset"
     return value if isinstance(value, str) else figure(value)

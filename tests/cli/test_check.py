@@ -212,7 +212,7 @@ def test_what_was_measured_cannot_be_changed_afterwards(
     toml.write_text(text)
     said = forewarn("check", stalled, "--config", toml)
     assert said.code == 3
-    assert words.format("the run was measured") + " leave it out" in said.err
+    assert words.format("the run was measured") + " remove this setting" in said.err
     assert said.err.count("\n") == 1
     assert said.out == ""
 

@@ -52,7 +52,7 @@ def test_a_defect_is_70_with_its_traceback(forewarn: Call, monkeypatch: pytest.M
     said = forewarn("rules")
     assert said.code == 70
     assert "ZeroDivisionError" in said.err
-    assert "defect of forewarn" in said.err
+    assert "bug in forewarn" in said.err
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_a_table_and_a_verdict_for_each_parametrisation(
     assert standard[4] == "grows"
     assert "Judged from 3 widths and one seed: " in said.out
     assert float(standard[1]) > 0.3 > abs(float(mup[1].replace("−", "-")))
-    assert "No plot will be drawn, for want of matplotlib: pip install matplotlib" in said.err
+    assert "No plot will be drawn because matplotlib is missing: pip install matplotlib" in said.err
     assert not (tmp_path / "check.png").exists()
 
 
@@ -44,7 +44,7 @@ def test_json_has_every_step(forewarn: Call, tmp_path: Path) -> None:
 def test_the_plot_is_a_picture_in_a_folder_that_is_made(forewarn: Call, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said = forewarn(*QUICK, "--out", tmp_path / "plots" / "check.png")
-    assert f"Written: {tmp_path / 'plots' / 'check.png'}" in said.err
+    assert f"Wrote {tmp_path / 'plots' / 'check.png'}" in said.err
     assert (tmp_path / "plots" / "check.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -33,7 +33,7 @@ def verdict(where: Path, run: str) -> dict[str, object]:
 def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_saves_the_run(tmp_path: Path) -> None:
     out = demo(tmp_path)
     assert max(map(len, out.partition("What happened")[2].splitlines())) <= 80
-    warned = re.search(r"step +(\d+)  forewarn warns: ([a-z-]+);", out)
+    warned = re.search(r"step +(\d+)  forewarn warns: ([a-z-]+) \(", out)
     shown = re.search(r"step +(\d+)  the loss shows it: .* before the fault", out)
     assert warned is not None
     assert shown is not None
@@ -41,8 +41,8 @@ def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_sa
     remedy = re.search(rf"At step {warned[1]}: Lower the learning rate from (\S+) to (\S+)\.\n", out)
     assert remedy is not None, "the remedy has the numbers of this run"
     assert float(remedy[1]) > 0.001
-    before = float(re.findall(r"forewarn warns: .*; the loss is (\S+)\n", out)[0])
-    lost, saved = (float(re.findall(rf"{label} .* loss (\S+)\n", out)[0]) for label in ("as it was", "with the remedy"))
+    before = float(re.findall(r"forewarn warns: .* \(loss (\S+)\)\n", out)[0])
+    lost, saved = (float(re.findall(rf"{label} .* loss (\S+)\n", out)[0]) for label in ("without remedy", "with remedy"))
     assert lost > before + 0.3, "the run is really lost"
     assert saved < before, "and really saved"
     assert "Stored in runs/demo and runs/demo-saved." in out
@@ -56,7 +56,7 @@ def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_sa
 
 def test_without_a_fault_the_same_run_is_healthy(tmp_path: Path) -> None:
     out = demo(tmp_path, "--fault", "none", "--run", "healthy")
-    assert "the end, without a warning" in out
+    assert "end, no warnings" in out
     assert "remedy" not in out
     assert "⚠" not in out
     assert verdict(tmp_path, "healthy")["exit_code"] == 0

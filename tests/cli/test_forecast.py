@@ -42,7 +42,7 @@ def test_declared_steps_are_what_it_looks_ahead_to_unless_they_are_over(tmp_path
 
 def test_a_target_that_is_met_already_says_so(tmp_path, forewarn):
     stored(tmp_path / "run", FALLING)
-    assert "reached already" in forewarn("forecast", str(tmp_path / "run"), "--target", "3").out
+    assert "already reached" in forewarn("forecast", str(tmp_path / "run"), "--target", "3").out
     assert json.loads(forewarn("forecast", str(tmp_path / "run"), "--target", "3", "--json").out)["target_step"] == 399
 
 
@@ -70,7 +70,7 @@ def test_open_warnings_are_named_beside_the_forecast(tmp_path, forewarn):
     monitor = stored(tmp_path / "run", FALLING, disable=("frozen-weight",))  # without a step of the optimizer
     assert monitor.forecast().open_warnings == ("optimizer-not-stepping",)
     result = forewarn("forecast", str(tmp_path / "run"))
-    assert "⚠ 1 warning open: optimizer-not-stepping. The run may do worse than this. See: forewarn check" in result.out
+    assert "⚠ 1 warning open: optimizer-not-stepping. The run may do worse than this forecast. See: forewarn check" in result.out
     plain = json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)
     assert plain["open_warnings"] == ["optimizer-not-stepping"]
 

@@ -79,12 +79,12 @@ def test_balance_moves_the_weights(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--task-weight", "alpha=1"], 2, "is no task"),
-        (["--task-weight", "type=big"], 2, "is no number"),
+        (["--task-weight", "alpha=1"], 2, "is not a task"),
+        (["--task-weight", "type=big"], 2, "is not a number"),
         (["--task-weight", "type=0"], 2, "above 0"),
-        (["--balance", "gradnorm", "--no-monitor-gradients"], 3, "learns from the gradients"),
-        (["--no-predict-pointers", "--task-weight", "pointer=2"], 3, "leaves out"),
-        (["--device", "cuda"], 3, "can not be used here"),
+        (["--balance", "gradnorm", "--no-monitor-gradients"], 3, "needs the gradients"),
+        (["--no-predict-pointers", "--task-weight", "pointer=2"], 3, "conflicts with --no-predict-pointers"),
+        (["--device", "cuda"], 3, "cannot be used here"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(arguments, code, words):

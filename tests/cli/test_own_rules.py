@@ -67,7 +67,7 @@ def test_a_run_is_not_plainly_healthy_where_a_rule_is_missing(forewarn: Call, pl
     said = forewarn("check", place / "run")
     assert said.code == 0
     assert "healthy by the rules loaded here: no alerts" in said.out
-    assert f"{NAMED} (it gave no alert live)" in said.out
+    assert f"{NAMED} (it raised no alert live)" in said.out
     plain = json.loads(forewarn("check", place / "run", "--json").out)
     assert (plain["verdict"], plain["exit_code"]) == ("healthy by the rules loaded here", 0)
 
@@ -154,7 +154,7 @@ def test_a_rule_of_ones_own_is_listed_and_explained(forewarn: Call, place: Path)
     assert "Z101 high-loss" in said.out
     assert "[thresholds.high_loss]" in said.out
     assert "The highest loss that is well." in said.out
-    assert 'No rule is called "high-loss"' in forewarn("explain", "high-loss").out
+    assert 'No rule is named "high-loss"' in forewarn("explain", "high-loss").out
 
 
 @pytest.mark.parametrize("command", [["check", "run"], ["explain", "L102"], ["rules"], ["train", "lm"]])

@@ -121,16 +121,16 @@ def test_other_words_are_searched_for(forewarn: Call, monkeypatch: pytest.Monkey
     assert '"loss not decreasing"' in title
     assert 2 < len(hits) <= 8
     assert all(re.match(r"([A-Z]\d{3}|page)  \S+ +\S", hit) and len(hit) <= 80 for hit in hits)
-    assert go_on == "Go on: forewarn explain loss-not-starting"
+    assert go_on == "Next: forewarn explain loss-not-starting"
     assert any("docs/guide/loss-not-decreasing.md" in hit for hit in hits)
 
 
 def test_a_symptom_without_a_rule_leads_to_its_page(forewarn: Call) -> None:
-    assert "Go on: read docs/guide/out-of-memory.md" in forewarn("explain", "oom").out
+    assert "Next: read docs/guide/out-of-memory.md" in forewarn("explain", "oom").out
 
 
 def test_what_is_nowhere_is_said_to_be_nowhere(forewarn: Call) -> None:
     said = forewarn("explain", "blue", "bananas")
     assert said.code == 3
-    assert said.err.startswith("Error: no rule and no page is about 'blue bananas'; try ")
+    assert said.err.startswith("Error: no rule or page matches 'blue bananas'; try ")
     assert said.err.count("\n") == 1

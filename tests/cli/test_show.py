@@ -37,11 +37,11 @@ def test_the_last_measured_step_is_shown_by_default(forewarn: Call, healthy: Pat
 
 def test_step_means_the_measured_step_at_or_after(forewarn: Call, healthy: Path) -> None:
     said = forewarn("show", healthy, "--step", 115)
-    assert "step 120 of 299 (step 115 was not measured; this is the next that was)\n" in said.out
+    assert "step 120 of 299 (the next measured step after 115)\n" in said.out
     assert row_of(said, "[red]evil")[2] == "5.12"
     assert "step 120 of 299\n" in forewarn("show", healthy, "--step", 120).out
     beyond = forewarn("show", healthy, "--step", 295)
-    assert "step 290 of 299 (the last that was measured; none at or after step 295)\n" in beyond.out
+    assert "step 290 of 299 (the last measured step; none at or after step 295)\n" in beyond.out
 
 
 def test_names_are_shown_literally(forewarn: Call, healthy: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_histogram_takes_no_other_choice(forewarn: Call, spread: Path) -> None
     for option in ("--metric", "--scope"):
         said = forewarn("show", spread, "--histogram", "blocks.0.weight", option, "weight")
         assert said.code == USAGE_ERROR
-        assert "leave out --metric and --scope" in said.err
+        assert "remove --metric and --scope" in said.err
 
 
 @pytest.mark.parametrize(
     ("config", "metric", "why"),
     [
         (Config(measure=Measure(histograms="off")), "gradient/norm", 'it was recorded with Measure(histograms="off")'),
-        (Config(), "train/loss", "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm"),
-        (Config(), "gradient/norm", "none of them was counted"),
+        (Config(), "train/loss", "no tensors were measured; use forewarn.watch(every=N), or forewarn train lm"),
+        (Config(), "gradient/norm", "no histograms were recorded"),
     ],
 )
 def test_a_run_without_histograms_says_why(
@@ -186,11 +186,11 @@ def test_a_histogram_that_is_not_there_is_one_sentence(forewarn: Call, spread: P
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--scope", "("], "--scope '(' is not a regular expression"),
-        (["--metric", "*"], "--metric '*' is not a regular expression"),
-        (["--metric", "nothing-like-it"], "no name matches --metric 'nothing-like-it'; there are 10 others, such as '"),
+        (["--scope", "("], "--scope '(' is not a valid regular expression"),
+        (["--metric", "*"], "--metric '*' is not a valid regular expression"),
+        (["--metric", "nothing-like-it"], "no name matches --metric 'nothing-like-it'; the run has 10, such as '"),
         (["--metric", "weigth/norm"], "no name matches --metric 'weigth/norm'; did you mean 'weight/norm'"),
-        (["--scope", "conv"], "no name matches --scope 'conv'; there are 3 others, such as 'blocks.0.weight' or"),
+        (["--scope", "conv"], "no name matches --scope 'conv'; the run has 3, such as 'blocks.0.weight' or"),
         (["--scope", "block.0.weight"], "no name matches --scope 'block.0.weight'; did you mean 'blocks.0.weight'"),
     ],
 )
@@ -205,7 +205,7 @@ def test_an_empty_run_is_one_sentence(forewarn: Call, tmp_path: Path) -> None:
     RunWriter(tmp_path / "run", info=FACTS, config={}).close()
     said = forewarn("show", tmp_path / "run")
     assert said.code == 3
-    assert "has recorded nothing yet" in said.err
+    assert "has no recorded metrics yet" in said.err
 
 
 def declared_run(path: Path, total_steps: int) -> Path:

@@ -88,7 +88,7 @@ def test_an_earlier_result_is_never_overwritten_and_resume_goes_on_with_the_newe
     for _ in range(2):
         run("--result-dir", tmp_path, "--max-steps", 3)
     text = run("--result-dir", tmp_path, "--max-steps", 5, "--resume")
-    assert "going on from step 3\n" in text
+    assert "resuming at step 3\n" in text
     assert f"Results are in {tmp_path}/lm-2." in text
     for name, steps in (("lm", 3), ("lm-2", 5)):
         with forewarn.open_run(tmp_path / name / "run") as stored:
@@ -113,7 +113,7 @@ def test_a_different_model_and_a_missing_text_are_one_sentence_each(tmp_path):
 
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path):
     text = run("--device", "cuda", "--result-dir", tmp_path, expect=3)
-    assert "the device 'cuda' can not be used here" in text
+    assert "device 'cuda' cannot be used here" in text
     assert not (tmp_path / "lm").exists()
 
 

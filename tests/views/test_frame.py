@@ -100,7 +100,7 @@ def test_what_matches_nothing_is_refused_with_a_suggestion(run: Run) -> None:
         run.to_pandas("losses")
     with pytest.raises(UnknownSeriesError, match=r"no scope matches 'a\.wieght'; did you mean 'a\.weight'"):
         run.to_pandas("gradient/norm", "a.wieght")
-    with pytest.raises(ValueError, match=r"'\(' is no metric and no regular expression"):
+    with pytest.raises(ValueError, match=r"'\(' is neither a metric nor a valid regular expression"):
         run.to_pandas("(")
 
 

@@ -18,7 +18,7 @@ def test_a_column_stands_for_a_power_of_two_and_the_left_is_negative():
     assert heights == [6, 0, 3, 1, 2, 6, 0]
     assert bars[-1] == "█ █▆██"
     assert axis == "-8 0  8"
-    assert told == "23 values, 1 of them zero; a column is a power of two"
+    assert told == "23 values, 1 of them zero; each column covers one power of two"
 
 
 def test_what_was_counted_at_all_is_seen():
@@ -52,7 +52,7 @@ def test_nothing_but_zeros_is_one_column():
     assert picture(counts[0], int(zeros[0])) == [
         *["█"] * ROWS,
         "0",
-        "7 values, 7 of them zero; a column is a power of two",
+        "7 values, 7 of them zero; each column covers one power of two",
     ]
 
 

@@ -118,7 +118,7 @@ def test_a_run_in_a_notebook_has_verdict_curve_cause_symptoms_and_remedies(tmp_p
     assert page.tags <= PLAIN_TAGS
     assert {"svg", "polyline", "line", "li"} <= page.tags
     for words in ("⚠ warnings", str(path), "The training loss is 3× its usual level",
-                  "its symptoms: exploding-gradient", "Lower it to 0.01. Smaller steps help."):  # fmt: skip
+                  "symptoms: exploding-gradient", "Lower it to 0.01. Smaller steps help."):  # fmt: skip
         assert words in page.words
 
 

@@ -52,7 +52,7 @@ def test_a_validation_loss_after_the_line_of_its_step_does_not_repeat_it():
 
 
 def test_a_run_that_goes_on_says_from_where():
-    assert lines_of({"every": 9}, [(15, reading(15)), (16, reading(16))]) == "going on from step 15\n"
+    assert lines_of({"every": 9}, [(15, reading(15)), (16, reading(16))]) == "resuming at step 15\n"
 
 
 def test_what_is_not_known_is_left_out():

@@ -386,7 +386,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> Non
 def test_wrong_settings_are_an_error_that_says_what_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'aggregates' or 'full', not 'all'"):
         TensorBoardView(tmp_path, detail="all")
-    with pytest.raises(ValueError, match="0 or more, not -1"):
+    with pytest.raises(ValueError, match="at least 0, not -1"):
         TensorBoardView(tmp_path, topk=-1)
 
 

@@ -1,7 +1,6 @@
 """The command line: its commands, their help and their exit codes.
 
-Each command lives in a module of its own and imports what it needs when it runs, so that
-`forewarn --help` answers at once.
+Each command lives in its own module and imports what it needs when it runs, so `forewarn --help` is fast.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from forewarn import __version__
 from forewarn.cli.terminal import INTERRUPTED, SuggestingGroup
 
 USAGE_ERROR = 64
-"""As in sysexits.h; click's own 2 would read as a critical run."""
+"""EX_USAGE in sysexits.h; click's default of 2 would look like a critical run."""
 DEFECT = 70
-"""An error of forewarn itself, as in sysexits.h."""
+"""EX_SOFTWARE in sysexits.h: a bug in forewarn."""
 LONGEST_ERROR = 2000
-"""Characters; a value in a damaged run can be as long as you like."""
+"""Maximum characters in an error: values in a damaged run can be of any length."""
 
 SECTIONS = {
     "See it work": {
@@ -49,23 +48,23 @@ SECTIONS = {
         "bench": "forewarn bench --workload mymodel:make",
     },
 }
-"""Every command with an example, in the order in which a newcomer meets them."""
+"""Every command with an example, in the order in which a newcomer needs them."""
 
 _NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section)
 
 _EXIT_CODES = """\b
 Exit codes:
-  0    done; of check: healthy
+  0    success; for check: the run is healthy
   1    check found warnings
-  2    check found something critical
-  3    a run, a config or a rule that cannot be read
-  64   a wrong command line
-  70   a defect of forewarn itself
+  2    check found critical alerts
+  3    a run, config or rule cannot be read
+  64   invalid command line
+  70   bug in forewarn
   130  interrupted"""
 
 
 class _Commands(SuggestingGroup):
-    """The commands by section; a module is imported only when its command runs."""
+    """Commands grouped by section. A command's module is imported only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in SECTIONS.values() for name in section]
@@ -105,7 +104,7 @@ def cli(ctx: click.Context) -> None:
       ...
       monitor.step(loss)        # once per optimizer step
 
-    Then, while it trains or afterwards, type the commands below. RUN is the directory given to watch().
+    Then run these commands, during training or afterwards. RUN is the directory you passed to watch().
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -114,13 +113,13 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show ✓ must not end the command
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show ✓ must not crash the command
             with contextlib.suppress(OSError, ValueError):
                 stream.reconfigure(errors="replace")
     code = _run(arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # `forewarn ls | head -1`: what is left goes nowhere, and the exit code stays
+    except BrokenPipeError:  # `forewarn ls | head -1`: discard the rest and keep the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -139,17 +138,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         from forewarn.views.wording import literal
 
         click.echo("\n".join(map(literal, traceback.format_exc().splitlines())), err=True)
-        click.echo("This is a defect of forewarn. Please report it with the lines above.", err=True)
+        click.echo("This is a bug in forewarn. Please report it together with the traceback above.", err=True)
         return DEFECT
 
 
 def _tell(error: click.ClickException) -> None:
-    """An error on standard error. What a file, a run or an argument brings into it never commands the terminal."""
+    """Print an error to standard error. Control characters from files, runs and arguments are escaped."""
     from forewarn.views.wording import literal
 
     lines = [error.format_message()]
     if isinstance(error, click.UsageError):
-        lines = lines[0].expandtabs().split("\n")  # click puts choices in lines of their own
+        lines = lines[0].expandtabs().split("\n")  # click lists choices on separate lines
         if error.ctx is not None:
             hint = f"Try '{error.ctx.command_path} {error.ctx.help_option_names[0]}' for help."
             click.echo(f"{error.ctx.get_usage()}\n{hint}\n", err=True)

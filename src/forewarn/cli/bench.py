@@ -25,47 +25,48 @@ LEAST_STEPS = 3
 PACKAGES = ("forewarn", "torch", "numpy")
 """Packages whose versions are reported."""
 HEADINGS = ("added", "quartiles", "CPU time", "", "ops", "syncs", "memory")
-"""Headings for the cells after the name; a cell without one is left out, so that a row fits into 80 columns."""
+"""Headings of the cells after the name. Cells without a heading are omitted, so that a row fits in 80 columns."""
 
 
 @click.command()
 @click.option(
     "--workload", "workload_names", default="gpt6", show_default=True, metavar="NAMES",
-    help="gpt6, gpt12, tiny, all, or your own as module:function; separate several by commas.",
+    help="Workloads to measure: gpt6, gpt12, tiny, all, or your own as module:function. Separate several with commas.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=4, show_default=True, help="Number of turns per tier.")
 @click.option(
     "--steps", type=click.IntRange(min=LEAST_STEPS), default=10, show_default=True,
-    help="Timed steps with each of the two models of a turn.",
+    help="Timed steps per model and turn.",
 )  # fmt: skip
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(workload_names: str, rounds: int, steps: int, wants_json: bool) -> None:
     """Measure what monitoring adds to a training step, with your model on this machine.
 
-    Each tier of forewarn trains beside the bare loop, on one CPU thread: the two alternate step by step and swap models
-    halfway, so that both see the same machine. Operations and memory are counted in separate passes. A workload takes
-    about 4 minutes.
+    Each tier of forewarn trains next to the bare loop on one CPU thread. The two alternate step by step and swap models
+    halfway, so both see the same machine. Operations and memory are counted in separate passes. A workload takes about
+    4 minutes.
 
     \b
     Tiers:
       bare                    the training loop alone
-      bare-again              the same again: the error of the measurement
+      bare-again              the same again: shows the measurement error
       forewarn-every-step     loss, learning rate, gradient norm and step time
-      forewarn-default        also every tensor and layer on one step in 100
+      forewarn-default        also every tensor and layer, every 100 steps
       forewarn-full           every tensor on every step
       forewarn-activations    also every layer's output on every step
 
     \b
     Columns:
       added                   added CPU time, relative to the bare step (median)
-      quartiles               half of all rounds lie between these two
+      quartiles               range of the middle half of all rounds
       CPU time                added CPU time per step (median)
       ops                     added torch operations per step
-      syncs                   those of them that would wait for a GPU
+      syncs                   added operations that would wait for a GPU
       memory                  added memory at the end of a turn
 
-    To measure your own model, write a function that returns (model, make_batch, loss): make_batch() returns the next
-    batch, loss(model, batch) its loss. It is called again for every turn, and the model is trained with AdamW.
+    To measure your own model, write a function that returns (model, make_batch, loss). make_batch() returns the next
+    batch, and loss(model, batch) returns its loss. The function is called again for every turn. The model is trained
+    with AdamW.
 
     \b
     Examples:
@@ -108,7 +109,7 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def measuring(total: int) -> Iterator[tuple[Path, Tell]]:
-    """One torch thread, a temporary directory, and a progress bar of this many turns."""
+    """Use one torch thread, a temporary directory, and a progress bar for `total` turns."""
     import torch
 
     threads = torch.get_num_threads()
@@ -128,7 +129,7 @@ def measure(
     directory: Path,
     tell: Tell,
 ) -> list[WorkloadResult]:
-    """The result of every workload. Contenders keep state, so each workload gets new ones."""
+    """Measure every workload. Contenders keep state, so each workload gets new ones."""
     from forewarn.lab.bench.rounds import benchmark
 
     with user_errors():

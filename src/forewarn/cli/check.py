@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
-    help="Judge by these settings instead of the run's own, but for what was measured.",
+    help="Judge with the settings in this TOML file instead of the run's own.",
 )  # fmt: skip
 @rules_option
 @click.pass_context
 def command(
     ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None, rule_modules: tuple[str, ...]
 ) -> None:
-    """Judge a run: what is wrong, why, what to do.
+    """Judge a run: what is wrong, why, and what to do.
 
-    RUN is a run directory, finished or still training. Every stored step is judged again by the same rules as live.
+    RUN is the directory of a run, finished or still training. Every stored step is judged again by the rules that judge
+    a live run.
 
     \b
     Examples:
@@ -40,11 +41,11 @@ def command(
 
     \b
     Exit codes:
-      0  healthy; information alone is healthy
-      1  a warning fires at the end, or something critical was resolved
-      2  something critical fires at the end
+      0  healthy, or only notes
+      1  a warning is still open, or a critical alert was resolved
+      2  a critical alert is still open
       3  the run or the config cannot be read
-      64 a wrong command line
+      64 invalid command line
     """
     from forewarn.cli.terminal import Failure, busy, from_run, loaded_rules, print_json, show
     from forewarn.cli.verdict import as_json, as_text
@@ -82,4 +83,4 @@ def _loaded(path: Path, run: Run, own: tuple[Rule, ...]) -> tuple[Config, tuple[
     except OSError as error:
         raise Failure(f"the config {path} cannot be read: {error.strerror}") from error
     except (TypeError, ValueError) as error:
-        raise Failure(f"the config {path} is not usable: {error}") from error
+        raise Failure(f"the config {path} is invalid: {error}") from error

@@ -1,4 +1,4 @@
-"""`forewarn coordinate-check`: does the update of a layer depend on the width of the model?"""
+"""`forewarn coordinate-check`: do the updates of a layer depend on the width of the model?"""
 
 from __future__ import annotations
 
@@ -16,46 +16,50 @@ if TYPE_CHECKING:
 
 
 def _widths(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """The widths of the command line in ascending order."""
+    """The widths given to --widths, in ascending order."""
     try:
         return tuple(sorted({int(width) for width in value.split(",") if width.strip()}))
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is not a list of numbers; give them with commas, as in 64,128,256"
+            f"{value!r} is not a list of whole numbers; separate them with commas, as in 64,128,256"
         ) from None
 
 
 @click.command("coordinate-check")
 @click.option(
     "--widths", callback=_widths, default="64,96,128,192,256", show_default=True, metavar="N,N,N",
-    help="Three or more, multiples of 4; the smallest is the one that --lr was found for.",
+    help="Widths to compare: at least three multiples of 4. --lr should suit the smallest.",
 )  # fmt: skip
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=8, show_default=True, help="Optimizer steps before the verdict."
+    "--steps", type=click.IntRange(min=1), default=8, show_default=True, help="Optimizer steps per training run."
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Trainings at each width.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Training runs per width.")
 @click.option(
     "--parametrization", type=click.Choice(["standard", "mup", "both"]), default="both", show_default=True,
-    help="How weights and learning rates change with width.",
+    help="How initial weights and learning rates scale with width.",
 )  # fmt: skip
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True, help="Of Adam.")
+@click.option(
+    "--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True, help="Adam's learning rate."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default="coordinate-check.png", show_default=True,
-    metavar="FILE.png", help="Where the plot goes; it needs matplotlib.",
+    metavar="FILE.png", help="File to write the plot to. Requires matplotlib.",
 )  # fmt: skip
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON, with every step, and nothing else.")
+@click.option("--json", "wants_json", is_flag=True, help="Print the results of every step as JSON, and nothing else.")
 def command(
     widths: tuple[int, ...], steps: int, seeds: int, parametrization: str, lr: float, out: Path, wants_json: bool
 ) -> None:
-    """Check whether updates depend on the width of a model, before training a wide one.
+    """Check whether updates depend on model width, before you train a wide model.
 
-    Trains the example GPT for a few steps at several widths, in standard parametrisation (initial variance 1/width, one
-    learning rate) and in muP, and makes the refined coordinate check (arXiv 2505.22491) on every layer: what do its own
-    updates add to its output, (W_t-W_0)x_t, and what does it pass on from below, W_0(x_t-x_0)? For each, an exponent is
-    fitted over the widths and seeds: 0 stays, 1 grows in proportion to width. A parametrisation is width-stable if
-    nothing grows and no layer learns less; that is what lets the learning rate of a narrow model serve a wide one.
+    Trains the example GPT for a few steps at several widths, in standard parametrization (initial variance 1/width, one
+    learning rate) and in muP. The refined coordinate check (arXiv 2505.22491) then measures two terms in every layer:
+    what its own updates add to its output, (W_t-W_0)x_t, and what it passes on from below, W_0(x_t-x_0).
 
-    About half a minute on one core. For a model of yours, see docs/coordinate_check.md.
+    For each term, an exponent is fitted over widths and seeds: 0 is constant, 1 is proportional to width. A
+    parametrization is width-stable if nothing grows and no layer learns less. Then the learning rate of a narrow model
+    also works for a wide one.
+
+    Takes about half a minute on one core. For your own model, see docs/coordinate_check.md.
 
     \b
     Examples:
@@ -78,14 +82,14 @@ def command(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--widths") from error
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)  # before the trainings, not after them
+        out.parent.mkdir(parents=True, exist_ok=True)  # fail before training, not after it
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
     drawn = _can_draw()
     if not drawn:
-        click.echo("No plot will be drawn, for want of matplotlib: pip install matplotlib", err=True)
+        click.echo("No plot will be drawn because matplotlib is missing: pip install matplotlib", err=True)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on small models more of them only wait
+    torch.set_num_threads(1)  # more threads only slow down a small model
     try:
         sweeps = _swept(parametrization, widths, steps, seeds, lr)
     finally:
@@ -99,7 +103,7 @@ def command(
 
 
 def _can_draw() -> bool:
-    """Whether matplotlib is there; asked before the trainings, not after them."""
+    """Whether matplotlib is installed; checked before training, not after it."""
     from importlib import import_module
 
     try:
@@ -140,7 +144,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _parts(sweeps: Sequence[Sweep], seeds: int) -> Iterator[RenderableType]:
-    """A table and a sentence for each parametrisation."""
+    """A table and a sentence for each parametrization."""
     from rich.text import Text
 
     from forewarn.cli.terminal import quiet_table
@@ -149,8 +153,8 @@ def _parts(sweeps: Sequence[Sweep], seeds: int) -> Iterator[RenderableType]:
 
     first = sweeps[0]
     yield Text(
-        f"Exponents of width after {first.num_steps} steps, over widths {', '.join(map(str, first.widths))} "
-        f"and {seeds} seed{'s' if seeds > 1 else ''}, with their standard errors."
+        f"Width exponents after {first.num_steps} steps, over widths {', '.join(map(str, first.widths))} "
+        f"and {seeds} seed{'s' if seeds > 1 else ''}, with standard errors."
     )
     for term in JUDGED:
         yield Text(f"  {term:<13} {MEANINGS[term]}", style="dim")
@@ -203,4 +207,4 @@ def _draw(out: Path, sweeps: Sequence[Sweep]) -> None:
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
     else:
-        click.echo(f"Written: {literal(str(out))}", err=True)
+        click.echo(f"Wrote {literal(str(out))}", err=True)

@@ -22,13 +22,13 @@ WIDTH = 64
 BATCH_SIZE = 16
 LEARNING_RATE = 1e-3
 GROWTH = 370.0
-"""Times the learning rate at the end of a faulty run: 3% more on each of the last 200 of 300 steps."""
+"""Growth of the learning rate during the fault, as a factor: 3% per step over the last 200 of 300 steps."""
 FAULT_SHARE = 1 / 3
-"""Where in the run the fault begins."""
+"""Fraction of the run before the fault begins."""
 EVERY = 5
 """Steps between measurements of each layer."""
 FEWEST_STEPS = 200
-"""With fewer, the model has learned too little when the fault begins."""
+"""With fewer steps, the model has learned too little when the fault begins."""
 
 
 class Course(NamedTuple):
@@ -41,17 +41,26 @@ class Course(NamedTuple):
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(min=FEWEST_STEPS), default=300, show_default=True, help="Planned length.")
-@click.option("--fault", type=click.Choice(["lr-growth", "none"]), default="lr-growth", show_default=True)
-@click.option("--run", type=click.Path(path_type=Path), default="runs/demo", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--steps", type=click.IntRange(min=FEWEST_STEPS), default=300, show_default=True, help="Training steps.")
+@click.option(
+    "--fault", type=click.Choice(["lr-growth", "none"]), default="lr-growth", show_default=True, help="Fault to inject."
+)
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    default="runs/demo",
+    show_default=True,
+    help="Directory to store the run in.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for weights and data.")
 def command(steps: int, fault: str, run: Path, seed: int) -> None:
-    """Train a small GPT that goes wrong, and watch the warning.
+    """Train a small GPT that goes wrong, and see the warning.
 
-    It learns the source text of Python's own standard library, on the CPU, in less than a minute. After a third of the
-    run its learning rate begins to grow, as if a schedule had the wrong sign. forewarn warns long before the loss
-    shows it. Then the same run is trained again with the first remedy. Nothing is downloaded. Both runs are stored; an
-    existing one is never overwritten.
+    The model learns the source code of Python's standard library on the CPU, in less than a minute. After a third of
+    the run its learning rate starts to grow, as if the schedule had the wrong sign. forewarn warns long before the loss
+    shows it. Then the same run is trained again with the first remedy.
+
+    Nothing is downloaded. Both runs are stored, and an existing run is never overwritten.
 
     \b
     Examples:
@@ -73,21 +82,21 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
     course = _train(path, steps, fault_at, seed, [LiveView(steps, every=50, console=console, leave=False)])
     saved = None
     if course.warned is not None and _lower_lr(course.warned) is not None:
-        with busy("The same run again, with the first remedy"):
+        with busy("Training again with the first remedy"):
             saved = _train(new_directory(path.with_name(f"{path.name}-saved")), steps, fault_at, seed, [], heed=True)
     _conclude(console, course, saved, fault_at)
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
-    console.print(f"A small GPT learns the source of Python's standard library in {steps} steps.")
+    console.print(f"Training a small GPT on Python's standard library for {steps} steps.")
     if fault_at is not None:
-        console.print(f"From step {fault_at} on, its learning rate grows by {_percent(steps, fault_at)} per step. "
+        console.print(f"From step {fault_at}, the learning rate grows by {_percent(steps, fault_at)} per step. "
                       "forewarn is not told.")  # fmt: skip
     console.print()
 
 
 def _growth(steps: int, fault_at: int) -> float:
-    """Times that the learning rate grows on each step of the fault."""
+    """Growth factor of the learning rate per step during the fault."""
     return float(GROWTH ** (1 / (steps - fault_at)))
 
 
@@ -98,7 +107,7 @@ def _percent(steps: int, fault_at: int) -> str:
 def _train(
     path: Path, steps: int, fault_at: int | None, seed: int, views: Sequence[View], heed: bool = False
 ) -> Course:
-    """Train to the end; with `heed`, the first warning ends the fault and sets the learning rate that it advises."""
+    """Train to the end. With `heed`, the first warning ends the fault and sets the advised learning rate."""
     import torch
 
     import forewarn
@@ -137,13 +146,13 @@ def _train(
 
 
 def _lower_lr(alert: Alert) -> Remedy | None:
-    """The first remedy of an alert, if it is one that the demo can apply."""
+    """The first remedy of an alert, if the demo can apply it."""
     first = next(iter(alert.remedies), None)
     return first if first is not None and first.action == "lower_lr" else None
 
 
 def _conclude(console: Console, course: Course, saved: Course | None, fault_at: int | None) -> None:
-    """Print what happened, what the remedy brings and the next commands."""
+    """Print what happened, what the remedy changed, and the next commands."""
     from rich.text import Text
 
     from forewarn.cli.terminal import from_run, loaded_rules, show
@@ -176,20 +185,20 @@ def _timeline(course: Course, fault_at: int | None) -> list[tuple[int, str]]:
     events = [(0, f"loss {figure(losses[0])}")]
     if fault_at is not None:
         growth = _percent(len(losses), fault_at)
-        events.append((fault_at, f"the fault: the learning rate begins to grow by {growth} per step"))
+        events.append((fault_at, f"fault: the learning rate starts to grow by {growth} per step"))
     if warned is not None and warned.fired is not None:
-        events.append((warned.fired, f"forewarn warns: {warned.name}; the loss is {figure(losses[warned.fired])}"))
+        events.append((warned.fired, f"forewarn warns: {warned.name} (loss {figure(losses[warned.fired])})"))
     lost = None if fault_at is None else _lost(losses, fault_at)
     if lost is not None and fault_at is not None:
         highest = figure(max(losses[fault_at // 2 : fault_at]))
-        events.append((lost, f"the loss shows it: {figure(losses[lost])}; before the fault it was {highest} at most"))
-    last = "the end" if warned else "the end, without a warning"
+        events.append((lost, f"the loss shows it: {figure(losses[lost])}, up from at most {highest} before the fault"))
+    last = "end" if warned else "end, no warnings"
     events.append((len(losses) - 1, f"{last}: loss {figure(_level(losses))}{_setback(losses, fault_at)}"))
     return sorted(events, key=lambda event: event[0])
 
 
 def _comparison(console: Console, course: Course, saved: Course) -> list[RenderableType]:
-    """The losses of both runs, one above the other and on one scale."""
+    """The losses of both runs, one above the other and on the same scale."""
     import numpy as np
     from rich.text import Text
 
@@ -204,7 +213,7 @@ def _comparison(console: Console, course: Course, saved: Course) -> list[Rendera
     bars = ASCII_BARS if console.options.ascii_only else BARS
     parts = [part.mean() for trained in (course, saved) for part in np.array_split(trained.losses, width)]
     both = bar_chart(np.array(parts), 2 * width, bars=bars)
-    rows = (("as it was", both[:width], course), ("with the remedy", both[width:], saved))
+    rows = (("without remedy", both[:width], course), ("with remedy", both[width:], saved))
     return [
         Text("\nThe same run with the first remedy", style="bold"),
         Text(f"  At step {saved.warned.fired}: {thing_to_do(remedy)}."),
@@ -216,18 +225,18 @@ def _comparison(console: Console, course: Course, saved: Course) -> list[Rendera
 
 
 def _lost(losses: Sequence[float], fault_at: int) -> int | None:
-    """The first step after the fault whose loss is above all of the time before."""
+    """The first step after the fault with a loss above every recent loss before it."""
     before = max(losses[fault_at // 2 : fault_at])
     return next((step for step in range(fault_at, len(losses)) if not losses[step] <= before), None)
 
 
 def _level(losses: Sequence[float]) -> float:
-    """The loss at the end, as the median of ten."""
+    """The final loss: the median of the last ten."""
     return statistics.median(losses[-10:])
 
 
 def _setback(losses: Sequence[float], fault_at: int | None) -> str:
-    """How far back the run was thrown, judged by the median of ten losses."""
+    """How far the fault set the run back, by the median of ten losses."""
     levels = (_level(losses[: end + 1]) for end in range(9, fault_at or 0))
     back_at = next((step for step, level in enumerate(levels, 9) if level <= _level(losses)), None)
-    return "" if back_at is None else f", back where it was at step {back_at}"
+    return "" if back_at is None else f", back to where it was at step {back_at}"

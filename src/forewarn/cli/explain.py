@@ -1,4 +1,4 @@
-"""`forewarn explain`: everything about one rule, or the rules that a symptom points to."""
+"""`forewarn explain`: everything about one rule, or the rules that match a symptom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forewarn.judge.search import Hit
 
 WIDEST = 100
-"""Columns: prose is read in lines of this length."""
+"""Maximum columns: longer lines of prose are hard to read."""
 
 
 @click.command()
@@ -26,7 +26,7 @@ WIDEST = 100
 def command(words: tuple[str, ...], rule_modules: tuple[str, ...]) -> None:
     """Explain a rule by its name or code, or find the rules and pages about a symptom.
 
-    docs/your_own.md shows how to write rules of your own.
+    To write your own rules, see docs/your_own.md.
 
     \b
     Examples:
@@ -48,15 +48,15 @@ def command(words: tuple[str, ...], rule_modules: tuple[str, ...]) -> None:
         if is_misspelled(query, own):
             raise Failure(str(error)) from error
         if not (hits := search(query, own)):
-            hint = "try a symptom, such as 'loss is nan', or see all of them: forewarn rules"
-            raise Failure(f"no rule and no page is about {query!r}; {hint}") from error
+            hint = "try a symptom, such as 'loss is nan', or list all rules: forewarn rules"
+            raise Failure(f"no rule or page matches {query!r}; {hint}") from error
         _show_hits(query, hits)
         return
     _show_rule(rule, own)
 
 
 def _show_hits(query: str, hits: Sequence[Hit]) -> None:
-    """One line each, and the command to go on with."""
+    """Print one line per hit, and the next command."""
     from rich.text import Text
 
     from forewarn.cli.terminal import output, show
@@ -71,10 +71,10 @@ def _show_hits(query: str, hits: Sequence[Hit]) -> None:
         line = Text.assemble((f"{hit.code or 'page'}  ", "dim"), name, f"  {hit.summary}")
         line.truncate(console.width, overflow="ellipsis")
         lines.append(line)
-    reading = f"read {hits[0].name}, and judge your run: forewarn check RUN"
+    reading = f"read {hits[0].name} and judge your run: forewarn check RUN"
     next_step = f"forewarn explain {rules[0].name}" if rules else reading
-    title = Text(f'No rule is called "{short(query)}". The best matches:\n')
-    show(title, *lines, f"\nGo on: {next_step}", console=console)
+    title = Text(f'No rule is named "{short(query)}". Best matches:\n')
+    show(title, *lines, f"\nNext: {next_step}", console=console)
 
 
 def _show_rule(rule: Rule, own: Sequence[Rule]) -> None:
@@ -95,7 +95,7 @@ def _show_rule(rule: Rule, own: Sequence[Rule]) -> None:
 
 
 def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
-    """How the rule is judged, its thresholds, and what it advises."""
+    """How the rule works, its thresholds, and what it advises."""
     from rich.table import Table
     from rich.text import Text
 
@@ -108,18 +108,18 @@ def _mechanics(rule: Rule, own: Sequence[Rule]) -> list[RenderableType]:
     info, thresholds, remedies = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
     info.add_row("reads", ", ".join(rule.reads))
     info.add_row("fires", patience(rule))
-    info.add_row("resolves", f"after {rule.keep} steps without it")
+    info.add_row("resolves", f"after {rule.keep} steps without the problem")
     if rule.explains:
         info.add_row("explains", ", ".join(find_rule(code, own).name for code in rule.explains))
     if guides := guides_of(rule.name):
         info.add_row("guide", ", ".join(symptom.path for symptom in guides))
     for rank, (remedy, _) in enumerate(sample_remedies(rule), 1):
         remedies.add_row(f"{rank}.", advice(remedy))
-    parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, in the numbers of a sample run"), remedies]
+    parts: list[RenderableType] = [Text(), info, Text("\nWhat to do, with numbers from a sample run"), remedies]
     if rule.settings is not None:
         documented = field_docs(rule.settings)
         for name, value in rule.settings().to_dict().items():
             thresholds.add_row(Text(name, style="bold"), in_words(value), documented.get(name, ""))
         table = f"[thresholds.{rule.table}]"
-        parts += [Text.assemble("\nThresholds, to set in a config under ", (table, "bold")), thresholds]
+        parts += [Text.assemble("\nThresholds, set in a config under ", (table, "bold")), thresholds]
     return parts

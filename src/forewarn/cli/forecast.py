@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from forewarn.types import Alert
 
 NEARLY_OVER = 1.05
-"""Times the steps made that the declared ones must be, for what is left of them to be a future."""
+"""Minimum ratio of declared to completed steps for which the declared end is still worth forecasting."""
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--at", "step_ahead", type=click.IntRange(min=1), metavar="STEP",
-              help="The step to look ahead to; by default the "
-              "declared total_steps, or twice as far as the run has come where that is (nearly) reached.")  # fmt: skip
-@click.option("--target", type=float, metavar="LOSS", help="When will the loss be this low?")
-@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+              help="Step to forecast. Default: the declared "
+              "total_steps or, if that is nearly reached or unknown, twice the current step.")  # fmt: skip
+@click.option("--target", type=float, metavar="LOSS", help="Also estimate when the loss reaches this value.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(run: Path, step_ahead: int | None, target: float | None, as_json: bool) -> None:
-    """Tell where the loss is heading, with an interval, or why that cannot be told.
+    """Forecast the loss with a 90% interval, or say why that is not possible.
 
-    A power law with an asymptote is fitted to the whole curve of the training loss. The interval comes from the run
-    itself: from the error of the same fit when it sees only a part of the curve and must predict the rest. Open
-    warnings are named below. While a critical alert is open, there is no forecast.
+    A power law with an asymptote is fitted to the whole training loss. To get the interval, the same fit sees only part
+    of the curve and predicts the rest; its error sets the width. Open warnings are listed below the forecast. While a
+    critical alert is open, there is no forecast.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def command(run: Path, step_ahead: int | None, target: float | None, as_json: bo
 
     def recorded(stored: Run) -> tuple[StoredSeries, float, list[Alert]]:
         if "train/loss" not in stored.names():
-            raise Failure(f"{run} has no train/loss: give the loss to monitor.step(loss)")
+            raise Failure(f"{run} has no train/loss: pass the loss to monitor.step(loss)")
         return stored.series("train/loss"), declared(stored.info, "total_steps"), stored.alerts()
 
     losses, total, alerts = from_run(run, recorded)
@@ -77,7 +77,7 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
 
     level = f"{result.level:.4g}"
     if result.declined:
-        reached = f"The target {in_words(result.target)} is reached already. " if result.reached else ""
+        reached = f"The target {in_words(result.target)} has already been reached. " if result.reached else ""
         why = ("No forecast: ", "yellow")
         return [Text.assemble(f"step {result.now}: loss {level}. {reached}", why, f"{result.declined}.")]
     _, losses = curve.points
@@ -87,7 +87,7 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
     table.add_row("now", str(result.now), level, "")
     table.add_row("expected", str(result.at), f"{result.loss:.4g}", f"{result.low:.4g} – {result.high:.4g}")
     if result.reached:
-        table.add_row("target", str(result.now), in_words(result.target), "reached already")
+        table.add_row("target", str(result.now), in_words(result.target), "already reached")
     elif not math.isnan(result.target):
         soonest, latest = (_step(step) for step in (result.target_soonest, result.target_latest))
         table.add_row("target", _step(result.target_step), in_words(result.target), f"{soonest} – {latest}")
@@ -95,7 +95,7 @@ def _picture(curve: LossCurve, result: Forecast) -> list[RenderableType]:
 
 
 def _caution(run: Path, result: Forecast, alerts: list[Alert]) -> list[RenderableType]:
-    """Which warnings are open, so that nobody relies on the forecast of a run that goes wrong."""
+    """The open warnings, so that nobody relies on the forecast of a run that is going wrong."""
     import shlex
 
     from rich.text import Text
@@ -108,7 +108,7 @@ def _caution(run: Path, result: Forecast, alerts: list[Alert]) -> list[Renderabl
         return []
     counts = open_words(alert for alert in alerts if alert.severity > Severity.INFO)
     words = f"{counts}: {', '.join(result.open_warnings)}. "
-    words += "The run may do worse than this. " if not result.declined else ""
+    words += "The run may do worse than this forecast. " if not result.declined else ""
     return [Text(f"{WARNING} {literal(words)}See: forewarn check {literal(shlex.quote(str(run)))}", style="yellow")]
 
 

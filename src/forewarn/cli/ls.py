@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from forewarn.types import Severity
 
 COLUMNS = ("model", "steps", "last loss", "state", "alerts", "age")
-"""Beside the name of the run."""
+"""Columns after the name of the run."""
 NUMBERS = ("steps", "last loss")
 DISPENSABLE = ("model", "age", "last loss", "alerts", "steps")
-"""What is left out first where there is little room."""
+"""Columns to drop on a narrow terminal, in this order."""
 GAP = "  "
 SHORT_NAME = 20
-"""Columns that names get beside the numbers before a column of these is left out."""
+"""Minimum width of the names; a column is dropped if less would be left for them."""
 WIDE = 100
-"""Columns of a terminal from which on all severities of alerts fit in."""
+"""Minimum terminal width to list alerts of every severity."""
 WIDEST_MODEL = 24
 _UNITS = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 _STYLES = {"running": "cyan", "completed": "green", "failed": "red", "interrupted": "yellow"}
@@ -35,9 +35,9 @@ _STYLES = {"running": "cyan", "completed": "green", "failed": "red", "interrupte
 @click.argument("runs", type=click.Path(path_type=Path), default="runs", required=False)
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON list and nothing else.")
 def command(runs: Path, wants_json: bool) -> None:
-    """List the runs in a directory, the newest first.
+    """List the runs in a directory, newest first.
 
-    RUNS is the directory to look in, `runs` by default.
+    RUNS is the directory to search, `runs` by default.
 
     \b
     Examples:
@@ -50,8 +50,8 @@ def command(runs: Path, wants_json: bool) -> None:
     from forewarn.store.run_summary import kept_summary, summary_of
     from forewarn.views.wording import literal
 
-    if not os.path.isdir(runs):  # unlike Path's it never raises
-        raise Failure(f"there is no directory {runs}; give the one that holds your runs, or make a run: forewarn demo")
+    if not os.path.isdir(runs):  # unlike Path.is_dir, it never raises
+        raise Failure(f"no such directory: {runs}; pass the one that holds your runs, or create a run: forewarn demo")
     summaries: dict[Path, Summary] = {}
     unreadable: dict[Path, str] = {}
     for path in list_runs(runs):
@@ -64,11 +64,11 @@ def command(runs: Path, wants_json: bool) -> None:
         print_json([*(_as_json(path, summary) for path, summary in summaries.items()), *broken])
         return
     if not summaries and not unreadable:
-        raise Failure(f"there are no runs in {runs}; make one: forewarn demo --run {runs / 'demo'}")
+        raise Failure(f"no runs in {runs}; create one: forewarn demo --run {runs / 'demo'}")
     console = output()
     lines = _lines([_row(path, summary, console.width >= WIDE) for path, summary in summaries.items()], console.width)
     errors = [f"\nunreadable: {literal(reason)}" for reason in unreadable.values()]
-    show(*lines, *errors, "\nJudge one: forewarn check RUN", console=console)
+    show(*lines, *errors, "\nNext: forewarn check RUN", console=console)
 
 
 def _as_json(path: Path, summary: Summary) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def _as_json(path: Path, summary: Summary) -> dict[str, Any]:
 
 
 def _lines(rows: Sequence[Sequence[Text]], width: int) -> Iterator[Text]:
-    """A table in which no name is split: one that is too long for its column has a line of its own.
+    """A table that splits no name: one that is too long for its column gets a separate line.
 
-    Rich would take a second to lay out some thousand rows.
+    rich would take a second to lay out a few thousand rows.
     """
     from rich.text import Text
 
@@ -112,7 +112,7 @@ def _lines(rows: Sequence[Sequence[Text]], width: int) -> Iterator[Text]:
 
 
 def _room(widths: dict[str, int], width: int) -> int:
-    """Columns that are left for the names."""
+    """Columns left for the names."""
     return width - sum(len(GAP) + other for other in widths.values())
 
 
@@ -123,7 +123,7 @@ def _aligned(cell: Text, column: str, width: int) -> Text:
 
 
 def _fitted(name: Text, width: int) -> Text:
-    """A name that is no wider than the terminal: cut in the middle, where it says least."""
+    """A name cut to fit the terminal, in the middle where it matters least."""
     from rich.cells import set_cell_size
     from rich.text import Text
 
@@ -155,7 +155,7 @@ def _row(path: Path, summary: Summary, is_wide: bool = True) -> list[Text]:
 
 
 def _worst(counts: Mapping[Severity, int]) -> str:
-    """How many alerts there are of the worst severity, and how many others: `2 critical + 5`."""
+    """The number of alerts at the worst severity, and of all others: `2 critical + 5`."""
     from forewarn.types import num_words
 
     if not counts:

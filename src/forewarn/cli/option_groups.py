@@ -1,4 +1,4 @@
-"""Options of a command under headings, so that a long `--help` can be read."""
+"""Options grouped under headings, so that a long `--help` stays readable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _GroupedOption(click.Option):
         self.group = group
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """The default alone: a range is told by the error that crossing it gives."""
+        """Only the default: the error for a value out of range names the range."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
@@ -25,7 +25,7 @@ class _GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options by what they are about."""
+    """A command whose help lists its options by topic."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -50,7 +50,7 @@ def options(group: str, *members: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def option(*names: str, **settings: Any) -> Callable[[str], Any]:
-    """One option, which `options` puts under its heading; its default is shown unless it is a flag."""
+    """One option, for `options` to put under a heading. Its default is shown unless it is a flag."""
     settings.setdefault("show_default", not settings.get("is_flag"))
     return lambda group: click.option(*names, cls=_GroupedOption, group=group, **settings)
 
@@ -58,12 +58,12 @@ def option(*names: str, **settings: Any) -> Callable[[str], Any]:
 _RULES: dict[str, Any] = {
     "multiple": True,
     "metavar": "MODULE",
-    "help": "Rules of your own as well: a module or the path of a .py file. May be given several times.",
+    "help": "Also use your own rules from MODULE, a Python module or the path of a .py file. Repeatable.",
 }
 rules_option = click.option("--rules", "rule_modules", **_RULES)
-"""For commands that judge by rules or tell about them."""
+"""For commands that apply or describe rules."""
 grouped_rules_option = option("--rules", "rule_modules", show_default=False, **_RULES)
-"""The same for a command whose options stand under headings."""
+"""The same for commands with grouped options."""
 
 
 POSITIVE = click.IntRange(min=1)

@@ -1,4 +1,4 @@
-"""`forewarn rules`: all rules."""
+"""`forewarn rules`: list all rules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import click
 from forewarn.cli.option_groups import rules_option
 
 WIDE = 140
-"""Columns from which on the metrics that a rule reads fit beside its summary."""
+"""Minimum terminal width to show the metrics that a rule reads."""
 
 
 @click.command()
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON list and nothing else.")
 @rules_option
 def command(wants_json: bool, rule_modules: tuple[str, ...]) -> None:
-    """List every rule: its code, its name, what it sees.
+    """List every rule with its code, name and summary.
 
-    docs/your_own.md shows how to write rules of your own.
+    To write your own rules, see docs/your_own.md.
 
     \b
     Examples:
@@ -42,4 +42,4 @@ def command(wants_json: bool, rule_modules: tuple[str, ...]) -> None:
         table.add_column("reads", style="dim")
     for rule in rules:
         table.add_row(rule.code, rule.name, rule.summary, *([" ".join(rule.reads)] if is_wide else []))
-    show(table, "\nMore about one: forewarn explain NAME", console=console)
+    show(table, "\nNext: forewarn explain NAME", console=console)

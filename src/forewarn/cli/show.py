@@ -1,4 +1,4 @@
-"""`forewarn show`: the numbers of each layer at one step."""
+"""`forewarn show`: the measurements of each layer at one step."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ COLUMNS = (
     "gradient/norm", "weight/norm", "update/ratio", "gradient/zero_fraction", "gradient/nonfinite",
     "update/frozen_cause",
 )  # fmt: skip
-"""What is shown of each layer unless --metric asks for something else."""
+"""Metrics shown for each layer unless --metric is given."""
 CAUSES = ("update/frozen_cause", "update/stopped_by")
 QUIET = {
     "gradient/zero_fraction": "No gradient value is zero.",
     "gradient/nonfinite": "No gradient value is NaN or infinite.",
     "update/frozen_cause": "Every tensor moves.",
 }
-"""Columns that are left out while they are zero for every layer, and what is said instead."""
+"""Columns that are hidden while they are zero for every layer, and the sentence shown instead."""
 GUTTER = 2
-"""Blanks between two columns."""
+"""Spaces between two columns."""
 MEDIAN_RATIO = "monitor/update_ratio_median"
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--scope", metavar="REGEX", help="Only layers whose name matches.")
+@click.option("--scope", metavar="REGEX", help="Show only layers whose name matches.")
 @click.option(
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="The first measured step at or after N; by default the last.",
+    help="Show the first measured step at or after N. Default: the last one.",
 )
-@click.option("--metric", metavar="REGEX", help="Only these metrics, any that the run recorded.")
-@click.option("--histogram", metavar="NAME", help="How the gradients and weights of this one tensor are spread.")
+@click.option("--metric", metavar="REGEX", help="Show every recorded metric whose name matches.")
+@click.option("--histogram", metavar="NAME", help="Show the distribution of this tensor's gradients and weights.")
 def command(run: Path, scope: str | None, step: int | None, metric: str | None, histogram: str | None) -> None:
-    """Show every layer in numbers at one step, or with --histogram one tensor as a picture.
+    """Show the measurements of every layer at one step, or the histogram of one tensor.
 
-    A histogram has a column for each power of two, negative values on the left. On such an axis a bell around zero is
-    two hills, for few values lie close to zero. Below stand its shape in words and its percentiles.
+    A histogram has one column per power of two, with negative values on the left. On this axis a bell curve around zero
+    looks like two hills, because few values lie close to zero. Its shape in words and its percentiles are below.
 
     \b
     Examples:
@@ -68,14 +68,14 @@ def command(run: Path, scope: str | None, step: int | None, metric: str | None, 
     wanted_scope, wanted_metric = _pattern("--scope", scope), _pattern("--metric", metric)
     if histogram is not None:
         if metric is not None or scope is not None:
-            raise click.UsageError("--histogram names one tensor and shows all of it; leave out --metric and --scope")
+            raise click.UsageError("--histogram shows a single tensor; remove --metric and --scope")
         show(*from_run(run, lambda stored: _histograms(stored, step, histogram)))
     else:
         show(*from_run(run, lambda stored: _picture(stored, step, wanted_scope, wanted_metric)))
 
 
 def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
-    """Every histogram of a tensor, each with its shape in words and its percentiles."""
+    """All histograms of a tensor, each with its shape in words and its percentiles."""
     from rich.text import Text
 
     from forewarn.cli.terminal import Failure, output
@@ -105,7 +105,7 @@ def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
         description = words(*_spread(run, name.removesuffix("/histogram"), scope, measured))
         parts += [Text(title, style="bold"), *map(Text, drawn), *map(Text, description), Text()]
     if not parts:
-        raise Failure(f"no histogram of {short(scope)} was recorded")
+        raise Failure(f"no histogram was recorded for {short(scope)}")
     return parts[:-1]
 
 
@@ -114,27 +114,27 @@ def _why_no_histograms(run: Run) -> str:
     if isinstance(measure, dict) and measure.get("histograms") == "off":
         return 'it was recorded with Measure(histograms="off")'
     if not {"gradient/norm", "weight/norm"} & set(run.names()):
-        return "no tensor was measured in it; forewarn.watch(every=N) measures them, for train lm --weight-monitor does"
-    return "its tensors were measured, and none of them was counted into one"
+        return "no tensors were measured; use forewarn.watch(every=N), or forewarn train lm --weight-monitor"
+    return "its tensors were measured, but no histograms were recorded"
 
 
 def _instead_of(requested: int | None, shown: int) -> str:
-    """A note if a different step is shown than requested."""
+    """A note if the step shown is not the one requested."""
     if requested is None or requested == shown:
         return ""
     if shown < requested:
-        return f" (the last that was measured; none at or after step {requested})"
-    return f" (step {requested} was not measured; this is the next that was)"
+        return f" (the last measured step; none at or after step {requested})"
+    return f" (the next measured step after {requested})"
 
 
 def _nearest(steps: Sequence[int] | NDArray[np.int64], requested: int | None) -> int:
-    """The first measured step at or after the requested one, where a fault of that step shows; else the last one."""
+    """The first measured step at or after the requested one, so that a fault at that step shows; else the last one."""
     later = [step for step in map(int, steps) if requested is not None and step >= requested]
     return later[0] if later else int(steps[-1])
 
 
 def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[str, float]]:
-    """The shape of a tensor at a step, and its percentiles from the minimum to the maximum."""
+    """The shape of a tensor at a step, and its percentiles including minimum and maximum."""
     from forewarn.histograms import PERCENTS
 
     recorded = set(run.names())
@@ -151,7 +151,7 @@ def _spread(run: Run, family: str, scope: str, step: int) -> tuple[float, dict[s
 def _picture(
     run: Run, step: int | None, scope: re.Pattern[str] | None, metric: re.Pattern[str] | None
 ) -> list[RenderableType]:
-    """The step, its key numbers and its table of layers."""
+    """The step, its key numbers, and a table of layers."""
     from rich.text import Text
 
     from forewarn.metrics import catalogue_of
@@ -176,12 +176,12 @@ def _picture(
 
 
 def _chosen(run: Run, metric: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:
-    """The metrics that select the step and fill the table: those of layers, if any match."""
+    """The metrics that select the step and fill the table: layer metrics, if any match."""
     from forewarn.cli.terminal import Failure
 
     recorded = run.names()
     if not recorded:
-        raise Failure(f"{run.path} has recorded nothing yet")
+        raise Failure(f"{run.path} has no recorded metrics yet")
     matching = _matching("metric", metric, recorded)
     of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name), catalogue)]
     return [name for name in of_layers if metric or name in COLUMNS] or matching
@@ -196,7 +196,7 @@ def _is_of_the_run(name: str, scopes: tuple[str, ...], catalogue: Catalogue) -> 
 
 
 def _measured_step(run: Run, names: list[str], step: int | None) -> int:
-    """The step to show, among those at which any of these metrics was measured."""
+    """The step to show, among those with a value for any of these metrics."""
     import numpy as np
 
     return _nearest(np.unique(np.concatenate([run.series(name, run.scopes(name)[0]).steps for name in names])), step)
@@ -235,7 +235,7 @@ def _key_numbers(blocks: Sequence[Block], catalogue: Catalogue) -> list[Renderab
 
 
 def _unit(name: str, catalogue: Catalogue) -> str:
-    """The unit behind a number; a share, a count, a flag or a code has none that reads well there."""
+    """The unit after a number; empty for shares, counts, flags and codes, where it would not read well."""
     from forewarn.views.wording import short
 
     metric = catalogue.find(name)
@@ -293,7 +293,7 @@ def _layers(
 
 
 def _is_quiet(name: str, rows: Iterable[Mapping[str, float]]) -> bool:
-    """Whether a column says of every layer that all is well."""
+    """Whether a column is zero for all of several layers."""
     return len(rows := list(rows)) > 1 and all(row.get(name, 0.0) == 0.0 for row in rows)
 
 
@@ -361,7 +361,7 @@ def _cell(name: str, value: float | None, catalogue: Catalogue) -> Text:
 
 
 def _matching(option: str, pattern: re.Pattern[str] | None, names: Iterable[str]) -> list[str]:
-    """The names that match; a Failure that suggests some if none does."""
+    """The names that match; raises a Failure with suggestions if none does."""
     from forewarn.cli.terminal import Failure
     from forewarn.suggestions import did_you_mean
     from forewarn.views.wording import short
@@ -370,7 +370,7 @@ def _matching(option: str, pattern: re.Pattern[str] | None, names: Iterable[str]
     matching = [name for name in names if pattern is None or pattern.search(name)]
     if not matching and pattern is not None:
         some = " or ".join(f"'{short(name)}'" for name in names[:3])
-        others = f"there are {len(names)} others, such as {some}"
+        others = f"the run has {len(names)}, such as {some}"
         hint = did_you_mean(pattern.pattern, dict(zip(map(short, names), names, strict=True))) or others
         raise Failure(f"no name matches --{option} {pattern.pattern!r}; {hint}")
     return matching
@@ -382,4 +382,4 @@ def _pattern(option: str, text: str | None) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise Failure(f"{option} {text!r} is not a regular expression: {error}") from error
+        raise Failure(f"{option} {text!r} is not a valid regular expression: {error}") from error

@@ -28,25 +28,25 @@ _log = logging.getLogger("forewarn")
 T = TypeVar("T")
 
 PLAIN_WIDTH = 160
-"""Columns of a file or a pipe, unless the environment says COLUMNS."""
+"""Columns for a file or a pipe, unless COLUMNS is set."""
 
 
 _MOST_READS = 20
-"""Times that a run is read again because it was resumed from an earlier step meanwhile."""
+"""Maximum number of attempts to read a run that is resumed from an earlier step meanwhile."""
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as a shell expects it."""
+"""Exit code after Ctrl-C, as shells expect it."""
 
 
 class Failure(click.ClickException):
     """An error for the user: one sentence on standard error."""
 
     exit_code = 3
-    """Not 1 or 2: those are verdicts on a run."""
+    """1 and 2 are verdicts on a run."""
 
 
 class SuggestingGroup(click.Group):
-    """Commands, the closest of which is suggested for one that does not exist; early versions of click do not."""
+    """A group that suggests the closest command for an unknown one; early versions of click do not."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -60,12 +60,12 @@ class SuggestingGroup(click.Group):
 
 
 def output() -> Console:
-    """Standard output; where it is not a terminal, as wide as COLUMNS says, else wide enough for a table."""
+    """Standard output. If it is not a terminal, its width is COLUMNS, or else enough for a table."""
     from forewarn.views.console import plain_console
 
     columns = os.environ.get("COLUMNS", "")
     if not (columns.isascii() and columns.isdigit() and int(columns) > 0):
-        os.environ.pop("COLUMNS", None)  # rich takes 0 and ² for numbers
+        os.environ.pop("COLUMNS", None)  # rich would accept 0 and ²
         columns = ""
     console = plain_console()
     if not console.is_terminal and not columns:
@@ -74,7 +74,7 @@ def output() -> Console:
 
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
-    """Print to standard output; where it is not a terminal, without the blanks that fill lines up."""
+    """Print to standard output, without trailing spaces if it is not a terminal."""
     console = console or output()
     if console.is_terminal and not console.options.ascii_only:
         console.print(*parts, sep="\n")
@@ -86,14 +86,14 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Run]:
-    """The stored run at a path. Whatever is wrong with it, now or as it is read and shown, is a Failure."""
+    """Open the stored run at a path. Any error while it is open becomes a Failure, except ResumedError."""
     import numpy as np
 
     from forewarn.store import ResumedError, RunError, open_run
     from forewarn.store.errors import UnknownSeriesError
 
     try:
-        with open_run(path) as run, np.errstate(all="ignore"):  # a value may be as large as you like
+        with open_run(path) as run, np.errstate(all="ignore"):  # a damaged run can hold any value
             yield run
     except ResumedError:
         raise
@@ -105,18 +105,18 @@ def opened(path: Path) -> Iterator[Run]:
         _log.debug("%s cannot be read", path, exc_info=True)
         reason = f"{type(error).__name__}: {error}"
         raise Failure(
-            f"{path} cannot be read ({reason:.200}): it is damaged; if forewarn left it so, please report this defect"
+            f"{path} cannot be read ({reason:.200}): it is damaged; if forewarn wrote it this way, please report a bug"
         ) from error
 
 
 _MADE_BY_WRONG_VALUES = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-"""What code raises that meets a value which nobody expected."""
+"""Exceptions that unexpected values cause."""
 
 
 def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules of the user's own: those in these modules, and those of installed packages."""
+    """The user's own rules: those in these modules and those of installed packages."""
     from forewarn.judge.own_rules import own_rules
 
     try:
@@ -126,9 +126,9 @@ def loaded_rules(modules: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def from_run(path: Path, read: Callable[[Run], T]) -> T:
-    """What `read` gets out of the run at a path, which it sees as it is now even if it is being written.
+    """The result of `read` on a snapshot of the run at a path, which may still be training.
 
-    If the run is resumed from an earlier step meanwhile, `read` is called again. A damaged run is a Failure.
+    If the run is resumed from an earlier step meanwhile, `read` is called again. A damaged run raises a Failure.
     """
     from forewarn.store import ResumedError
 
@@ -142,7 +142,7 @@ def from_run(path: Path, read: Callable[[Run], T]) -> T:
 
 
 def busy(words: str) -> contextlib.AbstractContextManager[object]:
-    """Says on the terminal that something takes a while; silent where there is none."""
+    """Show a status on the terminal during slow work; silent without a terminal."""
     from forewarn.views.console import plain_console
 
     console = plain_console(stderr=True)
@@ -165,12 +165,12 @@ def torch_on(device: str) -> ModuleType:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise Failure(f"the device {device!r} can not be used here: {str(error).splitlines()[0]}") from error
+        raise Failure(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return torch
 
 
 def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
-    """The newest usable path of `lm`, `lm-2`, `lm-3`, …; the path itself if there is none."""
+    """The newest usable path among `lm`, `lm-2`, `lm-3`, …; the path itself if there is none."""
     from forewarn.store.claim import numbered
 
     *_, last = [path, *filter(is_usable, itertools.takewhile(Path.exists, numbered(path)))]
@@ -178,7 +178,7 @@ def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on standard output, non-finite numbers as null."""
+    """Print one JSON value to standard output, with non-finite numbers as null."""
     _write(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 

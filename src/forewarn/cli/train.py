@@ -1,4 +1,4 @@
-"""`forewarn train`: reference training runs with the monitor in them."""
+"""`forewarn train`: reference training runs with forewarn attached."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from forewarn.lab import Trainer
 
 VALIDATION_BATCHES = 20
-"""Fixed batches of the text that is held out; enough for a standard error of about 0.02."""
+"""Fixed batches of held-out text; enough for a standard error of about 0.02."""
 WARM_UP_SHARE = 0.05
-"""Of all steps, in which the learning rate rises to its peak."""
+"""Fraction of all steps during which the learning rate rises to its peak."""
 
 
 @click.group(cls=SuggestingGroup)
 def command() -> None:
-    """Train a model with the monitor in it.
+    """Train an example model with forewarn attached.
 
     \b
     Examples:
@@ -51,83 +51,88 @@ command.add_command(multitask)
 @_options(
     "Data",
     _option("--dataset", default="stdlib", metavar="stdlib|PATH|wikitext",
-            help="The source of Python's standard library, a text file of yours, or WikiText-2 through `datasets`."),
+            help="Training text: Python's standard library, a text file, or WikiText-2 through `datasets`."),
 )  # fmt: skip
 @_options(
     "Training",
     _option("--epochs", type=_POSITIVE, default=1, help="Passes over the text."),
-    _option("--max-steps", type=_POSITIVE, help="End after so many optimizer steps."),
+    _option("--max-steps", type=_POSITIVE, help="Stop after N optimizer steps."),
     _option("--batch-size", type=_POSITIVE, default=16, help="Sequences per batch."),
     _option("--accumulation-steps", type=_POSITIVE, default=1, help="Batches per optimizer step."),
     _option("--lr", type=click.FloatRange(min=0.0, min_open=True), default=1e-3,
-            help="Peak learning rate: 5% warm-up, then cosine to a tenth."),
-    _option("--weight-decay", type=_AT_LEAST_0, default=0.01),
-    _option("--gradient-clip", type=_AT_LEAST_0, default=1.0, help="Global gradient norm to clip at; 0: never."),
+            help="Peak learning rate; 5% warm-up, then cosine decay to a tenth."),
+    _option("--weight-decay", type=_AT_LEAST_0, default=0.01, help="Weight decay of AdamW."),
+    _option("--gradient-clip", type=_AT_LEAST_0, default=1.0,
+            help="Clip the global gradient norm to X; 0 disables clipping."),
     _option("--amp", type=click.Choice(["off", "bf16", "fp16"]), default="off", help="Mixed precision."),
-    _option("--device", default="cpu", help="cpu, cuda, cuda:1, mps, …"),
-    _option("--threads", type=_POSITIVE, default=1, help="CPU threads; on a small model more of them only wait."),
-    _option("--seed", type=int, default=0, help="Of weights, dropout and the order of the data."),
+    _option("--device", default="cpu", help="Device to train on: cpu, cuda, cuda:1, mps, …"),
+    _option("--threads", type=_POSITIVE, default=1, help="CPU threads; more only slow down a small model."),
+    _option("--seed", type=int, default=0, help="Random seed for weights, dropout and data order."),
 )  # fmt: skip
 @_options(
     "Model",
-    _option("--depth", type=_POSITIVE, default=4, help="Transformer blocks."),
-    _option("--width", type=_POSITIVE, default=96, help="Of the hidden state; a multiple of --heads."),
-    _option("--heads", type=_POSITIVE, default=4, help="Attention heads."),
-    _option("--context", type=_POSITIVE, default=64, help="Bytes that a prediction may look back on."),
-    _option("--dropout", type=click.FloatRange(0.0, 0.99), default=0.0),
-    _option("--qk-norm", is_flag=True, help="Normalise queries and keys: keeps attention logits small."),
+    _option("--depth", type=_POSITIVE, default=4, help="Number of transformer blocks."),
+    _option("--width", type=_POSITIVE, default=96, help="Width of the hidden state; a multiple of --heads."),
+    _option("--heads", type=_POSITIVE, default=4, help="Number of attention heads."),
+    _option("--context", type=_POSITIVE, default=64, help="Context length in bytes."),
+    _option("--dropout", type=click.FloatRange(0.0, 0.99), default=0.0, help="Dropout probability."),
+    _option("--qk-norm", is_flag=True, help="Normalize queries and keys to keep attention logits small."),
 )
 @_options(
     "Weight monitor",
     _option("--weight-monitor", is_flag=True,
-            help="Measure gradient, weight and update of every tensor; without it, nothing of this is done."),
+            help="Measure the gradient, weight and update of every tensor."),
     _option("--weight-monitor-interval", type=_POSITIVE, default=100, metavar="N",
-            help="Measure on the first 10 steps, then every N."),
+            help="Measure the first 10 steps, then every N steps."),
     _option("--weight-monitor-sample-size", type=_POSITIVE, default=1024, metavar="SIZE",
-            help="Weights sampled per tensor for its update."),
-    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="How many tensors are named."),
+            help="Number of weights sampled per tensor to measure its update."),
+    _option("--monitor-topk", type=click.IntRange(min=0), default=5, help="Number of tensors to list by name."),
     _rules_option,
 )  # fmt: skip
 @_options(
     "Early stopping, on the validation loss after each epoch",
-    _option("--early-stopping", is_flag=True),
-    _option("--early-stop-patience", type=_POSITIVE, default=3, help="Epochs without improvement to wait for."),
-    _option("--early-stop-min-delta", type=_AT_LEAST_0, default=0.0, help="What counts as an improvement."),
+    _option("--early-stopping", is_flag=True, help="Stop when the validation loss no longer improves."),
+    _option("--early-stop-patience", type=_POSITIVE, default=3, help="Stop after N epochs without improvement."),
+    _option("--early-stop-min-delta", type=_AT_LEAST_0, default=0.0,
+            help="Smallest decrease that counts as an improvement."),
     _option("--early-stop-restore-best", is_flag=True,
-            help="End with the weights of the best epoch."),
+            help="Restore the weights of the best epoch at the end."),
 )  # fmt: skip
 @_options(
     "Evaluation, printed after each epoch",
     _option("--improvement-threshold", type=click.FloatRange(0.0, 1.0), default=0.01, metavar="X",
-            help="Share that the validation loss must win in an epoch."),
+            help="Smallest healthy improvement of the validation loss per epoch, as a fraction."),
     _option("--gap-threshold", type=_AT_LEAST_0, default=0.3, metavar="X",
-            help="Share of the training loss that the validation loss may lie above it."),
-    _option("--plateau-window", type=click.IntRange(min=2), default=3, help="Epochs that make a plateau."),
+            help="Largest healthy gap between validation and training loss, as a fraction."),
+    _option("--plateau-window", type=click.IntRange(min=2), default=3,
+            help="Number of epochs without change that count as a plateau."),
     _option("--auto-adjust", is_flag=True,
-            help="Lower the learning rate or raise the weight decay where a warning about epochs advises it."),
+            help="Lower the learning rate or raise the weight decay when an epoch warning advises it."),
 )  # fmt: skip
 @_options(
     "Results",
     _option("--result-dir", default="results",
-            help="Results go to RESULT_DIR/MODEL_NAME, or beside it if that holds a run."),
-    _option("--model-name", default="lm"),
-    _option("--log-interval", type=_POSITIVE, default=100, help="One line every so many steps."),
-    _option("--snapshot-interval", type=_POSITIVE, help="A snapshot every so many steps, besides one per epoch."),
-    _option("--keep-last-n-snapshots", type=_POSITIVE, default=3),
+            help="Results go to RESULT_DIR/MODEL_NAME or, if that holds a run, to the next free name."),
+    _option("--model-name", default="lm", help="Name of the results directory."),
+    _option("--log-interval", type=_POSITIVE, default=100, help="Print a line every N steps."),
+    _option("--snapshot-interval", type=_POSITIVE,
+            help="Save a snapshot every N steps, in addition to one per epoch."),
+    _option("--keep-last-n-snapshots", type=_POSITIVE, default=3, help="Number of snapshots to keep."),
     _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
     _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
-            help="`full`: a tag for every reading of every tensor."),
+            help="`full` adds a curve for every metric of every tensor."),
     _option("--resume", is_flag=True,
-            help="Go on with the newest run, or with that of --model-name, from its newest snapshot, bit for bit."),
-    _option("--overwrite", is_flag=True, help="Delete the earlier run of this name instead of going beside it."),
+            help="Continue the newest run, or that of --model-name, bit for bit from its newest snapshot."),
+    _option("--overwrite", is_flag=True,
+            help="Delete the existing run of this name instead of using the next free name."),
 )  # fmt: skip
 @click.pass_context
 def lm(ctx: click.Context, /, **settings: Any) -> None:
     """Train a small GPT on bytes of text.
 
     Loss, learning rate, gradient norm and speed are recorded and judged on every step; --weight-monitor adds every
-    tensor. Ctrl-C ends after the step under way and saves a snapshot; the same command with --resume goes on.
-    Underscores may stand for dashes in every option.
+    tensor. Ctrl-C finishes the current step and saves a snapshot. The same command with --resume continues from there.
+    Option names accept underscores in place of dashes.
 
     \b
     Examples:
@@ -152,7 +157,7 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
 
 
 def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
-    """The name of the results directory; with --resume, unless one was named, that of the newest that can go on."""
+    """The name of the results directory. With --resume and no --model-name: the newest one that can be resumed."""
     results = Path(settings["result_dir"])
     directory = results / settings["model_name"]
     if settings["resume"] and ctx.get_parameter_source("model_name") is ParameterSource.DEFAULT:
@@ -161,7 +166,7 @@ def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
 
 
 class _Settings:
-    """The options of the command line by name."""
+    """The command-line options as attributes."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
@@ -251,7 +256,7 @@ def _conclude(trainer: Trainer) -> None:
     console.print(f"{how} after {trainer.step} steps: {losses}")
     console.print(f"Results are in {directory}.")
     if trainer.interrupted:
-        console.print("Go on with the same command and --resume.")
+        console.print("To continue, run the same command with --resume.")
     run = shlex.quote(str(directory / "run"))
     console.print(f"\n  forewarn check {run}\n  forewarn show {run}")
     if trainer.config.tensorboard:

@@ -45,7 +45,7 @@ _MARKS = {
 
 
 def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Everything in the diagnosis as plain values; alerts are ranked, most important first."""
+    """The whole diagnosis as plain values; alerts are ranked, most important first."""
     end = None if diagnosis.end is None else {"reason": diagnosis.end[0], "time": diagnosis.end[1]}
     return {
         "run": str(run.path),
@@ -62,11 +62,11 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
-"""Contradicting actions, of which only the more important one is shown."""
+"""Contradictory actions; only the more important one is shown."""
 
 
 def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
-    """Verdict, alerts with their symptoms below, what to do, the checklist and the next commands."""
+    """The verdict, alerts with their symptoms, what to do, the health checks and the next commands."""
     parts: list[RenderableType] = [heading(run), _summary(diagnosis)]
     if diagnosis.not_judged:
         parts.append(Text(_not_judged(diagnosis), style="yellow"))
@@ -80,17 +80,18 @@ def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) ->
 
 
 def _not_judged(diagnosis: Diagnosis) -> str:
-    """Which rules that judged the run live are missing here, what to do, and what is shown of them."""
+    """Which rules judged the run live but are missing here, what to do, and whether their alerts count."""
     missing = diagnosis.not_judged
     names = ", ".join(short(f"{rule.code} {rule.name}") for rule in missing)
     codes = {rule.code for rule in missing}
     alerts = sum(alert.code in codes for alert in diagnosis.alerts)
     is_single = len(missing) == 1
     are = "1 rule that judged this run live is" if is_single else f"{len(missing)} rules that judged this run live are"
-    hint = "add --rules MODULE" if any(map(is_own, codes)) else "this version of forewarn does not have it"
+    without = f"this version of forewarn does not have {'it' if is_single else 'them'}"
+    hint = "add --rules MODULE" if any(map(is_own, codes)) else without
     their = "its" if is_single else "their"
     plural = "alert recorded live counts" if alerts == 1 else "alerts recorded live count"
-    outcome = f"{their} {alerts} {plural} here" if alerts else f"{'it' if is_single else 'they'} gave no alert live"
+    outcome = f"{their} {alerts} {plural} here" if alerts else f"{'it' if is_single else 'they'} raised no alert live"
     return f"{are} not loaded here: {names}; {hint} ({outcome})"
 
 
@@ -111,7 +112,7 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
 
 
 def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
-    """The last epochs in words, with advice from alerts that are information only."""
+    """The last epochs in words, with the advice of open notes."""
     words = [epoch.words() for epoch in diagnosis.epochs[-MOST_EPOCHS:]]
     if all(math.isnan(epoch.validation_loss) for epoch in diagnosis.epochs):
         words.append(NO_VALIDATION_LOSS)
@@ -146,7 +147,7 @@ def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:
 
 
 def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
-    """One kind of alert: what happened, its rule, in which numbers, why, and in which steps."""
+    """One kind of alert: what happened, its rule, its numbers, why, and at which steps."""
     worst = group.worst
     style = STYLES[worst.severity] if group.is_firing else "dim"
     title = Table.grid(expand=True, padding=(0, 2, 0, 0))
@@ -168,7 +169,7 @@ def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
 
 
 def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
-    """The remedies for the worst of each kind, most important first; each action once, for its first reason."""
+    """The remedies for the worst alert of each kind, most important first; each action appears once."""
     ranked: dict[str, Remedy] = {}
     for group in groups:
         for remedy in group.worst.remedies:
@@ -191,7 +192,7 @@ def _checklist(diagnosis: Diagnosis) -> RenderableType:
 def next_commands(
     path: Path, ranked: tuple[Alert, ...], *first: str, rule_modules: Sequence[str] = ()
 ) -> RenderableType:
-    """What to type to see more."""
+    """The commands to run next."""
     commands = [f"forewarn show {shlex.quote(str(path))}"]
     if ranked:
         worst = ranked[0]

@@ -1,4 +1,4 @@
-"""Views show a run while it trains. A view receives each step after it is judged and never changes anything."""
+"""Views show a run while it trains. A view receives each step after it is judged, and never changes the run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from forewarn.types import Action, Alert, Block, Distribution, RunEnd, RunStart
 
 
 class View(Protocol):
-    """Anything that can show steps; `watch(views=[…])` takes any number of views."""
+    """Anything that can show steps; `watch(views=[…])` accepts any number of views."""
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        """Show one step: what was measured, the alerts that changed (most important first), the actions taken."""
+        """Show one step: its measurements, the alerts that changed (most important first), and the actions taken."""
 
     def close(self) -> None:
         """The run is over."""
@@ -20,7 +20,7 @@ class View(Protocol):
 
 @runtime_checkable
 class HistogramView(Protocol):
-    """A view that also shows histograms, if the step has any."""
+    """A view that also shows the histograms of a step, if there are any."""
 
     def show_histograms(self, step: int, distributions: Sequence[Distribution]) -> None:
         """Show the histograms of one step; `show` follows."""
@@ -28,10 +28,10 @@ class HistogramView(Protocol):
 
 @runtime_checkable
 class BookendView(Protocol):
-    """A view that also says how a run begins and ends."""
+    """A view that also shows the beginning and the end of a run."""
 
     def begin(self, start: RunStart) -> None:
-        """The run begins; no step has been shown."""
+        """The run begins; no step has been shown yet."""
 
     def end(self, end: RunEnd) -> None:
         """The run has ended; `close` follows."""

@@ -1,4 +1,4 @@
-"""The healthy range of the update ratio, which falls over a run; shown for orientation, never an alert."""
+"""The healthy range of the update ratio, which falls over a run. It is only shown, and never raises an alert."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 EARLY_SHARE = 0.1
-"""Share of the declared steps during which weights still find their scale."""
+"""Fraction of the declared steps during which weights still find their scale."""
 LATE_SHARE = 0.2
-"""Share of the declared steps at the end, when the schedule lets the weights settle."""
+"""Fraction of the declared steps at the end, when the schedule lets the weights settle."""
 DECAYED = 0.1
-"""Share of its peak below which a learning rate counts as decayed."""
+"""Fraction of its peak below which a learning rate counts as decayed."""
 
 
 class Phase(StrEnum):
-    """How far along a run is, in words that follow `healthy`."""
+    """How far along a run is, in words that follow `typical`."""
 
     EARLY = "early in a run"
     MIDDLE = "in the middle of a run"
@@ -37,7 +37,7 @@ class Band(NamedTuple):
 
 
 UPDATE_RATIO = {Phase.EARLY: Band(1e-3, 1e-2), Phase.MIDDLE: Band(1e-4, 1e-3), Phase.LATE: Band(1e-5, 1e-4)}
-"""Which part of the healthy range of `monitor/update_ratio_median` belongs to each phase."""
+"""The healthy range of `monitor/update_ratio_median` in each phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Rate:
 
     @classmethod
     def of(cls, values: ArrayLike) -> Self:
-        """The rate over these values, oldest first; non-finite values are left out."""
+        """The rate over these values, oldest first; non-finite values are skipped."""
         recorded = np.asarray(values, np.float64)
         finite = recorded[np.isfinite(recorded)]
         if not len(finite):
@@ -65,7 +65,7 @@ class Rate:
 
     @property
     def warms_up(self) -> bool:
-        """Whether it reaches a new peak; a restart rises too, but not above its earlier peak."""
+        """Whether it has just reached a new peak; a restart rises too, but not above its earlier peak."""
         return self.before < self.now == self.peak
 
     @property
@@ -79,7 +79,7 @@ class Rate:
 
 
 def phase(step: int, total_steps: float | None, rate: Rate) -> Phase | None:
-    """The phase by the declared number of steps and the learning rate; None if neither tells."""
+    """The phase of a run, from the declared number of steps and the learning rate; None if neither shows it."""
     share = math.nan if not total_steps else (step + 1) / total_steps
     if rate.warms_up or share <= EARLY_SHARE:
         return Phase.EARLY

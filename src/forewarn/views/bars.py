@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _NO_READING = "·"
 ORDERS = 50.0
-"""Highest over lowest value from which on a scale is logarithmic."""
+"""Minimum ratio of the highest to the lowest value for a logarithmic scale."""
 
 
 def cell(level: int, bars: str) -> str:
-    """One character of a bar that reaches `level` above the foot of this row."""
+    """One character of a bar that reaches `level` above the bottom of this row."""
     return bars[min(level, len(bars) - 1)] if level >= 0 else " "
 
 
@@ -39,7 +39,7 @@ def line(values: Sequence[float], most: int, logarithmic: bool = False) -> str:
 def bar_chart(values: NDArray[np.float64], width: int, rows: int = 1, bars: str = BARS) -> str:
     """A series in `width` columns, on a logarithmic scale if all values are positive; × marks a non-finite value."""
     if len(values) > width:
-        with np.errstate(invalid="ignore"):  # inf and -inf in one part
+        with np.errstate(invalid="ignore"):  # a part may hold both inf and -inf
             values = np.array([part.mean() for part in np.array_split(values, width)])
     finite = np.isfinite(values)
     usable = np.where(finite, values, values[finite].min() if finite.any() else 1.0)
@@ -57,7 +57,7 @@ def bar_chart(values: NDArray[np.float64], width: int, rows: int = 1, bars: str 
 
 @dataclass(frozen=True, slots=True)
 class BarScale:
-    """The values that the lowest and the highest bar stand for."""
+    """The values of the lowest and the highest bar."""
 
     low: float
     high: float
@@ -65,21 +65,21 @@ class BarScale:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> BarScale:
-        """A scale for all of these, logarithmic if they are positive and span orders of magnitude."""
+        """A scale for these values, logarithmic if they are positive and span orders of magnitude."""
         finite = [value for value in values if math.isfinite(value)] or [0.0]
         low, high = min(finite), max(finite)
         return cls(low, high, is_logarithmic=low > 0 and high / low >= ORDERS)
 
     def level(self, value: float, num_levels: int) -> int:
-        """The bar of a value, from 0 on; the middle one if all values are equal."""
+        """The index of a value's bar; the middle one if all values are equal."""
         low, high, value = (math.log(end) if self.is_logarithmic else end for end in (self.low, self.high, value))
         return num_levels // 2 if low == high else round((value - low) / (high - low) * (num_levels - 1))
 
 
 def course(values: Sequence[float | None], width: int, scale: BarScale, bars: str = BARS) -> str:
-    """A series over time in `width` columns, as many for each step: blank without a reading, × if it is not finite.
+    """A series over time in `width` columns: blank where there is no reading, × if it is not finite.
 
-    Of several values in a column the one furthest from the first of all is drawn, so that no spike is lost.
+    If a column covers several values, it shows the one furthest from the first of the series, so no spike is lost.
     """
     start = next((value for value in values if value is not None and math.isfinite(value)), 0.0)
     edges = [column * len(values) // width for column in range(width + 1)]

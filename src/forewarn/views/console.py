@@ -37,19 +37,19 @@ from forewarn.views.wording import (
 )
 
 MOST_CAUSES = 3
-"""Most alerts of one step that are told in full; the others share a line."""
+"""Maximum number of alerts per step shown in full; the others share a line."""
 Identity = tuple[str, str]
 
 QUIET_STEPS = 20
 """Steps after an alert during which the same kind at no higher severity is not shown again."""
 _WIDEST = 100
-"""Columns, even on a wider terminal: the eye has to find the next line."""
+"""Maximum columns, even on a wider terminal: longer lines are hard to read."""
 
 
 class AlertLines:
-    """Prints how the run starts, its alerts as they fire and resolve, and how it ends.
+    """Prints the start of the run, its alerts as they fire and resolve, and the end.
 
-    Information is stored with the run and shown by `forewarn check`; with `verbose` it is printed as well.
+    Notes are stored with the run and shown by `forewarn check`; with `verbose`, they are printed too.
     """
 
     def __init__(self, stream: IO[str] | None = None, verbose: bool = False) -> None:
@@ -66,11 +66,11 @@ class AlertLines:
         print_lines(self._console, end_lines(end))
 
     def close(self) -> None:
-        """Nothing is held back, so there is nothing to do."""
+        """Nothing is buffered, so there is nothing to do."""
 
 
 class LogLines:
-    """The same through `logging`, for programs that have configured it: one record each, logger `forewarn`."""
+    """The same as `AlertLines` through `logging`, one record per message; the default logger is `forewarn`."""
 
     def __init__(self, logger: str = "forewarn", verbose: bool = False) -> None:
         self._log = logging.getLogger(logger)
@@ -90,7 +90,7 @@ class LogLines:
         self._say((logging.INFO, logging.WARNING, logging.ERROR)[end.exit_code], end_lines(end))
 
     def close(self) -> None:
-        """Nothing is held back, so there is nothing to do."""
+        """Nothing is buffered, so there is nothing to do."""
 
     def _say(self, level: int, lines: Sequence[Line]) -> None:
         self._log.log(level, "%s", "\n".join(line.plain for line in lines))
@@ -101,36 +101,36 @@ class Line(NamedTuple):
 
     text: Text
     hang: int = 2
-    """Columns by which its continuation is indented, where it has to be wrapped."""
+    """Indentation of continuation lines if the line is wrapped."""
     aside: str = ""
-    """What stands at the right end of the line, if there is room; else behind it."""
+    """Text at the right edge if there is room, else on a line below; in a file, in parentheses at the end."""
 
     @property
     def plain(self) -> str:
-        """The whole line as it stands in a file."""
+        """The whole line as plain text, for a file."""
         return self.text.plain + (f" ({self.aside})" if self.aside else "")
 
 
 class News:
     """Turns the changes of a step into lines, and remembers them so that nothing is repeated.
 
-    A cause is told in full. Its symptoms share a line, and what comes within `QUIET_STEPS` of that waits for the next.
+    A cause is shown in full. Its symptoms share a line; those that follow within `QUIET_STEPS` wait for the next line.
     """
 
     def __init__(self, verbose: bool = False) -> None:
         self._lowest = Severity.INFO if verbose else Severity.WARNING
         self._said: dict[str, _Saying] = {}
-        """The last telling of each code."""
+        """When each code was last shown."""
         self._symptoms: dict[str, _Symptoms] = {}
         """By the code of their cause."""
         self._firing: dict[Identity, Alert] = {}
         self._over: list[Alert] = []
-        """Resolved, and not told yet."""
+        """Resolved, but not shown yet."""
 
     def lines(
         self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]
     ) -> list[Line]:
-        """What is new at a step, the most important first."""
+        """The news of a step, most important first."""
         shown = [alert for alert in changed if alert.severity >= self._lowest]
         news = [group for group in grouped(alert for alert in shown if alert.state is AlertState.FIRING)
                 if self._is_news(group.worst, step)]  # fmt: skip
@@ -158,12 +158,12 @@ class News:
         return earlier is None or alert.severity > earlier.severity or step - earlier.step >= QUIET_STEPS
 
     def _is_open(self, group: AlertGroup) -> bool:
-        """Whether the same kind of alert was told before, at no lower severity, and is still open elsewhere."""
+        """Whether the same kind of alert, at least as severe, is already open elsewhere."""
         others = [alert for alert in self._firing.values() if alert.code == group.worst.code]
         return any(alert.severity >= group.worst.severity for alert in others)
 
     def _symptom_lines(self, step: int, symptoms: Sequence[AlertGroup]) -> list[Line]:
-        """One line for each cause that has symptoms to tell; something worse than before does not wait."""
+        """One line per cause with new symptoms. A symptom worse than before is shown at once."""
         for group in symptoms:
             self._symptoms.setdefault(group.worst.follows, _Symptoms()).waiting[group.worst.code] = group
         lines = []
@@ -177,7 +177,7 @@ class News:
         return lines
 
     def _resolved_lines(self, step: int, shown: Sequence[Alert]) -> list[Line]:
-        """What is over, told once a cause is or nothing fires any more."""
+        """Resolved alerts, shown when a cause is resolved or nothing fires any more."""
         for alert in shown:
             if alert.state is AlertState.FIRING:
                 self._firing[alert.identity] = alert
@@ -200,7 +200,7 @@ class _Saying(NamedTuple):
 
 @dataclass(slots=True)
 class _Symptoms:
-    """What has been told of the symptoms of one cause, and what has not."""
+    """The symptoms of one cause: when they were last shown, and which are waiting."""
 
     severity: Severity | int = 0
     step: int = 0
@@ -209,7 +209,7 @@ class _Symptoms:
 
 
 def alert_lines(step: int, group: AlertGroup) -> list[Line]:
-    """One kind of alert in full: what happened, in which numbers, why, and what to do first."""
+    """One kind of alert in full: what happened, its numbers, why, and what to do first."""
     worst = group.worst
     lines = [_line(step, worst, group.headline, aside=worst.name)]
     if numbers := group.numbers:
@@ -222,7 +222,7 @@ def alert_lines(step: int, group: AlertGroup) -> list[Line]:
 
 
 def start_lines(start: RunStart) -> list[Line]:
-    """What is watched, where it is stored and how often it is measured."""
+    """What is watched, how often it is measured, and where it is stored."""
     every = start.info.every
     detail = "detail on every step" if every == 1 else f"detail every {every} steps"
     place = f"stored in {short(str(start.path))}"
@@ -233,7 +233,7 @@ def start_lines(start: RunStart) -> list[Line]:
 
 
 def end_lines(end: RunEnd) -> list[Line]:
-    """The verdict on one line; if something is wrong, its cause, what to do first and the next command."""
+    """The verdict on one line; if something is wrong, also its cause, what to do first, and the next command."""
     sign, style = ((HEALTHY, "green"), (WARNING, "yellow"), (CRITICAL, "bold red"))[end.exit_code]
     if end.verdict == NOT_FALLING:
         sign, style = INFORMATION, "yellow"
@@ -258,7 +258,7 @@ def end_lines(end: RunEnd) -> list[Line]:
 
 
 def _line(step: int, alert: Alert | None, words: str, aside: str = "") -> Line:
-    """A line that begins with a sign and the step; without an alert, something is well again."""
+    """A line that begins with a sign and the step; without an alert, the sign for healthy."""
     sign, style = (HEALTHY, "green") if alert is None else (mark(alert.severity), STYLES[alert.severity])
     start = f"{sign} step {step}"
     return Line(Text.assemble((start, style), "  ", (words, "bold" if aside else "")), hang=2, aside=aside)
@@ -274,7 +274,7 @@ def _name_and_place(group: AlertGroup) -> str:
 
 class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Segments that the stream can write, without control characters: a name never reaches it as a command."""
+        """Segments that the stream can write. Control characters are escaped, so a name cannot control the terminal."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text == "\n" or (segment.text.isprintable() and segment.text.isascii()):
                 yield segment
@@ -288,14 +288,14 @@ class _PlainConsole(Console):
 
 
 def plain_console(stream: IO[str] | None = None, stderr: bool = False) -> Console:
-    """A console that takes text literally: no markup, no emoji codes, no guessed highlights."""
+    """A console that prints text literally: no markup, emoji codes or automatic highlighting."""
     return _PlainConsole(file=stream, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def print_lines(console: Console, lines: Sequence[Line | Text]) -> None:
     """Print lines unwrapped, so that a log can be searched; on a terminal, wrap and indent them.
 
-    A progress bar of tqdm that is on the screen stays whole.
+    Goes through tqdm if it shows a progress bar, so that the bar stays intact.
     """
     if not lines:
         return
@@ -320,7 +320,7 @@ def _print(console: Console, lines: Sequence[Line | Text]) -> None:
 
 
 def _fitted(console: Console, line: Line, width: int) -> list[Text]:
-    """The line in parts that are no wider than the terminal."""
+    """The line split into parts that fit the terminal."""
     parts = [line.text.wrap(console, width)[0]]
     rest = line.text[len(parts[0].plain) :]
     rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]

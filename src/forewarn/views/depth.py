@@ -1,4 +1,4 @@
-"""The gradient over the depth of the model in one line of block characters."""
+"""Gradient norms over the depth of the model as one line of block characters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forewarn.views.wording import short
 
 _FEWEST_BLOCKS = 3
 _WIDEST = 24
-"""Characters of the line; a deeper model shows evenly spaced blocks, including the first and the last."""
+"""Maximum characters; a deeper model shows evenly spaced blocks, including the first and the last."""
 
 
 def depth_profile(blocks: Sequence[Block], changed: Sequence[Alert]) -> str | None:
-    """Gradient norms from the first block to the last, by order of magnitude, beside an alert about gradients."""
+    """Gradient norms from the first block to the last on a log scale, if an alert about gradients fires."""
     firing = [alert for alert in changed if alert.state is AlertState.FIRING]
     about_gradients = any(family_of(alert.code) is Family.GRADIENTS for alert in firing)
     norms = next((block for block in blocks if block.name == "gradient/block_norm"), None)

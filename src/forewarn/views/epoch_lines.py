@@ -15,7 +15,7 @@ MOST_REMEDIES = 3
 
 
 def advice_lines(alerts: Sequence[Alert]) -> list[Text]:
-    """Each alert about epochs with its first remedies; also for information, where no other view says what to do."""
+    """Each alert about epochs with its first remedies, including notes, whose advice no other view shows."""
     lines: list[Text] = []
     for alert in alerts:
         if family_of(alert.code) is not Family.EVALUATION:

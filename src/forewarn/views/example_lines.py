@@ -1,4 +1,4 @@
-"""The examples of a rule as pictures: readings that leave it quiet, and readings on which it fires."""
+"""The examples of a rule as charts: readings on which it stays quiet, and readings on which it fires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forewarn.views.bars import BARS, BarScale, course
 from forewarn.views.wording import STYLES, mark, value_words
 
 WIDEST = 40
-"""Columns of a picture; more are not needed to see a course."""
+"""Maximum columns of a chart; more add nothing."""
 _NARROWEST = 16
 _INDENT = "  "
 _LOG = " (log scale)"
@@ -29,7 +29,7 @@ Series = tuple[float | None, ...]
 
 
 def example_lines(rule: Rule, width: int, bars: str = BARS) -> list[RenderableType]:
-    """A quiet and a firing example, one picture per series, drawn to the same scale."""
+    """A quiet and a firing example, one chart per series, drawn to the same scale."""
     pair = _pair(examples(rule))
     readings: dict[str, list[float]] = {}
     for example in pair:
@@ -40,7 +40,7 @@ def example_lines(rule: Rule, width: int, bars: str = BARS) -> list[RenderableTy
              for key, series in example.series.items()] for example in pair]  # fmt: skip
     names, values = (max(len(row[index]) for part in rows for row in part) for index in (0, 1))
     room = width - names - values - 3 * len(_INDENT)
-    is_narrow = room < _NARROWEST  # then the name and the values stand above the picture
+    is_narrow = room < _NARROWEST  # then the name and the values go above the chart
     margin = _INDENT if is_narrow else f"{_INDENT}{'':<{names}}{_INDENT}"
     lines: list[RenderableType] = []
     for example, part in zip(pair, rows, strict=True):
@@ -61,12 +61,12 @@ def example_lines(rule: Rule, width: int, bars: str = BARS) -> list[RenderableTy
 
 
 def _columns(num_steps: int, most: int) -> int:
-    """The width of a picture: as many columns for each step."""
+    """The width of a chart, with the same number of columns for each step."""
     return num_steps * (most // num_steps) if num_steps <= most else most
 
 
 def _pair(all_examples: Sequence[Example]) -> list[Example]:
-    """The first example that fires, after a quiet one that shows the same series, if there is one."""
+    """A quiet example and the first one that fires, with the same series if possible."""
     fires = next(example for example in all_examples if example.fires)
     quiet = [example for example in all_examples if not example.fires]
     alike = [example for example in quiet if example.series.keys() == fires.series.keys()]
@@ -84,7 +84,7 @@ def _title(rule: Rule, example: Example) -> Text:
 
 
 def _first_alert(rule: Rule, example: Example) -> Alert | None:
-    """What the rule says when it first fires on an example."""
+    """The rule's first alert on an example."""
     rule_set = RuleSet.of([rule])
     history, judge, ledger = rule_set.history(example.info), Judge(rule_set, example.info), Ledger([rule])
     for step, blocks in example.steps():
@@ -102,7 +102,7 @@ def _name(metric: str, scope: str) -> str:
 
 
 def _ends(metric: str, series: Series) -> str:
-    """The first and the last value, between them the one that is furthest from both: `30 → 900 → 30`."""
+    """The first and last value, with the one furthest outside their range in between: `30 → 900 → 30`."""
     readings = [value for value in series if value is not None]
     first, last = readings[0], readings[-1]
     low, high = min(first, last), max(first, last)
@@ -113,13 +113,13 @@ def _ends(metric: str, series: Series) -> str:
 
 
 def _axis(num_steps: int, width: int) -> str:
-    """Where the picture begins and ends: `step 0              151`."""
+    """The first and last step of the chart: `step 0              151`."""
     last = f"{num_steps - 1}"
     return f"step 0{last:>{width - 6}}" if num_steps > 1 and width >= 8 + len(last) else "step 0"
 
 
 def _declared(example: Example) -> list[str]:
-    """What the user has declared in the example."""
+    """The user's declarations in the example."""
     numbers = [f"{name} = {figure(value)}" for name, value in example.hyperparameters.items()]
     ranges = [f"healthy range of {name}: {figure(low)} to {figure(high)}"
               for name, (low, high) in example.healthy.items()]  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OF_THE_RUN = frozenset({Scope.RUN, Scope.MODEL, Scope.MONITOR, Scope.GROUP, Scope.TASK, Scope.TASK_PAIR})
-"""What is in a frame unless more is asked for: there are few of these, and of single tensors thousands."""
+"""Scopes in a frame by default: there are few of these, but thousands of series of single tensors."""
 
 Patterns = str | Sequence[str] | None
 
@@ -28,7 +28,7 @@ def frame(run: Run, metrics: Patterns, scopes: Patterns, long: bool) -> pd.DataF
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        if error.name != "pandas":  # it is there, but what it needs is not
+        if error.name != "pandas":  # pandas is installed, but one of its dependencies is not
             raise
         raise ModuleNotFoundError("Run.to_pandas needs pandas: pip install 'forewarn[pandas]'", name="pandas") from None
     keys = _chosen(run, metrics, scopes)
@@ -43,7 +43,7 @@ def frame(run: Run, metrics: Patterns, scopes: Patterns, long: bool) -> pd.DataF
     steps = np.unique(_joined([one.steps for one in series])).astype(np.int64)
     values = np.full((len(steps), len(series)), np.nan, np.float32)
     for index, one in enumerate(series):
-        values[np.searchsorted(steps, one.steps), index] = one.values  # of a step that was recorded twice, the last
+        values[np.searchsorted(steps, one.steps), index] = one.values  # of a step recorded twice, the last value wins
     columns = pd.MultiIndex.from_arrays(_columns(keys), names=["metric", "scope"])
     return pd.DataFrame(values, index=pd.Index(steps, name="step"), columns=columns)
 
@@ -52,7 +52,7 @@ _FIELDS = ("steps", "times", "values")
 
 
 def _chosen(run: Run, metrics: Patterns, scopes: Patterns) -> list[tuple[str, str]]:
-    """The series that were asked for, in the order in which the run recorded them first."""
+    """The requested series, in the order in which the run first recorded them."""
     catalogue = catalogue_of(run.info)
     names = run.names()
     if metrics is not None:
@@ -68,13 +68,13 @@ def _chosen(run: Run, metrics: Patterns, scopes: Patterns) -> list[tuple[str, st
 
 
 def _matching(kind: str, patterns: str | Sequence[str], names: dict[str, str]) -> list[str]:
-    """The names that are one of the patterns or, where a pattern is no name, that it is found in."""
+    """The names that equal one of the patterns or, if a pattern is not a name, match it as a regular expression."""
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         try:
             is_match = pattern.__eq__ if pattern in names or not pattern else re.compile(pattern).search
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no {kind} and no regular expression: {error}") from None
+            raise ValueError(f"{pattern!r} is neither a {kind} nor a valid regular expression: {error}") from None
         matching = set(filter(is_match, names))
         if not matching:
             hint = did_you_mean(pattern, names) or f"the run has {', '.join(map(repr, list(names)[:3])) or 'none'}"

@@ -1,4 +1,4 @@
-"""A live view of the run in the terminal; without a terminal, a plain line now and then."""
+"""A live view of the run in the terminal; without a terminal, a plain line every few steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forewarn.views.console import News, plain_console, print_lines
 from forewarn.views.wording import STYLES
 
 REDRAW_SECONDS = 0.2
-"""Least time between two redraws, so that the view costs almost nothing."""
+"""Minimum time between two redraws, so that the view costs almost nothing."""
 CHART_ROWS = 3
 CHART_BINS = 512
 """Bins that hold the loss so far: several per column of the widest chart."""
@@ -35,10 +35,10 @@ _SHOWN = {
 
 
 class LiveView:
-    """Loss, its average, learning rate, gradient norm and update ratio now; the loss so far; progress; alerts.
+    """Shows the current loss, learning rate, gradient norm and update ratio, a loss chart, progress and alerts.
 
-    Without a terminal it prints one line every `every` steps instead, and the alerts as they come. At the end the last
-    picture stays on the screen, unless `leave` is false.
+    Without a terminal, it prints one line every `every` steps, and alerts as they fire. At the end, the last picture
+    stays on the screen unless `leave` is false.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LiveView:
         numbers = Table.grid(padding=(0, 3, 0, 0))
         cells = [(words, in_words(self._latest.get(name, "–"))) for name, words in _SHOWN.items()]
         for words, _ in cells:
-            numbers.add_column(min_width=max(8, len(words)))  # so that nothing moves while digits come and go
+            numbers.add_column(min_width=max(8, len(words)))  # so that columns do not jump when digits come and go
         numbers.add_row(*(Text(words, style="dim") for words, _ in cells))
         numbers.add_row(*(Text(value, style="bold") for _, value in cells))
         options = self._console.options
@@ -129,7 +129,7 @@ class LiveView:
         if not self._total_steps:
             return Text(f"step {self._step}   {speed}")
         num_steps = min(self._step + 1, self._total_steps)
-        if self._is_over:  # a bar or a time that is left would promise more
+        if self._is_over:  # a progress bar or a remaining time would suggest that training continues
             return Text(f"{num_steps} of {self._total_steps} steps   {speed}")
         remaining = f"{_clock((self._total_steps - num_steps) / pace)} left" if pace else ""
         row = Table.grid(padding=(0, 2, 0, 0))

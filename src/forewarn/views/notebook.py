@@ -1,4 +1,4 @@
-"""A run and an alert as a notebook or a prompt shows them."""
+"""The repr and HTML of a run and an alert, for prompts and notebooks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from forewarn.views.wording import (
 MOST_REMEDIES = 2
 MOST_ALERTS = 3
 _COLOURS = {Severity.INFO: "#0891b2", Severity.WARNING: "#d97706", Severity.CRITICAL: "#dc2626"}
-"""Readable on a light and on a dark page; everything else has the colour of the page."""
+"""Readable on light and dark pages; everything else has the color of the page."""
 _GREEN = "#16a34a"
 _CARD = (
     "border: 1px solid rgba(128, 128, 128, .4); border-radius: 6px; padding: .6em .9em; margin: .3em 0; max-width: 52em"
 )
 _DIM = "opacity: .75; font-size: 90%"
 _WIDTH, _HEIGHT, _MARGIN = 640, 110, 44
-"""Of the curve, in units of the picture, and the room for the labels on its left."""
+"""Size of the loss curve and of its left margin for labels, in SVG units."""
 _MOST_POINTS = 400
 
 
@@ -44,13 +44,13 @@ def run_words(run: Run) -> str:
     """`<Run runs/demo: GPT, 222 steps, loss 5.4 → 2.6, completed, 1 warning>`; never an error."""
     try:
         return f"<Run {run_title(run)}>"
-    except Exception as error:  # whatever a debugger or a log shows, it goes on
+    except Exception as error:  # a repr must never raise in a debugger or a log
         reason = "closed" if "closed" in str(error) else "it cannot be read"
         return f"<Run {short(str(run.path))}: {reason}>"
 
 
 def run_title(run: Run) -> str:
-    """A run in a line: where it is, what it trains, how far it has come and how it stands."""
+    """A run on one line: its path, model, progress and status."""
     return f"{short(str(run.path))}: {state_words(run)}"
 
 
@@ -74,13 +74,13 @@ def alert_words(alert: Alert) -> str:
 
 
 def fired_alerts(run: Run) -> list[tuple[AlertGroup, list[AlertGroup]]]:
-    """The alerts of a run that have fired, by cause with their symptoms, the most important first."""
+    """The alerts of a run that have fired, as causes with their symptoms, most important first."""
     ledger, alerts = Ledger(all_rules()), [alert for alert in run.alerts() if alert.fired is not None]
     return with_symptoms(ledger.ranked(alerts), ledger.causes(alerts))
 
 
 def alert_html(alert: Alert) -> str:
-    """An alert in full, in the colours of the page."""
+    """An alert in full, in the colors of the page."""
     group = AlertGroup((alert,))
     title = f"{_sign(mark(alert.severity), _COLOURS[alert.severity])} <b>{_text(group.headline)}</b>"
     lines = [f"{title} <span style='{_DIM}'>{_text(alert.code)} {_text(alert.name)}, step {alert.fired or alert.since}"
@@ -92,7 +92,7 @@ def alert_html(alert: Alert) -> str:
 
 
 def run_html(run: Run) -> str:
-    """The verdict, the loss, the most important alerts and what to do, in the colours of the page."""
+    """The verdict, the loss, the most important alerts and what to do, in the colors of the page."""
     try:
         fired = fired_alerts(run)
         serious = [(cause, symptoms) for cause, symptoms in fired if cause.worst.severity > Severity.INFO]
@@ -109,7 +109,7 @@ def run_html(run: Run) -> str:
                      f" <span style='{_DIM}'>{_text(cause.worst.name)}</span>")  # fmt: skip
         if symptoms:
             names = ", ".join(symptom.worst.name for symptom in symptoms)
-            lines.append(f"<span style='{_DIM}'>its symptoms: {_text(names)}</span>")
+            lines.append(f"<span style='{_DIM}'>symptoms: {_text(names)}</span>")
     if len(serious) > MOST_ALERTS:
         lines.append(f"<span style='{_DIM}'>and {len(serious) - MOST_ALERTS} more kinds of alerts</span>")
     body = "".join(f"<div>{line}</div>" for line in lines if line)
@@ -124,7 +124,7 @@ def _remedies(remedies: Sequence[Remedy]) -> str:
 
 
 def _curve(run: Run, causes: Sequence[AlertGroup]) -> str:
-    """The loss as an inline picture, with a line where each cause first fired; empty if there is none to draw."""
+    """The loss as an inline SVG, with a line where each cause first fired; empty if there is no loss to draw."""
     loss = _loss(run)
     if loss is None:
         return ""
@@ -160,7 +160,7 @@ def _curve(run: Run, causes: Sequence[AlertGroup]) -> str:
 
 
 def _extremes(heights: np.ndarray) -> np.ndarray:
-    """Indices of at most some hundred points: the lowest and the highest of each part, so that no spike is lost."""
+    """Indices of a few hundred points at most: the lowest and highest of each part, so that no spike is lost."""
     if len(heights) <= _MOST_POINTS:
         return np.arange(len(heights))
     parts = np.array_split(np.arange(len(heights)), _MOST_POINTS // 2)
@@ -191,5 +191,5 @@ def _sentence(words: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Text that HTML takes literally, control characters escaped."""
+    """Text escaped for HTML, including control characters."""
     return html.escape(literal(words), quote=True)

@@ -13,7 +13,7 @@ import numpy as np
 try:
     import matplotlib  # noqa: F401
 except ModuleNotFoundError as error:
-    if error.name != "matplotlib":  # it is there, but what it needs is not
+    if error.name != "matplotlib":  # matplotlib is installed, but one of its dependencies is not
         raise
     raise ModuleNotFoundError("Run.plot needs matplotlib: pip install 'forewarn[plot]'", name="matplotlib") from None
 from matplotlib.axes import Axes
@@ -30,9 +30,9 @@ from forewarn.views.wording import AlertGroup, short
 LOSS, AVERAGE, VALIDATION, RATE = "train/loss", "train/loss_ema", "eval/loss", "train/lr"
 COLOURS = {Severity.INFO: "#0e7490", Severity.WARNING: "#d97706", Severity.CRITICAL: "#dc2626"}
 MOST_NAMED = 4
-"""Alerts that the legend names; all of them have a line."""
+"""Maximum number of alerts in the legend; all of them have a line."""
 MOST_LINES = 4
-"""Scopes of a metric that the legend names."""
+"""Maximum number of scopes of a metric in the legend."""
 _STYLES: dict[str, dict[str, Any]] = {
     LOSS: {"color": "#94a3b8", "linewidth": 0.8, "label": "training"},
     AVERAGE: {"color": "#1d4ed8", "linewidth": 1.8, "label": "moving average"},
@@ -43,11 +43,11 @@ _WIDTH, _LOSS_HEIGHT, _PANEL_HEIGHT = 9.0, 3.6, 1.5
 _WIDEST_TEXT, _WIDEST_LABEL = 90, 30
 """Characters."""
 _ORDERS = 20.0
-"""Highest over lowest loss from which on its axis is logarithmic."""
+"""Minimum ratio of the highest to the lowest loss for a logarithmic axis."""
 
 
 class RunFigure(Figure):
-    """A figure that a notebook shows without pyplot and its global state."""
+    """A figure that notebooks display without pyplot and its global state."""
 
     def _repr_png_(self) -> bytes:
         picture = io.BytesIO()
@@ -94,7 +94,7 @@ def _draw_loss(axes: Axes, run: Run) -> None:
 
 def _draw_metric(axes: Axes, run: Run, name: str) -> None:
     axes.set_ylabel(_plain("learning rate" if name == RATE else catalogue_of(run.info).label(name)), fontsize="small")
-    run.scopes(name)  # an unknown name is an error that suggests others
+    run.scopes(name)  # raises an error with suggestions for an unknown name
     series_by_scope = dict(_series(run, name))
     others = len(series_by_scope) - MOST_LINES
     for index, (scope, series) in enumerate(series_by_scope.items()):
@@ -107,7 +107,7 @@ def _draw_metric(axes: Axes, run: Run, name: str) -> None:
 
 
 def _mark_alerts(axes: Sequence[Axes], fired: Sequence[tuple[AlertGroup, Sequence[AlertGroup]]]) -> None:
-    """A line where each cause fired, the most important ones by name; its symptoms are small marks at the top."""
+    """Mark each cause with a line, the most important ones by name, and its symptoms with small marks at the top."""
     for index, (cause, symptoms) in enumerate(fired):
         step, colour = _first_step(cause), COLOURS[cause.worst.severity]
         for panel in axes:
@@ -128,7 +128,7 @@ def _first_step(group: AlertGroup) -> int:
 
 
 def _series(run: Run, name: str, only: str | None = None) -> Iterator[tuple[str, StoredSeries]]:
-    """The series of a metric by scope; none if the run does not have it."""
+    """The series of a metric by scope; none if the run did not record it."""
     for scope in run.scopes(name) if name in run.names() else ():
         if only is None or scope == only:
             yield scope, run.series(name, scope)
@@ -139,6 +139,6 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _plain(text: str, most: int = _WIDEST_TEXT) -> str:
-    """Text that matplotlib takes literally, in lines: a dollar would begin a formula, an underscore hides a label."""
+    """Wrapped text that matplotlib draws literally: `$` would start a formula, a leading `_` would hide a label."""
     text = "\n".join(textwrap.wrap(short(text), most)).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -1,4 +1,4 @@
-"""Training progress: a line every N steps and, in a terminal, a progress bar below."""
+"""Training progress: a line every N steps and, in a terminal, a progress bar."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ON_THE_BAR = ("train/loss", "train/loss_ema", "train/lr", "speed/tokens_per_sec
 class ProgressView:
     """`epoch 1/2 | step 100/1000 | loss 2.45 | ema 2.42 | lr 3e-4 | norm 0.9 | tok/s 5210`, every `every` steps.
 
-    A validation loss that comes after the line of its step has a line to itself, without the numbers told before.
-    Frozen parameters are listed below it, at most `topk` of them, each with its update ratio and the cause.
+    A validation loss that arrives after the line of its step gets a separate line. At most `topk` frozen parameters are
+    listed below, each with its update ratio and the cause.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ProgressView:
         self._latest: dict[str, float] = {}
         self._frozen: list[str] = []
         self._last_line: int | None = None
-        """Number of steps at the last line; None before the first."""
+        """Number of steps at the last line; None before the first line."""
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
@@ -63,7 +63,7 @@ class ProgressView:
         if self._last_line is None:
             self._last_line = step
             if step:
-                self._console.print(Text(f"going on from step {step}"))
+                self._console.print(Text(f"resuming at step {step}"))
         if self._console.is_terminal:
             self._advance(num_steps)
         if num_steps == self._last_line and "eval/loss" in by_name:

@@ -1,4 +1,4 @@
-"""Tasks of a multi-task model: a line per epoch, their shares of the gradient, collapses, and a final summary."""
+"""A multi-task run: a line per epoch, each task's share of the gradient, alerts, and a final summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INDENT = " " * 13
 
 
 class TaskView:
-    """Shows a run with several tasks: gradients on every `every`-th epoch, alerts as they fire."""
+    """Shows a run with several tasks: gradients every `every` epochs, and alerts as they fire."""
 
     def __init__(self, num_epochs: int, every: int = 10, console: Console | None = None) -> None:
         self._console = console or plain_console()
@@ -50,7 +50,7 @@ class TaskView:
         print_lines(self._console, self._news.lines(step, blocks, changed, taken))
 
     def end_epoch(self, epoch: int, loss: float, held_out: Mapping[str, float]) -> None:
-        """Print a line for the epoch that has ended, counted from 1, and its gradients."""
+        """Print a line for the completed epoch (counted from 1), and its gradients."""
         width = len(str(self._num_epochs))
         numbers = "  ".join(f"{name} {value:.3f}" for name, value in held_out.items())
         line = Text.assemble(
@@ -79,7 +79,7 @@ class TaskView:
         print_lines(self._console, lines)
 
     def _layers(self) -> dict[str, float]:
-        """The norms of the layers that have a gradient."""
+        """The gradient norms of all layers that have a gradient."""
         return {name: norm for name, norm in self._latest.get("gradient/norm", {}).items() if norm == norm}
 
     def _gradient_lines(self) -> list[Text]:
@@ -114,7 +114,7 @@ class TaskView:
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-    """`pointer 46% ━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌ 54% type` for two tasks, a list for more."""
+    """`pointer 46% ━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌ 54% type` for two tasks, a list for more tasks."""
     if len(shares) > 2:
         return ", ".join(f"{short(name)} {share:.0%}" for name, share in shares.items())
     (first, first_share), (second, second_share) = shares.items()

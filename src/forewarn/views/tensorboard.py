@@ -22,63 +22,63 @@ from forewarn.views.wording import AlertGroup, advice, deed, grouped, literal, s
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
 
 FLUSH_SECONDS = 10
-"""TensorBoard looks for news every 30 seconds by default; this stays well below."""
+"""Well below the 30 seconds after which TensorBoard reloads by default."""
 QUEUED_EVENTS = 100
-"""Most events queued for the disk before a step has to wait: far more than the dense start of a run needs."""
+"""Maximum number of queued events before a step has to wait; far more than the dense start of a run needs."""
 MOST_PLACES = 20
-"""Rows in the table of one alert; further places are counted."""
+"""Maximum rows in the table of one alert; the rest are counted."""
 LEAD = 2.0
-"""A gradient this many times larger than any with a tag gets one of the reserved tags."""
+"""A tensor gets a reserved tag if its gradient is this many times larger than any with a tag."""
 
 _LEFT_OUT = {"update/optimizer_steps", "gradient/residual_norm"}
-"""Almost always exactly 1 and 0, and alerts say when they are not. `update/skipped` and `monitor/overhead_share` stay:
-how often a scaler skips a step and what the monitor costs are curves that people look at."""
+"""Almost always exactly 1 and 0, and alerts report any exception. `update/skipped` and `monitor/overhead_share` stay:
+people look at how often a scaler skips a step and what the monitor costs."""
 
 _NOT_IN_A_TAG = re.compile(r"[^\w.\-]")
-"""As in torch's SummaryWriter, but for the slash: in the name of a model's tensor it would start another level."""
+"""As in torch's SummaryWriter, except for the slash: in a tensor's name it would start another level."""
 _NOT_IN_MARKDOWN = re.compile(r"[&<>`|*~\[\]\\]|_(?![^\W_])")
-"""What markdown or HTML would act on; an underscore before a letter ends no emphasis, and is common in names."""
+"""Characters that markdown or HTML interprets. An underscore before a letter is harmless, and common in names."""
 
 
 class TensorBoardView:
     """Writes a run where `tensorboard --logdir` finds it.
 
-    With `detail="aggregates"` the curves are the readings of the run as a whole (loss and its average, learning rate,
-    global norms, speed, what you logged without a scope, the aggregates over tensors) and two short lists:
+    With `detail="aggregates"`, the curves are the metrics of the whole run (loss and its average, learning rate, global
+    norms, speed, values you logged without a scope, aggregates over tensors) and two short lists:
 
-    - `monitor/topk_grad/{tensor}`, the gradient norm of up to `topk` tensors. The largest at the first measured step
-      take half of the tags, rounded up; the others are kept for tensors whose gradient becomes twice as large as any
-      that has a tag. So the one that explodes at step 50,000 still gets its curve.
-    - `monitor/topk_frozen/{tensor}`, the update ratio of up to `topk` frozen weights: the first to freeze, of those
-      that do so together the stillest. Weights that were frozen on purpose do not count.
+    - `monitor/topk_grad/{tensor}`: the gradient norm of up to `topk` tensors. Half of the tags, rounded up, go to the
+      largest gradients at the first measured step. The rest are reserved for tensors whose gradient becomes twice as
+      large as any with a tag, so a tensor that explodes at step 50,000 still gets its curve.
+    - `monitor/topk_frozen/{tensor}`: the update ratio of up to `topk` frozen weights. The first to freeze get the tags;
+      of those that freeze together, the ones that move least. Weights frozen on purpose do not count.
 
-    A tensor keeps its tag and is written at every measured step, so no curve has gaps and no run has more than `topk`
-    tags of a kind. `detail="full"` adds every scoped reading as `family/scope/quantity`, such as
-    `gradient/blocks.0.attn.weight/norm`: for 2,000 values about 2 ms on a measured step, and then some 15 ms of the
-    writer's thread, in which Python computes checksums.
+    A tensor keeps its tag and is written at every measured step, so curves have no gaps and a run has at most `topk`
+    tags of each kind. `detail="full"` adds every scoped reading as `family/scope/quantity`, such as
+    `gradient/blocks.0.attn.weight/norm`. For 2,000 values this takes about 2 ms on a measured step, plus about 15 ms in
+    the writer's thread, where Python computes checksums.
 
-    Histograms are those that torch's `add_histogram_raw` writes, with a bucket per power of two on both sides of zero
-    and one for zero: `gradient/histogram` and `weight/histogram` of all tensors together, and with `detail="full"` one
-    per tensor, such as `gradient/blocks.0.attn.weight/histogram`, at some 30 µs each.
+    Histograms have the format of torch's `add_histogram_raw`, with one bucket per power of two on both sides of zero
+    and one for zero. `gradient/histogram` and `weight/histogram` cover all tensors together. `detail="full"` adds one
+    per tensor, such as `gradient/blocks.0.attn.weight/histogram`, at about 30 µs each.
 
-    NaN is left out. Alerts are text under one tag per rule, such as `alerts/L102-loss-spike`. A resumed run adds an
-    event file to the same folder and goes on with the tags that `forewarn-topk.json` there remembers.
+    NaN is not written. Alerts are text, with one tag per rule, such as `alerts/L102-loss-spike`. A resumed run adds an
+    event file to the same folder and keeps its tags, which are stored there in `forewarn-topk.json`.
     """
 
     def __init__(
         self, folder: str | Path, *, topk: int = 5, detail: Literal["aggregates", "full"] = "aggregates"
     ) -> None:
         if topk < 0:
-            raise ValueError(f"topk is a number of tensors, 0 or more, not {topk}")
+            raise ValueError(f"topk must be the number of tensors, at least 0, not {topk}")
         if detail not in ("aggregates", "full"):
-            raise ValueError(f"detail is 'aggregates' or 'full', not {detail!r}")
+            raise ValueError(f"detail must be 'aggregates' or 'full', not {detail!r}")
         self._folder = str(folder)
         self._new_writer = _part("summary.writer.event_file_writer").EventFileWriter
         self._new_event = _part("compat.proto.event_pb2").Event
         self._new_tensor = _part("util.tensor_util").make_tensor_proto
         self._text = _part("plugins.text.metadata").create_summary_metadata("", "")
-        self._files = _part("compat").tf.io.gfile  # what the event writer uses: a folder may be on remote storage
-        self._files.makedirs(self._folder)  # one that cannot be made is an error here, not at the first step
+        self._files = _part("compat").tf.io.gfile  # as the event writer does: a folder may be on remote storage
+        self._files.makedirs(self._folder)  # fail here, not at the first step
         self._writer: Any = None
         self._full = detail == "full"
         self._histograms: list[Distribution] = []
@@ -108,22 +108,22 @@ class TensorBoardView:
             add(tag=tag, metadata=self._text, tensor=self._new_tensor(text))
         if not event.summary.value:
             return
-        if self._writer is None:  # created late, because only the first of several processes shows anything
+        if self._writer is None:  # created late, because only rank 0 shows anything
             self._writer = self._new_writer(self._folder, QUEUED_EVENTS, FLUSH_SECONDS)
         self._writer.add_event(event)
 
     def show_histograms(self, step: int, distributions: Sequence[Distribution]) -> None:
-        """Keep the histograms for the event of their step."""
+        """Keep the histograms until `show` writes the event of their step."""
         self._histograms = list(distributions)
 
     def close(self) -> None:
-        """Write out what is queued and close the file; may be called twice."""
+        """Write queued events and close the file; may be called twice."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
 
     def _histogram_tags(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
-        """Tags, counts and zeros of all tensors together and, in full detail, of each nonempty tensor."""
+        """Tags, counts and zeros of all tensors together and, in full detail, of each non-empty tensor."""
         distributions = [over_scopes(distribution), *([distribution] if self._full else [])]
         for part in distributions:
             for scope, counts, zeros in zip(part.scopes, part.counts, part.zeros.tolist(), strict=True):
@@ -131,7 +131,7 @@ class TensorBoardView:
                     yield self._tags.one(part.name, scope), counts, zeros
 
     def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:
-        """Tags and values of the tensors in the two top-k lists, which may grow at this step."""
+        """Tags and values of the tensors in both top-k lists, which may grow at this step."""
         num_given = len(self._gradients.scopes) + len(self._frozen.scopes)
         norm = measured.get("gradient/norm")
         if norm is not None:
@@ -164,7 +164,7 @@ class TensorBoardView:
 
 
 class _Tags:
-    """Unique TensorBoard names of readings, each made once."""
+    """Unique TensorBoard tags of readings, each created once."""
 
     def __init__(self, *, full: bool) -> None:
         self._full = full
@@ -174,7 +174,7 @@ class _Tags:
         self._used: set[str] = set()
 
     def of(self, block: Block) -> tuple[str, ...]:
-        """A tag for each value of a block, empty if the value is not shown; no tags if none is shown."""
+        """A tag for each value of a block, empty for a value that is not shown; no tags if none is shown."""
         layout = self._layouts.get(block.name)
         if layout is None or (layout[0] is not block.scopes and layout[0] != block.scopes):
             tags = tuple(self._shown(block.name, scope, len(block.scopes)) for scope in block.scopes)
@@ -193,14 +193,14 @@ class _Tags:
 
     def _shown(self, name: str, scope: str, num_scopes: int) -> str:
         metric = find(name)
-        if metric is not None and metric.scope is Scope.GROUP:  # a few, and none if there is nothing to tell apart
+        if metric is not None and metric.scope is Scope.GROUP:  # there are few groups; a single one needs no name
             return self.one(name, scope if num_scopes > 1 else "")
         is_shown = self._full if scope else name not in _LEFT_OUT
         return self.one(name, scope) if is_shown else ""
 
 
 class _Picks:
-    """The tensors that have a top-k tag: never more than `most`, and none loses its tag."""
+    """The tensors with a top-k tag: at most `most`, and none ever loses its tag."""
 
     def __init__(self, most: int, reserved: int, scopes: Sequence[str]) -> None:
         self.scopes = list(scopes[:most])
@@ -211,7 +211,7 @@ class _Picks:
         self._places: dict[str, int] = {}
 
     def give(self, scopes: tuple[str, ...], scores: Values, above: float) -> None:
-        """Give free tags to the tensors with the highest scores above a bound."""
+        """Give free tags to the tensors with the highest scores above a limit."""
         num_free = self._most - len(self.scopes) - (0 if self.scopes else self._reserved)
         if num_free <= 0:
             return
@@ -221,7 +221,7 @@ class _Picks:
         self.scopes += new[:num_free]
 
     def read(self, block: Block) -> list[tuple[str, float]]:
-        """The tensors that have a tag and their values; those that the block does not hold are left out."""
+        """The tensors with a tag and their values, as far as the block has them."""
         if block.scopes is not self._layout:
             self._layout = block.scopes
             self._places = {scope: index for index, scope in enumerate(block.scopes)}
@@ -230,7 +230,7 @@ class _Picks:
 
 
 def _tag(name: str, scope: str) -> str:
-    """`family/scope/quantity`, so that one layer can be opened; the top-k lists are `name/scope`."""
+    """`family/scope/quantity`, so that TensorBoard groups by layer; the top-k lists use `name/scope`."""
     name = "/".join(_NOT_IN_A_TAG.sub("_", part) for part in name.split("/"))
     if not scope:
         return name
@@ -239,7 +239,7 @@ def _tag(name: str, scope: str) -> str:
 
 
 def _fill(proto: Any, counts: Counts, zeros: int) -> None:
-    """Fill in a TensorBoard histogram: counts by the upper edges of buckets, and moments.
+    """Fill in a TensorBoard histogram: counts by upper bucket edge, and moments.
 
     The moments assume evenly filled buckets.
     """
@@ -265,7 +265,7 @@ def _texts(changed: Sequence[Alert], taken: Sequence[Action]) -> Iterator[tuple[
 
 
 def _markdown(group: AlertGroup) -> str:
-    """What is wrong, where, in which numbers, and what to do."""
+    """What is wrong, where, its numbers, and what to do."""
     worst = group.worst
     alerts = [worst, *(alert for alert in group.alerts if alert is not worst)]
     lines = [f"**{worst.severity if group.is_firing else worst.state}** {_escaped(group.headline)}", ""]

@@ -1,4 +1,4 @@
-"""All views of a run; one that raises is dropped, and training continues."""
+"""All views of a run. A view that raises is removed, and training continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("forewarn")
 
 
 class ViewSet:
-    """Shows every step to every view, and records errors of views under `failures`."""
+    """Passes every step to every view, and records errors of views in `failures`."""
 
     def __init__(self, views: Sequence[View], failures: dict[str, str]) -> None:
         self._views = list(views)
@@ -36,11 +36,11 @@ class ViewSet:
         bookends = [view for view in self._views if isinstance(view, BookendView)]
         for view in bookends:
             self._safely(view, view.begin, start)
-        if start.instead_of is not None and not bookends:  # nobody else tells where the run is
+        if start.instead_of is not None and not bookends:  # no view tells the user where the run is
             _log.warning("%s already holds a run; this one is stored in %s", start.instead_of, start.path)
 
     def close(self, end: RunEnd | None = None) -> None:
-        """Close each view once, also if an interrupt comes in between and this is called again."""
+        """Close each view once, even if an interrupt comes in between and this is called again."""
         while self._views:
             view = self._views.pop(0)
             if end is not None and isinstance(view, BookendView):
@@ -52,6 +52,6 @@ class ViewSet:
             call(*args)
         except Exception as error:
             name = f"view {type(view).__name__}"
-            _log.exception("the %s failed and is dropped; training goes on", name)
+            _log.exception("the %s failed and was removed; training continues", name)
             self._failures[name] = f"{type(error).__name__}: {error}"
             self._views = [other for other in self._views if other is not view]

@@ -57,7 +57,7 @@ _IN_ASCII = str.maketrans(
 
 
 def fit_for(stream: IO[str], text: str) -> str:
-    """Text as a stream can write it: one that knows only ASCII gets signs that look alike."""
+    """Text that a stream can write; symbols that it cannot encode are replaced by similar ASCII."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -68,30 +68,30 @@ def fit_for(stream: IO[str], text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AlertGroup:
-    """All alerts of one code: the same thing wrong in one or many places."""
+    """All alerts of one code: the same problem in one or more places."""
 
     alerts: tuple[Alert, ...]
 
     @property
     def worst(self) -> Alert:
-        """Firing before resolved, then the most severe, then the furthest beyond its bound."""
+        """Firing before resolved, then the most severe, then the furthest beyond its limit."""
         return max(self.alerts, key=_weight)
 
     @property
     def headline(self) -> str:
-        """What happened, in words: in the worst place, if there are several."""
+        """What happened, in words; in the worst place if there are several."""
         return literal(self.worst.headline or self.worst.name)
 
     @property
     def numbers(self) -> str:
-        """The quantities behind it, and in how many places it is so."""
+        """The numbers of the worst place, and the number of places."""
         places = len({alert.scope for alert in self.alerts})
         parts = [literal(self.worst.numbers), f"the worst of {places} places" if places > 1 else ""]
         return SEPARATOR.join(part for part in parts if part)
 
     @property
     def place(self) -> str:
-        """The only scope or their number; empty if it is about the run as a whole."""
+        """The scope, or the number of scopes if there are several; empty for the whole run."""
         scopes = {alert.scope for alert in self.alerts}
         if len(scopes) > 1:
             return f"in {len(scopes)} places"
@@ -115,8 +115,8 @@ def with_symptoms(
 ) -> list[tuple[AlertGroup, list[AlertGroup]]]:
     """Each kind of alert that is a root cause, with its symptoms; most important first.
 
-    `causes` has, by code and first step, the code of the alert at the root. A kind whose episodes have different causes
-    stands under that of its most important one.
+    `causes` maps a code and its first step to the code of the root cause. If the episodes of one kind have different
+    causes, the most important episode decides.
     """
     trees: dict[str, tuple[AlertGroup, list[AlertGroup]]] = {}
     for group in grouped(ranked):
@@ -146,7 +146,7 @@ def advice(remedy: Remedy) -> Text:
 
 
 def thing_to_do(remedy: Remedy) -> str:
-    """A remedy as a sentence without a full stop."""
+    """A remedy as a sentence without a period."""
     return literal(remedy.do or str(remedy))
 
 
@@ -158,24 +158,24 @@ _CODES: dict[str, type[IntEnum]] = {
     "weight/shape": Shape,
     "monitor/unavailable": Reason,
 }
-"""What the values of a metric stand for."""
+"""The enum behind each metric whose values are codes."""
 
 
 def value_words(metric: str, value: float) -> str:
-    """A value of a metric: what it stands for if it is a code, else a number."""
+    """A value of a metric in words if it is a code, else as a number."""
     kind = _CODES.get(metric)
     return str(kind(int(value))) if kind is not None and value in set(map(float, kind)) else figure(value)
 
 
 def steps_of(alerts: Iterable[Alert]) -> str:
-    """From the first step at which any of them was seen to the last: `steps 250–252`."""
+    """The steps from the first to the last time any of them was seen: `steps 250–252`."""
     alerts = list(alerts)
     since, last = min(alert.since for alert in alerts), max(alert.last for alert in alerts)
     return f"step {since}" if since == last else f"steps {since}–{last}"
 
 
 def losses(first: float, last: float) -> list[str]:
-    """`loss 2.3 → 0.004`; nothing, if no loss was given."""
+    """`loss 2.3 → 0.004`; empty if there was no loss."""
     return [] if math.isnan(first) else [f"loss {' → '.join(figures(first, last))}"]
 
 
@@ -194,7 +194,7 @@ def deed(action: Action) -> str:
 
 
 def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:
-    """Orders alerts of one code; how far a value lies beyond its bound counts in either direction."""
+    """Sort key for alerts of one code; the distance from the limit counts in either direction."""
     value, bound = abs(news_of(alert).value), abs(news_of(alert).bound)
     if not math.isfinite(value):
         value = excess = math.inf
