@@ -1,4 +1,4 @@
-"""The scale of the model's logits: their log-normaliser, which the loss itself does not depend on."""
+"""The scale of the model's logits: their log-normalizer, which does not change the loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LogitsProbe(Probe):
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._given = True
-        """Whether the model's own output contained logits so far."""
+        """Whether the model's own output has contained logits so far."""
         self._last: Any = None
         self._total: Tensor | None = None
         self._rows = 0
@@ -89,7 +89,7 @@ class LogitsProbe(Probe):
         return seen
 
     def _fail(self, error: Exception) -> None:
-        """A hook must not raise into the backward pass: `collect` does."""
+        """Keep an error for `collect` to raise: a hook must not raise into the backward pass."""
         self._failure = error
 
     def collect(self, step: Step) -> Pending | None:
@@ -110,7 +110,7 @@ class LogitsProbe(Probe):
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """The tensor in a model's output that may be logits: the one of that name, else the first with rows of numbers."""
+    """The tensor in a model's output that may be logits: the one named so, else the first with rows of numbers."""
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     parts = output if isinstance(output, list | tuple) else (output,)
     return next((part for part in (named, *parts) if isinstance(part, Tensor) and _may_be_logits(part)), None)

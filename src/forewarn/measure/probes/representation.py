@@ -24,7 +24,7 @@ MAX_ROWS = 64
 class RepresentationProbe(Probe):
     """`activation/row_cosine` and `activation/effective_rank` of the last linear layer's input.
 
-    The order of a whole pass tells which layer is last, so the first measured pass has no reading.
+    Only a whole pass shows which layer is last, so the first measured pass has no reading.
     """
 
     name = "representation"
