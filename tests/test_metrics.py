@@ -84,7 +84,9 @@ def test_a_healthy_range_has_both_its_ends_in_it(value, healthy):
 def test_nobody_but_the_monitor_records_under_its_names(metric, small, watch):
     name = metric.name.replace("*", "mine")
     monitor = watch(*small)
-    with pytest.raises(ValueError, match=r"the monitor already records '.*'; log yours under another family, such as 'my/"):
+    with pytest.raises(
+        ValueError, match=r"^the monitor already records '.*'; log yours under another family, such as 'my/"
+    ):
         monitor.log(name, 123.0)
     monitor.step(1.0)
     assert 123.0 not in monitor.history.panel(name).values

@@ -112,7 +112,8 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
         "Policy.allow must be a set of actions such as {'stop'}, not 'stop'",
     ),
     "a policy with an unknown action": (
-        lambda: forewarn.Policy(frozenset({"pray"})), ValueError, "unknown action 'pray' in the policy; known actions: stop",
+        lambda: forewarn.Policy(frozenset({"pray"})), ValueError,
+        "unknown action 'pray' in the policy; known actions: stop",
     ),
     "a run that is no path": (
         lambda: forewarn.open_run(3), TypeError, "path must name the directory of a run, a str or a Path, not 3",

@@ -36,7 +36,7 @@ class Policy:
 
 
 def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ...]:
-    """Do what the policy allows about the alerts that changed; a critical one asks the loop to stop."""
+    """Take the actions that the policy allows for changed alerts; a critical alert asks the loop to stop."""
     if "stop" not in policy.allow:
         return ()
     critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING]

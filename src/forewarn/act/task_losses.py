@@ -44,7 +44,7 @@ class TaskLosses:
         every: int | None,
         balance: str | None,
     ) -> tuple[dict[str, Tensor], dict[str, Weight]]:
-        """Check what was given and return losses and weights; the first call that trains fixes the settings."""
+        """Check the arguments and return losses and weights; the first call that trains fixes the settings."""
         checked = _checked_losses(losses)
         declared = _checked_weights(checked, weights)
         if torch.is_grad_enabled() and not self._every:

@@ -42,7 +42,7 @@ class Balancer(Protocol):
 class GradNorm:
     """Weights that give all tasks similar gradients on the shared layer, slower ones slightly larger.
 
-    GradNorm (Chen et al. 2018): with G the norm of a task's weighted gradient and r its relative training rate, the
+    GradNorm (Chen et al. 2018): G is the norm of a task's weighted gradient and r its relative training rate. The
     target is `mean(G) · r^asymmetry`, and the weights add up to the number of tasks. The paper follows the gradient of
     |G − target| with a second optimizer. Here a weight moves the fraction `rate` of the way on a log scale. That has
     the same fixed point, needs no second learning rate, and keeps every weight above zero.

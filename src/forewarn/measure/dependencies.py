@@ -1,4 +1,4 @@
-"""Which probe depends on which: the order they are called in, and what is missing when one of them has failed."""
+"""How probes depend on each other: the order they are called in, and what is missing when one has failed."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Hook:
 class Hooks:
     """Guarded hooks on modules, parameters and optimizers, removed together.
 
-    A hook is remembered before it is registered and forgotten after it is removed: an interrupt at any line leaves it
+    A hook is remembered before it is registered and forgotten after it is removed. An interrupt at any line leaves it
     in the list, and the next `remove` finishes the work.
     """
 

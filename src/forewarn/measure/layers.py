@@ -151,7 +151,7 @@ def _look(module: nn.Module, chosen: bool, saturated_from: float) -> tuple[Look,
 def _where_units_are(module: nn.Module, dims: int, look: Look, channels_first: bool | None) -> tuple[int, int]:
     """The first dimension of the units, and how many dimensions they fill.
 
-    The input of an activation function has its channels where the last layer with weights put them; without such a
+    The input of an activation function has its channels where the last layer with weights put them. Without such a
     layer, images (four dimensions) have them second and everything else last.
     """
     if dims < 2:

@@ -24,7 +24,7 @@ def clean_name(name: str) -> str:
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, as `nn.Module.named_modules` lists them.
 
-    It reads torch's own dictionaries and compares modules by identity: a model may override the walk, its attribute
+    It reads torch's own dictionaries and compares modules by identity. A model may override the walk, its attribute
     lookup, its equality or its truth value, and any of these may raise.
     """
     seen: set[int] = set()

@@ -44,7 +44,7 @@ class ModuleMonitor:
     monitored steps.
 
     Code that logs from elsewhere (attention, the coordinate check) uses `is_monitoring`, `name_of`, `excluded`,
-    `monitor_activations`, `log_tensor` and `ignoring_reference`; `modules.heard` and `reference.modules.heard` list
+    `monitor_activations`, `log_tensor` and `ignoring_reference`. `modules.heard` and `reference.modules.heard` list
     (name, module) for every module that is not excluded.
     """
 

@@ -277,7 +277,7 @@ def test_inputs_that_do_not_match_never_end_the_training(caplog):
         model(torch.randn(3, 5))
         check.refined_coordinate_check()
         monitor.end_step()
-    warned = [record for record in caplog.records if "coordinate check: 0 failed and is left out" in record.getMessage()]
+    warned = [record for record in caplog.records if "check: 0 failed and is left out" in record.getMessage()]
     assert len(warned) == 1
 
 

@@ -68,7 +68,7 @@ def why_not() -> str:
 def available() -> bool:
     """Whether Triton and a CUDA device are available, or TRITON_INTERPRET=1 selects Triton's interpreter.
 
-    This may start the CUDA driver, after which a process should not fork; `supports` only looks at its tensor.
+    This may start the CUDA driver, after which a process should not fork; `supports` only inspects its tensor.
     """
     return not why_not()
 
@@ -93,7 +93,7 @@ def measure(tensors: Sequence[Tensor], histogram_blocks: int = 0, powers: bool =
     With `powers` the columns are `MOMENTS`, otherwise `COLUMNS`.
 
     A histogram counts up to `histogram_blocks` evenly spaced blocks of 4096 values, from the first on, or one block in
-    16 if that is more; 0 means no histograms. Nothing waits for the device: addresses travel with the table from pinned
+    16 if that is more. 0 means no histograms. Nothing waits for the device: addresses travel with the table from pinned
     memory.
     """
     refused = [index for index, tensor in enumerate(tensors) if not supports(tensor)]
@@ -170,8 +170,8 @@ def _plan(lengths: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> _Plan:
 def _on_device(plan: _Plan, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The whole table, copied without waiting.
 
-    Pinned and device memory are new at each call, so that no earlier copy or kernel, on whatever stream, still needs
-    them; both come from torch's caches, which hand them out again only when the device is done with them.
+    Each call allocates new pinned and device memory, which no earlier copy or kernel on any stream still needs. Both
+    come from torch's caches, which reuse memory only when the device is done with it.
     """
     size = len(tensors) + len(plan.table)
     host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")

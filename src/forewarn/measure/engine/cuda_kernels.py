@@ -59,9 +59,9 @@ def read_chunks(
 
     With POWERS there are two further rows: the sums of third and of fourth powers.
 
-    Sums are kept in double, lane by lane: float32 would overflow on squares of 1e20, flush those of 1e-30 and lose the
-    spread of near-constant weights, and a compensated sum breaks silently where a compiler fuses multiply and add.
-    That is three double operations per element, which limits the speed where double is slow.
+    Sums are kept in double, lane by lane. float32 would overflow on squares of 1e20, flush those of 1e-30 and lose the
+    spread of near-constant weights. A compensated sum breaks silently where a compiler fuses multiply and add. Double
+    sums take three operations per element, which limits the speed where double is slow.
     """
     chunk = first_chunk + tl.program_id(0)
     tensor = tl.load(table + 3 * num_tensors + chunk)

@@ -26,8 +26,8 @@ _broken: set[Backend] = set()
 def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
     """Statistics of many tensors in one pass, still on their devices; None gives a row of NaN.
 
-    `histogram_blocks` is the number of evenly spaced blocks of 4096 values that a histogram counts per tensor, or one
-    block in 16 if that is more; 0 for no histograms. Some backends count every value.
+    A histogram counts up to `histogram_blocks` evenly spaced blocks of 4096 values per tensor, or one block in 16 if
+    that is more. 0 means no histograms. Some backends count every value.
     """
     if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))

@@ -71,7 +71,7 @@ class Board:
         return number, self._chunks[number // _ROWS_PER_CHUNK][number % _ROWS_PER_CHUNK]
 
     def add(self, number: int, row: Tensor) -> None:
-        """Add to row `number` a part that is still on a device."""
+        """Add a part that is still on a device to row `number`."""
         self._on_devices.append((number, row))
 
     def take(self) -> tuple[NDArray[np.float64], list[int], list[Tensor]]:

@@ -91,7 +91,7 @@ def _histograms(values: Sequence[Tensor]) -> Tensor:
 
 
 def _with_absent(rows: Tensor, absent: Sequence[int]) -> Tensor:
-    """Rows that also count the zeros which sparse tensors do not store."""
+    """Rows that also count the zeros that sparse tensors do not store."""
     if not any(absent):
         return rows
     extra = torch.tensor(absent, dtype=rows.dtype, device=rows.device)

@@ -26,7 +26,7 @@ def exact_percentiles(tensors: Sequence[Tensor | None], percents: Sequence[int])
 
 
 def _all_values(tensor: Tensor) -> Tensor:
-    """The values of a tensor in one row, with the zeros that a sparse one does not store."""
+    """The values of a tensor in one row, including the zeros that a sparse tensor does not store."""
     values = dense_values(tensor).reshape(-1)
     absent = num_elements(tensor) - values.numel()
     return torch.cat([values, values.new_zeros(absent)]) if absent else values

@@ -45,7 +45,7 @@ class EvaluationProbe(Probe):
             values = {"train_loss": math.nan, "val_loss": math.nan, **values}
             epoch_loss = step.get(EpochLoss)
             readings = self._readings(values["train_loss"], values["val_loss"], epoch_loss)
-            if epoch_loss is None:  # not in `needs`: an epoch's end needs it, if no loss was passed
+            if epoch_loss is None:  # not in `needs`: needed only at an epoch's end without a passed loss
                 for metric in ("evaluation/train_loss", "evaluation/end_loss"):
                     if math.isnan(readings.get(metric, math.nan)):
                         step.unavailable(metric, Reason.PROVIDER_FAILED)

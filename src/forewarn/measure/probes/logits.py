@@ -28,9 +28,9 @@ for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the n
 class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
-    The backward pass shows whether it is: a softmax loss does not change when a whole row is shifted, so its gradient
-    sums to zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss,
-    the output of the last linear layer that ran is used.
+    The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
+    zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, the
+    output of the last linear layer that ran is used.
     """
 
     name = "logits"

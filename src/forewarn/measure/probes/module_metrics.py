@@ -43,8 +43,8 @@ _SEPARATOR = "\n"
 class MetricsProbe(Probe):
     """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
 
-    Activations come from measured forward passes in training mode, gradients are those that the optimizer uses,
-    parameters are read after the step; differences are from the metric's own reference.
+    Activations come from measured forward passes in training mode. Gradients are those that the optimizer uses, and
+    parameters are read after the step. Differences are from the metric's own reference.
     """
 
     name = "metrics"

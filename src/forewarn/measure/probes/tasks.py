@@ -29,7 +29,7 @@ _Numbers = TypeVar("_Numbers", Tensor, Array)
 class TaskProbe(Probe):
     """`task/{loss,weight}` on every step with several losses; norms, ratios, cosines, shares and rates on request.
 
-    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as in the total loss: the
+    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as in the total loss. The
     graph is kept, `.grad` is never touched, and the only cost is a backward pass from each loss to those parameters.
     """
 

@@ -97,7 +97,7 @@ def _logarithms(*values: Floats) -> list[Floats]:
 def _rise(
     line: Counts, place: Places, positive: NDArray[np.bool_], away: Places, density: Floats, width: Floats
 ) -> Floats:
-    """How steeply log2 of the density rises over a bin, from its two neighbours or from the only one."""
+    """How steeply log2 of the density rises over a bin, from its two neighbors or from the only one."""
     flat = line.reshape(-1)
     side = np.where(positive, 1, -1)
     above = flat[np.minimum(place + side, len(flat) - 1)] * (away < line.shape[1] // 2)

@@ -25,7 +25,7 @@ _dtype_of, _is_on_the_host, _num_bytes = attrgetter("dtype"), attrgetter("is_cpu
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether the library can read a tensor: real numbers in host memory, dense in any order, stored as they are.
+    """Whether the library can read a tensor: real numbers in host memory, dense in any order, owned by the tensor.
 
     It only reads the tensor's attributes, in about half a microsecond; no torch operation runs.
     """

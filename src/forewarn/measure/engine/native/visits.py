@@ -26,9 +26,9 @@ def measure(
     """The rows [n × columns] of tensors that `supports` accepts and, on request, their histograms.
 
     With `histogram_blocks`, histograms [n × 2 × bins] count values by sign and by the power of two of their magnitude.
-    They count up to `histogram_blocks` evenly spaced blocks of 4096 values per tensor, from the first on, or one block
-    in 16 if that is more. The last array holds the number of elements of each tensor in these blocks. `threads`
-    defaults to torch's own number, `path` to the best of `paths()`.
+    They count up to that many evenly spaced blocks of 4096 values per tensor, or one block in 16 if that is more. The
+    last array holds the number of elements of each tensor in these blocks. `threads` defaults to torch's own number,
+    `path` to the best of `paths()`.
     """
     if histogram_blocks < 0:
         raise ValueError(f"histogram_blocks must be a number of blocks per tensor, 0 for none, not {histogram_blocks}")
