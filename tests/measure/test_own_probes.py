@@ -240,8 +240,11 @@ def named(name, metrics=(), kind="Made"):
         ([Taste(), Taste()], "a probe named 'taste' already exists"),
         ([named("a", None)], "Made.metrics must be a list of the forewarn.Metric objects it records, not None"),
         ([named("a", ["a/b"])], "Made.metrics must be a list of the forewarn.Metric"),
-        ([named("a", [find("gain/mean")])], "the monitor itself uses the family 'gain'; choose another, such as a/mean"),
-        ([named("a", [SCORE]), named("b", [SCORE])], "Made declares the metric 'taste/score' twice"),
+        (
+            [named("a", [find("gain/mean")])],
+            "the monitor itself uses the family 'gain'; choose another, such as a/mean",
+        ),
+        ([named("a", [SCORE]), named("b", [SCORE])], "the metric 'taste/score' of Made already exists; give it"),
     ],
 )  # fmt: skip
 def test_what_is_no_probe_is_refused_before_anything_is_made(tmp_path, probes, sentence):

@@ -35,7 +35,7 @@ def check_probes(own: Any, built_in: Collection[str]) -> tuple[Metric, ...]:
                     f"another, such as {probe.name}/{metric.name.partition('/')[2]}"
                 )
             if metric.name in metrics:
-                raise ValueError(f"{kind} declares the metric {metric.name!r} twice")
+                raise ValueError(f"the metric {metric.name!r} of {kind} already exists; give it another name")
             metrics[metric.name] = metric
     return tuple(metrics.values())
 
