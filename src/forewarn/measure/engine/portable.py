@@ -10,7 +10,7 @@ from torch import Tensor
 from forewarn.measure.engine.statistics import LOWEST_EXPONENT, NUM_BINS
 
 _SMALL = 2048
-"""Maximum elements of tensors that are read together: below it, launching an operation costs more than reading."""
+"""Maximum size of tensors that are read together: below it, launching an operation costs more than reading."""
 
 
 def wide(device: torch.device) -> torch.dtype:

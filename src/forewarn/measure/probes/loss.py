@@ -78,7 +78,7 @@ class LossProbe(Probe):
 
 
 def check_name(name: Any, catalogue: Catalogue = BUILT_IN) -> None:
-    """Refuse a name that is not a metric's, or that a probe already records."""
+    """Refuse an invalid metric name, or one that a probe already records."""
     if not isinstance(name, str) or not is_metric_name(name):
         raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
     if catalogue.is_reserved(name):

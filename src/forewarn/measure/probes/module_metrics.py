@@ -171,7 +171,7 @@ class MetricsProbe(Probe):
         return [(name, parameter) for name, parameter in self._parameters() if ask(name) is not NOTHING]
 
     def _check_reference(self, reference: Reference) -> None:
-        """Raise if the reference cannot be compared with the model; called once, before the run starts."""
+        """Raise if the reference cannot be compared with the model."""
         others = dict(reference.modules.parameters())
         addresses = {parameter.data_ptr() for parameter in self._parameter_index.parameters}
         addresses -= {0}  # empty tensors and shards have no address
