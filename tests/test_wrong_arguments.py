@@ -112,7 +112,8 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
         "Policy.allow must be a set of actions such as {'stop'}, not 'stop'",
     ),
     "a policy with an unknown action": (
-        lambda: forewarn.Policy(frozenset({"pray"})), ValueError, "unknown action 'pray' in the policy; known are stop",
+        lambda: forewarn.Policy(frozenset({"pray"})), ValueError,
+        "unknown action 'pray' in the policy; known actions: stop",
     ),
     "a run that is no path": (
         lambda: forewarn.open_run(3), TypeError, "path must name the directory of a run, a str or a Path, not 3",
@@ -200,7 +201,7 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "a metric that is none": (
         {"metrics": ["mean"]}, TypeError,
-        "metrics takes forewarn.ActivationMetric, GradientMetric and their like, not 'mean'",
+        "metrics takes forewarn.ActivationMetric, GradientMetric and similar, not 'mean'",
     ),
 }  # fmt: skip
 
@@ -236,7 +237,7 @@ WRONG_CALLS_OF_A_MONITOR: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "combine_losses": (
         lambda monitor: monitor.combine_losses([1.0]), TypeError,
-        "losses must be a loss by the name of each task, such as {'type': loss}, not [1.0]",
+        "losses must map the name of each task to its loss, such as {'type': loss}, not [1.0]",
     ),
     "combine_losses with a number": (
         lambda monitor: monitor.combine_losses({"a": 1.0}), TypeError,

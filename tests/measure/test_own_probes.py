@@ -102,7 +102,7 @@ def test_training_is_bit_identical_with_it(tmp_path):
 def test_its_family_is_its_own(tmp_path):
     monitor, _ = watched(tmp_path / "run", Taste())
     for name in ("taste/score", "taste/other"):
-        with pytest.raises(ValueError, match=f"'{name}' is recorded by a probe of yours; log yours under"):
+        with pytest.raises(ValueError, match=f"one of your probes already records '{name}'; log yours under"):
             monitor.log(name, 1.0)
     monitor.log("my/score", 1.0)
 
@@ -236,12 +236,15 @@ def named(name, metrics=(), kind="Made"):
         ([Taste], "probes must hold instances of subclasses of forewarn.Probe, not <class"),
         ([3], "probes must hold instances of subclasses of forewarn.Probe, not 3"),
         ([named("")], "Made has no name; add one to the class"),
-        ([named("loss")], "there is a probe 'loss' already; Made needs a name of its own"),
-        ([Taste(), Taste()], "there is a probe 'taste' already"),
-        ([named("a", None)], "Made.metrics must be a list of the forewarn.Metric that it records, not None"),
+        ([named("loss")], "a probe named 'loss' already exists; give Made another name"),
+        ([Taste(), Taste()], "a probe named 'taste' already exists"),
+        ([named("a", None)], "Made.metrics must be a list of the forewarn.Metric objects it records, not None"),
         ([named("a", ["a/b"])], "Made.metrics must be a list of the forewarn.Metric"),
-        ([named("a", [find("gain/mean")])], "the family 'gain' is the monitor's own; choose another, such as a/mean"),
-        ([named("a", [SCORE]), named("b", [SCORE])], "the metric 'taste/score' of Made is declared twice"),
+        (
+            [named("a", [find("gain/mean")])],
+            "the monitor itself uses the family 'gain'; choose another, such as a/mean",
+        ),
+        ([named("a", [SCORE]), named("b", [SCORE])], "the metric 'taste/score' of Made already exists; give it"),
     ],
 )  # fmt: skip
 def test_what_is_no_probe_is_refused_before_anything_is_made(tmp_path, probes, sentence):

@@ -139,7 +139,7 @@ def test_a_reference_that_fails_is_named_once_and_the_rest_goes_on(watch, caplog
     with caplog.at_level(logging.WARNING, logger="forewarn"):
         _, monitor, _ = training(metrics, watch)
     assert [each.getMessage() for each in caplog.records] == [
-        "the reference of gone failed: ZeroDivisionError: division by zero; nothing is compared with it from here on"
+        "the reference of gone failed: ZeroDivisionError: division by zero; nothing is compared with it from now on"
     ]
     assert monitor.history.series("parameter_difference_metric/norm", "layer.weight").last > 0
     assert not monitor.alerts

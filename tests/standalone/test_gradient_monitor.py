@@ -75,7 +75,7 @@ def test_the_ratio_of_two_losses_is_that_of_their_gradients_and_leaves_both_alon
 def test_losses_with_nothing_in_common_are_one_clear_sentence():
     a, b = nn.Linear(2, 1), nn.Linear(2, 1)
     x = torch.ones(1, 2)
-    with pytest.raises(ValueError, match="can not be compared"):
+    with pytest.raises(ValueError, match="cannot be compared"):
         forewarn.compute_task_gradient_ratio(a(x).sum(), b(x).sum(), nn.ModuleList([a, b]))
 
 

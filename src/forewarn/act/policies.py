@@ -22,7 +22,7 @@ class Policy:
         if not isinstance(allow, Set):
             raise TypeError(f"Policy.allow must be a set of actions such as {{'stop'}}, not {allow!r}")
         if unknown := sorted(map(str, allow - _KNOWN)):
-            raise ValueError(f"unknown action {unknown[0]!r} in the policy; known are {', '.join(sorted(_KNOWN))}")
+            raise ValueError(f"unknown action {unknown[0]!r} in the policy; known actions: {', '.join(sorted(_KNOWN))}")
 
     @classmethod
     def of(cls, policy: str | Policy) -> Policy:
@@ -36,7 +36,7 @@ class Policy:
 
 
 def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ...]:
-    """Do what the policy allows about the alerts that changed; a critical one asks the loop to stop."""
+    """Take the actions that the policy allows for changed alerts; a critical alert asks the loop to stop."""
     if "stop" not in policy.allow:
         return ()
     critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING]
@@ -53,7 +53,7 @@ Identity = tuple[str, str, int]
 def adjust(
     alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, handled: set[Identity]
 ) -> tuple[Action, ...]:
-    """Apply the remedies of these alerts from warnings up, most important first, each kind of adjustment once.
+    """Apply the remedies of warnings and critical alerts, most important first, each kind of adjustment once.
 
     Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `handled` holds the findings
     already acted on and is updated, so that none is acted on twice.

@@ -44,7 +44,7 @@ class TaskLosses:
         every: int | None,
         balance: str | None,
     ) -> tuple[dict[str, Tensor], dict[str, Weight]]:
-        """Check what was given and return losses and weights; the first call that trains fixes the settings."""
+        """Check the arguments and return losses and weights; the first call that trains fixes the settings."""
         checked = _checked_losses(losses)
         declared = _checked_weights(checked, weights)
         if torch.is_grad_enabled() and not self._every:
@@ -81,7 +81,7 @@ class TaskLosses:
         if balance is not None and balance not in BALANCERS:
             raise ValueError(f"balance must be {', '.join(map(repr, BALANCERS))} or None, not {balance!r}")
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ValueError(f"every must be a number of steps, 1 or more, not {every!r}")
+            raise ValueError(f"every must be a number of steps, at least 1, not {every!r}")
         self._loop.guard(self._probe, self._probe.look, losses)
         self._probe.share(shared, losses)
         if balance is not None:
@@ -113,14 +113,14 @@ class TaskLosses:
         return self._saved if self._balancer is None else self._balancer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore learned weights; before the first call they are kept until then."""
+        """Restore learned weights; before the first call, keep them until it comes."""
         self._saved = {name: float(value) for name, value in state.items()}
         if self._balancer is not None:
             self._balancer.load_state_dict(self._saved)
 
 
 def _sum(losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor:
-    """Bit for bit the sum as written by hand, from left to right, since 1.0 · x is x."""
+    """The sum from left to right, bit for bit as written by hand, since 1.0 · x is x."""
     parts = (weights[name] * loss for name, loss in losses.items())
     total: Tensor = next(parts)
     for part in parts:
@@ -130,10 +130,10 @@ def _sum(losses: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Tensor:
 
 def _checked_losses(losses: Any) -> dict[str, Tensor]:
     if not isinstance(losses, Mapping) or not losses:
-        raise TypeError(f"losses must be a loss by the name of each task, such as {{'type': loss}}, not {losses!r}")
+        raise TypeError(f"losses must map the name of each task to its loss, such as {{'type': loss}}, not {losses!r}")
     for name, loss in losses.items():
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"a task is named by a string without a slash, not {name!r}")
+            raise ValueError(f"a task's name must be a string without a slash, not {name!r}")
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             actual = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise TypeError(f"the loss of task {name!r} must be a tensor of one number, not {actual}; take its mean()")
@@ -142,17 +142,17 @@ def _checked_losses(losses: Any) -> dict[str, Tensor]:
 
 def _checked_weights(losses: Mapping[str, Tensor], weights: Any) -> dict[str, Weight]:
     if weights is not None and not isinstance(weights, Mapping):
-        raise TypeError(f"weights are numbers by the name of each task, such as {{'type': 0.5}}, not {weights!r}")
+        raise TypeError(f"weights must map the name of each task to a number, such as {{'type': 0.5}}, not {weights!r}")
     for name, weight in (weights or {}).items():
         if name not in losses:
             close = difflib.get_close_matches(name, losses, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the tasks are {', '.join(losses)}"
-            raise ValueError(f"weights names the task {name!r}, of which there is no loss; {hint}")
+            raise ValueError(f"weights names the task {name!r}, which has no loss; {hint}")
         if isinstance(weight, Tensor):
             if weight.numel() != 1:
                 raise TypeError(f"the weight of task {name!r} must be one number, not of shape {tuple(weight.shape)}")
         elif not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise ValueError(f"the weight of task {name!r} must be a number of 0 or more, not {weight!r}")
+            raise ValueError(f"the weight of task {name!r} must be a number of at least 0, not {weight!r}")
     return {name: (weights or {}).get(name, 1.0) for name in losses}
 
 
@@ -165,11 +165,11 @@ def _check_balance(balance: str, losses: Mapping[str, Tensor], declared: Mapping
         )
     for name, weight in declared.items():
         if isinstance(weight, Tensor) or weight == 0:
-            raise ValueError(f"balance starts from a positive number, but the weight of task {name!r} is {weight!r}")
+            raise ValueError(f"balance needs positive weights, but the weight of task {name!r} is {weight!r}")
     for name, loss in losses.items():
         if balance == "uncertainty" and (first := float(loss.detach())) < 0:
             raise ValueError(
-                f"balance='uncertainty' weighs a task by 1 / loss, but that of task {name!r} is {first:.4g}, below 0; "
+                f"balance='uncertainty' weighs a task by 1 / loss, but task {name!r} has a loss of {first:.4g}; "
                 "use balance='gradnorm', or add a constant that keeps this loss above 0"
             )
     if balance == "gradnorm" and reason is not Reason.AVAILABLE:

@@ -42,10 +42,10 @@ class Balancer(Protocol):
 class GradNorm:
     """Weights that give all tasks similar gradients on the shared layer, slower ones slightly larger.
 
-    GradNorm (Chen et al. 2018): with G the norm of a task's weighted gradient and r its relative training rate, the
+    GradNorm (Chen et al. 2018): G is the norm of a task's weighted gradient and r its relative training rate. The
     target is `mean(G) · r^asymmetry`, and the weights add up to the number of tasks. The paper follows the gradient of
-    |G − target| by a second optimizer; here a weight moves the fraction `rate` of the way on a log scale. That has the
-    same fixed point, needs no learning rate of its own, and leaves no weight at or below zero.
+    |G − target| with a second optimizer. Here a weight moves the fraction `rate` of the way on a log scale. That has
+    the same fixed point, needs no second learning rate, and keeps every weight above zero.
     """
 
     def __init__(self, settings: Balancing) -> None:
@@ -81,13 +81,14 @@ class GradNorm:
 class Uncertainty:
     """Weights by how uncertain each task still is, learned with the model.
 
-    Kendall et al. (2018): minimise `Σ exp(−s) · loss + s` over s as well, one s per task; the weight is exp(−s), which
-    comes to rest at 1 / loss. s goes down its gradient `1 − exp(−s) · loss` by `rate` a step, by that much at most.
-    It suits losses with a noise floor: the weight of one that can be driven to zero grows as fast as it falls, up to
-    `WIDEST`. Below zero the objective has no minimum: there a weight stays as it is.
+    Kendall et al. (2018) also minimize `Σ exp(−s) · loss + s` over s, one s per task. The weight is exp(−s), which
+    settles at 1 / loss. Each step moves s down its gradient `1 − exp(−s) · loss`, by `rate` at most.
 
-    Declared weights are scaled to add up to the number of tasks: Adam remembers gradients of a first weight of 1000 for
-    a thousand steps, and what it moves by them stands still meanwhile.
+    It suits losses with a noise floor: as a loss falls to zero, its weight grows just as fast, up to `WIDEST`. For a
+    negative loss the objective has no minimum, so its weight does not change.
+
+    Declared weights are scaled to add up to the number of tasks. Adam would remember the gradients of a first weight of
+    1000 for a thousand steps, and barely move the parameters meanwhile.
     """
 
     def __init__(self, settings: Balancing) -> None:

@@ -26,7 +26,7 @@ class Passes:
     first: Norm | None
     """Gradient norm after the first of several passes, or of one rank; None if it was not read or is unusable."""
     is_alone: bool
-    """Whether that norm is of this rank's own gradients, while the last pass left the mean over all ranks."""
+    """Whether `first` is this rank's own norm although the last pass left the mean over all ranks."""
     scale: Tensor | None
     """The loss scale that the norm includes."""
     num_forwards: int
@@ -66,7 +66,7 @@ class Accumulation:
         return bool(self._places) and not self._stepped
 
     def filled(self, place: int, is_averaged: bool) -> bool:
-        """Backward pass number `place` of the step has filled gradients; returns whether it is the first to do so."""
+        """Note that backward pass number `place` of the step filled gradients; return whether it is the first."""
         if self._stepped:
             self._places, self._first, self._alone, self._stepped = [], (), (), set()
             self._rounds += 1
@@ -83,7 +83,7 @@ class Accumulation:
         self._first = self._alone = ()
 
     def used(self, index: int) -> None:
-        """Optimizer number `index` uses the accumulated gradients."""
+        """Note that optimizer number `index` uses the accumulated gradients."""
         self._stepped.add(index)
 
     def collect(self) -> Passes:

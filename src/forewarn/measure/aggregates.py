@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def spread(values: NDArray[Any], prefix: str = "") -> dict[str, float]:
-    """Median, 95th percentile (by ceil), minimum and maximum of the finite values; NaN if there are none."""
+    """Median, 95th percentile (nearest rank), minimum and maximum of the finite values; NaN if there are none."""
     finite = np.sort(values[np.isfinite(values)].astype(np.float64))
     if not len(finite):
         return {f"{prefix}{name}": math.nan for name in ("median", "p95", "min", "max")}

@@ -36,8 +36,9 @@ class Attended:
 def sampled(attention: Attended, max_logits: int, fewest_queries: int = 16) -> Attended:
     """The same attention for evenly spaced sequences and queries, so that at most `max_logits` are computed.
 
-    At least one query of one sequence stays, and always the last query of each, which sees the most keys. Sequences are
-    dropped once fewer than `fewest_queries` of each would be read: one query says little about a head.
+    At least one query of one sequence stays, and always the last query of each sequence, since it sees the most keys.
+    Whole sequences are dropped once fewer than `fewest_queries` of each would be read: one query says little about a
+    head.
     """
     query, key, mask = attention.query, attention.key, attention.mask
     batch = query.shape[:-3]
@@ -75,7 +76,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[int, object, Listener]] = []
-        """Each with its thread and its owner."""
+        """Each with its thread id and its owner."""
         self._put: Callable[..., Tensor] | None = None
         self._original: Callable[..., Tensor] | None = None
 
@@ -89,9 +90,9 @@ class StandIn:
         self._listeners.append((threading.get_ident(), owner, listener))
 
     def remove(self, *owners: object) -> None:
-        """The last listener restores the original, unless someone else has replaced it since.
+        """Stop listening; the last listener restores the original, unless someone else has replaced it since.
 
-        May be called again, and finishes what an interrupt left half done.
+        Safe to call again: it finishes what an interrupt left half done.
         """
         if self._put is None:
             return
@@ -109,13 +110,13 @@ class StandIn:
                 try:
                     self._pass_on(args, kwargs)
                 except Exception:
-                    _log.exception("the monitor failed to look at a call of attention; training goes on")
+                    _log.exception("the monitor failed to measure an attention call; training goes on")
             return output
 
         return scaled_dot_product_attention
 
     def _pass_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:  # activation checkpointing computes a forward again
+        if torch._C._current_graph_task_id() != -1:  # activation checkpointing repeats a forward
             return
         current_thread = threading.get_ident()
         for thread, _, listener in list(self._listeners):
@@ -136,7 +137,7 @@ def attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Attended:
-    """The arguments of `scaled_dot_product_attention` by name; a missing head dimension is added."""
+    """The arguments of `scaled_dot_product_attention` by name, with a head dimension added if it is missing."""
     if query.dim() == 3:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
         if attn_mask is not None and attn_mask.dim() == 3:
@@ -181,7 +182,7 @@ def multihead_attended(
 
 
 def _batch_first(tensor: Tensor, already: bool) -> Tensor:
-    """[batch, length, features]; a missing batch dimension is added."""
+    """Rearrange to [batch, length, features]; a missing batch dimension is added."""
     if tensor.dim() == 2:
         return tensor.unsqueeze(0)
     return tensor if already else tensor.transpose(0, 1)
@@ -193,7 +194,7 @@ def _by_head(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _over_heads(mask: Tensor | None, num_heads: int) -> Tensor | None:
-    """[queries, keys] as it is, [batch · heads, queries, keys] as [batch, heads, queries, keys]."""
+    """Reshape [batch · heads, queries, keys] to [batch, heads, queries, keys]; leave [queries, keys] unchanged."""
     if mask is None or mask.dim() == 2:
         return mask
     parted: Tensor = mask.unflatten(0, (-1, num_heads))
@@ -201,12 +202,12 @@ def _over_heads(mask: Tensor | None, num_heads: int) -> Tensor | None:
 
 
 def _over_batch(mask: Tensor | None) -> Tensor | None:
-    """[batch, keys] or [keys] as [batch, 1, 1, keys]."""
+    """Reshape [batch, keys] or [keys] to [batch, 1, 1, keys]."""
     return None if mask is None else mask.reshape(-1, 1, 1, mask.shape[-1])
 
 
 def _added(masks: list[Tensor | None], dtype: torch.dtype) -> Tensor | None:
-    """Both masks as one additive mask; True means hidden here, the opposite of `scaled_dot_product_attention`."""
+    """Combine both masks into an additive one; True means hidden, unlike in `scaled_dot_product_attention`."""
     total: Tensor | None = None
     for mask in masks:
         if mask is not None:

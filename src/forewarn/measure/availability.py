@@ -9,7 +9,7 @@ from forewarn.measure.probe import Reading
 from forewarn.types import Reason
 
 _OF_ONE_STEP = (Reason.SCALED_GRADIENTS, Reason.STEP_SKIPPED, Reason.NO_BACKWARD_SEEN, Reason.UNEVEN_SCALE)
-"""Reasons that hold for one step only. The others hold until a probe gives another."""
+"""Reasons that hold for one step only. The others hold until a probe gives a different one."""
 
 
 class Availability:
@@ -41,6 +41,6 @@ class Availability:
         return {metric: int(reason) for metric, reason in self._reasons.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; a probe that failed runs again in a new process."""
+        """Continue from `state_dict`; a probe that failed runs again in a new process."""
         self._reasons = {metric: Reason(int(reason)) for metric, reason in state.items()}
         self.regained = [metric for metric, reason in self._reasons.items() if reason is Reason.PROVIDER_FAILED]

@@ -1,4 +1,4 @@
-"""Which probe depends on which: the order they are called in, and what is missing when one of them has failed."""
+"""How probes depend on each other: the order they are called in, and what is missing when one has failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forewarn.measure.step import Step
 
 
 class Dependencies:
-    """What the probes of one loop declare that they provide and need."""
+    """What the probes of one loop provide and need."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         self.order = _ordered(probes)
@@ -48,7 +48,7 @@ def _append(probe: Probe, waiting: tuple[Probe, ...], providers: dict[type, Prob
     if probe in waiting:
         circle = (*waiting[waiting.index(probe) :], probe)
         raise ValueError(
-            f"probes need each other in a circle: {' needs '.join(repr(member.name) for member in circle)}"
+            f"probes depend on each other in a circle: {' needs '.join(repr(member.name) for member in circle)}"
         )
     for kind in probe.needs:
         if kind not in providers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
-"""A probe and what it wants to be called with: a module's arguments, or its arguments and output."""
+"""A probe and its callback, which takes a module's arguments, or its arguments and output."""
 
 
 class ForwardPass:
@@ -36,7 +36,7 @@ class ForwardPass:
         self._given = (args, kwargs)
         self._is_open = True
         self._entered: dict[int, _Tapped] = {}
-        """By the id of a module, which may define an equality of its own."""
+        """By module id, since a module may define its own equality."""
         self._left: dict[int, _Tapped] = {}
         self._leaving_root: _Tapped | None = None
 
@@ -49,7 +49,7 @@ class ForwardPass:
                 loop.guard(probe, self._begin, probe)
         finally:
             _passing.clear()
-        # The root's own hooks are already running, so no more can be added: it is told here and in `end`.
+        # The root's hooks are already running and it can take no more, so its probes are called here and in `end`.
         if entering_root := self._entered.pop(id(root), None):
             self._telling(entering_root.targets)(root, *self._given)
         self._leaving_root = self._left.pop(id(root), None)
@@ -59,13 +59,13 @@ class ForwardPass:
             self._put(tapped, "register_forward_hook")
 
     def end(self, output: Any) -> None:
-        """Tell the probes, once the hooks are removed; `output` is None if the forward pass raised."""
+        """Remove the hooks, then tell the probes; `output` is None if the forward pass raised."""
         if not self._is_open:
             return
         if output is not None and self._leaving_root:
             self._telling(self._leaving_root.targets)(self._root, *self._given, output)
         self._is_open = False
-        self._given = ((), {})  # hooks that tensors keep must not hold what the model was given
+        self._given = ((), {})  # tensors may keep their hooks, which must not keep the model's inputs alive
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
 
@@ -80,14 +80,14 @@ class ForwardPass:
                 already.targets.append((probe, target))
 
     def _put(self, tapped: _Tapped, register: str) -> None:
-        """Register a hook; of a module that refuses it, what the probes wanted there is unavailable."""
+        """Register a hook. If the module refuses it, what the probes wanted there is unavailable."""
         try:
             self._loop.module_hooks.put(tapped.module, register, self._telling(tapped.targets), with_kwargs=True)
         except Exception as error:
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
     def _telling(self, targets: list[_Target]) -> Callable[..., None]:
-        """What a module's hook calls: one for all probes that look at the module."""
+        """The function that a module's hook calls, one for all probes that observe the module."""
         loop = self._loop
 
         def tell(module: nn.Module, *args: Any) -> None:
@@ -108,16 +108,17 @@ class ForwardPass:
 
 
 class _Tapped(NamedTuple):
-    """A module and what looks at it."""
+    """A module and the probe callbacks on it."""
 
     module: nn.Module
     targets: list[_Target]
 
 
 def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """Pass a gradient on to a probe that is still switched on; a tensor may keep its hook after the monitor is closed.
+    """A hook that passes a gradient on to a probe while the probe is switched on.
 
-    It must not hold the tensor, which would then hold itself.
+    A tensor may keep its hook after the monitor is closed. The hook must not hold the tensor, or the tensor would keep
+    itself alive.
     """
 
     def reached(gradient: Tensor) -> None:
@@ -129,7 +130,7 @@ def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Call
 
 
 _passing: dict[int, Tree] = {}
-"""The tree of the model whose hooks are being registered, by the model's id: several probes ask for it."""
+"""The tree of the model whose hooks are being registered, by model id: several probes ask for it."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -147,5 +148,5 @@ def _tree(model: nn.Module) -> Tree:
 
 
 def differentiable(output: Any) -> Iterator[Tensor]:
-    """The tensors in a module's inputs or outputs that a backward pass goes through; parameters are not among them."""
+    """The tensors in a module's inputs or outputs that a backward pass goes through, without parameters."""
     return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)

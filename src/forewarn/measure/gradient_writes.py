@@ -1,4 +1,4 @@
-"""Detects whether a backward pass has filled gradients: `torch.autograd.grad`, for one, fills none."""
+"""Detects whether a backward pass has filled gradients; `torch.autograd.grad`, for example, fills none."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def hidden_from_checkpointing() -> AbstractContextManager[object]:
     """Hide the torch operations in this block from selective checkpointing, which identifies operations by counting.
 
     It stores a forward result as "the third `mm`" and returns it for the third `mm` of the recomputation, where no
-    probe runs: one extra operation in between would make every gradient silently wrong.
+    probe runs. One extra operation in between would make every gradient silently wrong.
     """
     depth = torch._C._len_torch_dispatch_stack()
     if depth and any(_counts(torch._C._get_dispatch_stack_at(level)) for level in range(depth)):

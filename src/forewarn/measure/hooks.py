@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 _own_passes: set[int] = set()
-"""The threads that run a backward pass of the monitor's own; on a GPU its hooks run in one of torch's threads."""
+"""The threads that run one of the monitor's own backward passes; on a GPU, hooks run in one of torch's threads."""
 
 
 @contextlib.contextmanager
@@ -24,14 +24,14 @@ def own_pass() -> Iterator[None]:
 
 
 def end_own_pass() -> None:
-    """No pass of the monitor's own is running in this thread, even if an interrupt kept one from saying so."""
+    """Clear this thread's mark, which an interrupt in `own_pass` may have left behind."""
     _own_passes.discard(threading.get_ident())
 
 
 class Hook:
     """A callable for torch's hooks; its copies and pickles do nothing, so that models can be copied and saved.
 
-    With `failed` it is also the outer guard: exceptions go to `failed` instead of torch. Interrupts pass.
+    With `failed` it also guards training: exceptions go to `failed` instead of torch. Interrupts still pass.
     """
 
     __slots__ = ("_failed", "_target", "_traced", "handle", "owner")
@@ -46,11 +46,11 @@ class Hook:
         self._target = target
         self._failed = failed
         self._traced = traced
-        """Whether torch.compile may trace this hook: it is then left out of the graph."""
+        """Whether torch.compile may trace this hook, which then stays out of the graph."""
         self.owner: Any = None
-        """What `Hooks` has put it on."""
+        """The module, parameter or optimizer that has the hook."""
         self.handle: Any = None
-        """What torch returned for it; None if an interrupt came first."""
+        """The handle that torch returned; None if an interrupt came first."""
 
     def __call__(self, *args: Any) -> None:
         if self._traced and torch.compiler.is_compiling():
@@ -64,11 +64,11 @@ class Hook:
                 self._failed(error)
 
     def take_off(self) -> None:
-        """Remove it from its owner, and do nothing from here on, wherever it may still be held; may be called again."""
+        """Remove the hook from its owner and disable it wherever it is still held; safe to call again."""
         self._target = None
         try:
             self.handle.remove()
-        except Exception:  # there is no handle yet, or one of the owner's own making
+        except Exception:  # there is no handle yet, or not one of torch's
             _delete(self, self.owner)
         if isinstance(self.owner, torch.Tensor) and not self.owner._backward_hooks:
             self.owner._backward_hooks = None  # torch spends time on empty hook lists
@@ -83,12 +83,12 @@ class Hook:
 class Hooks:
     """Guarded hooks on modules, parameters and optimizers, removed together.
 
-    A hook is remembered before it is registered and forgotten after it is removed: an interrupt at any line leaves it
+    A hook is remembered before it is registered and forgotten after it is removed. An interrupt at any line leaves it
     in the list, and the next `remove` finishes the work.
     """
 
     def __init__(self, failed: Callable[[Exception], None] | None = None, traced: bool = False) -> None:
-        """`failed` receives what a hook raises, else torch does; `traced` is for hooks that torch.compile may trace."""
+        """`failed` receives exceptions instead of torch; `traced` is for hooks that torch.compile may trace."""
         self._failed = failed
         self._traced = traced
         self._hooks: list[Hook] = []
@@ -97,7 +97,7 @@ class Hooks:
         return bool(self._hooks)
 
     def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
-        """Register a hook by this method of its owner, which may refuse: that raises."""
+        """Register a hook with this method of its owner; raises if the owner refuses."""
         hook = Hook(target, self._failed, self._traced)
         hook.owner = owner
         self._hooks.append(hook)
@@ -109,7 +109,7 @@ class Hooks:
             raise
 
     def remove(self) -> None:
-        """Remove every hook; may be called again."""
+        """Remove every hook; safe to call again."""
         hooks = self._hooks
         while hooks:
             hooks[-1].take_off()

@@ -1,4 +1,4 @@
-"""The layers of a model and their outputs: which modules count as layers, and what to look at in each."""
+"""The layers of a model and their outputs: which modules count as layers, and what to measure in each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten)
 _NOT_ZERO_BELOW_ZERO = ("leaky", "prelu", "rrelu")
 """Parts of the names of ReLU variants whose units are never off."""
 _ROWS_PER_PLANE = 8
-"""Rows that one image plane counts as in a sample: its positions resemble each other."""
+"""Number of rows that one image plane counts as in a sample: its positions resemble each other."""
 
 
 def is_leaf(name: str, module: nn.Module) -> bool:
@@ -49,7 +49,7 @@ class Layers:
 
 
 class Layer:
-    """A module whose outputs are read as they leave it."""
+    """A module whose outputs are read as soon as it returns them."""
 
     def __init__(self, layers: Layers, scope: str, module: nn.Module, chosen: bool) -> None:
         self.module = module
@@ -61,7 +61,7 @@ class Layer:
         self._channels_first = first if first or isinstance(module, _CHANNELS_LAST) else None
 
     def left(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The module has been called."""
+        """Read the outputs of one call of the module."""
         if self._channels_first is not None:
             self._layers.channels_first = self._channels_first
         if isinstance(output, Tensor):
@@ -85,7 +85,7 @@ class Output:
     def __init__(self, layers: Layers, module: nn.Module, chosen: bool) -> None:
         self.module = module
         self.is_answer = False
-        """Whether it is the output of the whole model."""
+        """Whether this is the output of the whole model."""
         self._layers = layers
         self.tally = Tally(layers.board, *_look(module, chosen, layers.saturated_from))
         self._shape: torch.Size | None = None
@@ -111,7 +111,7 @@ class Output:
             self.tally.add(tensor, layout)
 
     def is_in(self, tensor: Tensor) -> bool:
-        """Whether the latest tensor seen shares its address with this one."""
+        """Whether the latest tensor seen has the same address as this one."""
         return self._address != 0 and self._address == _address(tensor)
 
     def _laid_out(self, shape: torch.Size) -> Layout:
@@ -133,7 +133,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _look(module: nn.Module, chosen: bool, saturated_from: float) -> tuple[Look, float, float]:
-    """What to look at in the units of a module, and the bounds to compare with."""
+    """What to measure in the units of a module, and the bounds to compare with."""
     name = type(module).__name__.lower()
     if "relu" in name and not any(part in name for part in _NOT_ZERO_BELOW_ZERO):
         return Look.FIRED, 0.0, 0.0
@@ -151,7 +151,7 @@ def _look(module: nn.Module, chosen: bool, saturated_from: float) -> tuple[Look,
 def _where_units_are(module: nn.Module, dims: int, look: Look, channels_first: bool | None) -> tuple[int, int]:
     """The first dimension of the units, and how many dimensions they fill.
 
-    The input of an activation function has its channels where the last layer with weights put them; without such a
+    The input of an activation function has its channels where the last layer with weights put them. Without such a
     layer, images (four dimensions) have them second and everything else last.
     """
     if dims < 2:

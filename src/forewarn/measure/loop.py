@@ -46,9 +46,9 @@ class Loop:
         *,
         attach: bool = True,
     ) -> None:
-        """With `attach=False` there is no hook yet."""
+        """With `attach=False`, no hook is registered until `attach` is called."""
         self.step = Step()
-        """The step under way."""
+        """The current step."""
         self.availability = Availability()
         self._dependencies = Dependencies(probes)
         self._parameter_index = parameter_index
@@ -63,16 +63,16 @@ class Loop:
         self.tree = Tree(model)
         """The modules that hooks can be put on."""
         self.module_hooks = ModuleHooks(self.hook_failed)
-        """The hooks of the measured forward pass under way."""
+        """The hooks of the current measured forward pass."""
         self._hooks = Hooks(self.hook_failed, traced=True)
         """The hooks on the model and its optimizers."""
         self._parameter_hooks = Hooks(self.hook_failed)
         """The hooks on parameters for this backward pass."""
         self.is_closed = False
         self._refused: set[str] = set()
-        """The metrics that lack a module which refused hooks in the last measured pass."""
+        """Metrics that are incomplete because a module refused hooks in the last measured pass."""
         self._refusing: set[str] = set()
-        """The classes of modules that refuse hooks and were named in the log."""
+        """Classes of modules that refuse hooks and have been named in the log."""
         self._graph_task = -1
         self._forward: ForwardPass | None = None
         self._optimizers = tuple(optimizers)
@@ -80,7 +80,7 @@ class Loop:
             self.attach()
 
     def attach(self) -> None:
-        """Put the hooks on the model and its optimizers that stay; where one is refused, the others do their part."""
+        """Register the permanent hooks on the model and its optimizers; if one is refused, the others still work."""
         hooks: list[tuple[Any, str, Callable[..., None], dict[str, bool]]] = [
             (self.model, "register_forward_pre_hook", self._forward_begins, {"with_kwargs": True}),
             (self.model, "register_forward_hook", self._forward_ended, {"always_call": True}),
@@ -96,7 +96,7 @@ class Loop:
 
     @property
     def measured(self) -> bool:
-        """Whether the step under way is measured in detail."""
+        """Whether the current step is measured in detail."""
         return self.step.measured
 
     @measured.setter
@@ -104,7 +104,7 @@ class Loop:
         self.step.measured = measured
 
     def close(self) -> None:
-        """Remove every hook; tensors may keep some that do nothing. May be called again, as after an interrupt."""
+        """Remove every hook; tensors may keep some that do nothing. Safe to call again, as after an interrupt."""
         self.is_closed = True
         try:
             self._remove_hooks()
@@ -112,7 +112,7 @@ class Loop:
         except Exception as error:
             self.hook_failed(error)
         finally:
-            self._remove_hooks()  # what an interrupt or a failure above has left
+            self._remove_hooks()  # those that an interrupt or a failure above left behind
 
     def _remove_hooks(self) -> None:
         for hooks in (self._hooks, self.module_hooks, self._parameter_hooks):
@@ -178,17 +178,17 @@ class Loop:
             self.failures[name] = f"{type(error).__name__}: {error}"
 
     def hook_failed(self, error: Exception) -> None:
-        """The outer guard of every hook: what no guard of a probe has caught is reported, and never reaches torch."""
-        with contextlib.suppress(Exception):  # a logger of the user's that raises: nobody is left to tell
+        """The outer guard of every hook: report what no probe's guard has caught, and keep it away from torch."""
+        with contextlib.suppress(Exception):  # if the user's logger raises too, nobody is left to tell
             self.report("hooks of the monitor", "hooks", error)
 
     def refused(self, module: nn.Module, probes: Sequence[Probe], error: Exception) -> None:
-        """A module takes no hook: the readings that need it are missing, and the others go on."""
+        """Handle a module that refuses a hook: the readings that need it are missing, the others continue."""
         lost = {name for probe in probes for name in probe.from_modules or [own.name for own in probe.metrics or ()]}
         if type(module).__name__ not in self._refusing:
             self._refusing.add(type(module).__name__)
             _log.warning(
-                "%s refuses hooks (%s: %s); training goes on, and there is nothing of it in %s",
+                "%s refuses hooks (%s: %s); training goes on, but %s cannot include it",
                 type(module).__name__, type(error).__name__, error, ", ".join(sorted(lost)),
             )  # fmt: skip
         self._refused |= lost
@@ -304,12 +304,12 @@ class Loop:
     def _at_the_end(self, callback: Callable[[], None]) -> None:
         try:
             torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
-        except Exception as error:  # compiled autograd takes none
+        except Exception as error:  # compiled autograd accepts no callback
             self.report("watch on the backward pass", "backward", error)
 
 
 def _ready(pending: Pending) -> Pending:
-    """The readings with host values already taken out of their tensors: here a failure can be tied to its probe."""
+    """The readings with host tensors already copied: here a failure can still be tied to its probe."""
     return Pending([_at_hand(numbers) for numbers in pending.tensors], pending.decode) if pending.tensors else pending
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from forewarn.measure.ema import Ema
 
 STEPS_PER_LEVEL = 32
-"""Number of losses in the median that is one level: the 1024 levels kept in memory cover 32,768 steps."""
+"""Number of losses in the median of one level: the 1024 levels kept in memory cover 32,768 steps."""
 LOSSES_OF_AN_END = 16
 """Number of losses in the median at the start of the run, and at the end of an epoch."""
 
@@ -19,9 +19,9 @@ LOSSES_OF_AN_END = 16
 class LossCourse:
     """Follows every loss of a run; non-finite losses are skipped.
 
-    Its results are recorded, and others read those readings. The only other copy is the `LossCurve` of
-    `judge.forecast`: the shape of the whole run in bounded memory, for which levels of 32 steps are too coarse at the
-    start of a run and too many at the end of a long one.
+    Its results are recorded, and everyone else reads the recorded values. The exception is `LossCurve` in
+    `judge.forecast`, which keeps the shape of the whole run in bounded memory. Levels of 32 steps are too coarse for it
+    at the start of a run, and too many at the end of a long one.
     """
 
     def __init__(self, ema_decay: float | None = None) -> None:
@@ -87,7 +87,7 @@ class LossCourse:
         self.steps, self._sum, self.peak = 0, 0.0, math.nan
 
     def recall(self, ema: float, start: float) -> None:
-        """Continue a run from these values; NaN for what is no longer known."""
+        """Continue a run from these values; NaN where a value is not known."""
         if self._ema is not None:
             self._ema.value = ema
         self._started, self._since_level = True, []
@@ -107,7 +107,7 @@ class LossCourse:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state; parts that it lacks stay as they are."""
+        """Load a state; missing parts keep their current values."""
         if self._ema is not None and "ema" in state:
             self._ema.value = float(state["ema"])
         if levels := state.get("levels"):

@@ -18,7 +18,7 @@ from forewarn.measure.ranks import ELEMENTS, OWN, ROWS
 from forewarn.measure.step_log import Settled, StepLog
 
 Named = tuple[str, tuple[Tensor, ...]]
-"""A module's or parameter's name, its tensor, and the reference's if it is compared with one."""
+"""The name of a module or parameter, its tensor, and the reference's tensor if there is one."""
 
 
 _WHOLE = (nn.Parameter, Tensor)
@@ -44,7 +44,7 @@ class Evaluation:
         return log
 
     def activation(self, kind: str, name: str, *tensors: Tensor, reference: nn.Module | None = None) -> None:
-        """All metrics of `kind` of one activation; with a reference, its tensor comes second."""
+        """Evaluate all metrics of `kind` on one activation; with a reference, its tensor comes second."""
         asked = self.metrics.asked(kind, name, reference=reference)
         if asked is NOTHING:
             return
@@ -67,7 +67,7 @@ class Evaluation:
                     self._give_up(metric, name, error)
 
     def _measured(self, tensors: tuple[Tensor, ...]) -> Measurement:
-        """The engine's statistics of an activation. A module often returns its last child's output: it is read once."""
+        """The engine's statistics of an activation, read once if a module returns its last child's output."""
         tensor = tensors[0]
         if len(tensors) > 1 or tensor.is_inference():  # inference tensors do not count their versions
             return measure((_readable(tensors),))
@@ -82,7 +82,7 @@ class Evaluation:
     def parameters(
         self, kind: str, named: Iterable[Named], prefix: str = "", reference: nn.Module | None = None
     ) -> None:
-        """All metrics of `kind` of parameters or gradients; keys begin with `prefix`, by default the kind."""
+        """Evaluate all metrics of `kind` on parameters or gradients; keys begin with `prefix`, by default the kind."""
         if not self.metrics.any(kind):
             return
         engine: dict[str, tuple[list[Keys], list[Tensor]]] = {OWN: ([], []), ROWS: ([], [])}
@@ -113,15 +113,15 @@ class Evaluation:
     def _ask(self, metric: ModuleMetric, key: str, tensors: tuple[Tensor, ...], sharded: bool) -> None:
         if sharded and metric.reduce is None:
             raise ValueError(
-                "the tensor is sharded, and the metric does not say how the values of its shards make that of the "
-                "whole; add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
+                "the tensor is sharded, and the metric does not say how to combine the values of its shards; "
+                "add it with reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
             )
         if sharded and not tensors[0].numel():
-            self.log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard has no say
+            self.log.number(key, float("nan"), 0.0, str(metric.reduce))  # an empty shard does not count
             return
         result = _called(metric, tensors)
         if isinstance(result, Tensor) and result.numel() != 1:
-            raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; one number is expected")
+            raise TypeError(f"it returned a tensor of shape {tuple(result.shape)}; expected one number")
         if sharded:
             self.log.number(key, result, float(tensors[0].numel()), str(metric.reduce))
         else:
@@ -162,9 +162,9 @@ def _called(metric: ModuleMetric, tensors: Sequence[Tensor]) -> Tensor | float:
     assert callable(metric.fn)
     result = metric.fn(*tensors)
     if not isinstance(result, _NUMBERS):
-        raise TypeError(f"it returned {type(result).__name__}; a tensor or a number is expected")
+        raise TypeError(f"it returned {type(result).__name__}; expected a tensor or a number")
     if isinstance(result, Tensor) and result.is_complex():
-        raise TypeError(f"it returned a tensor of {result.dtype}, and a reading is a real number; {TAKE_A_PART}")
+        raise TypeError(f"it returned a tensor of {result.dtype}, but a reading is a real number; {TAKE_A_PART}")
     if isinstance(result, Tensor) and _shares_memory(result, tensors):
         return result.clone()  # a part of a tensor that the next module may change in place
     return result

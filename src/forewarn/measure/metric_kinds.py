@@ -17,7 +17,7 @@ from forewarn.measure.probe import Array
 
 Reduce = Literal["l2", "mean", "sum", "max"]
 Aggregate = Callable[[Any], Any]
-"""From all values of a step (one flat tensor; scalars as a list) to a number or a mapping of suffixes to numbers."""
+"""Takes all values of a step (one flat tensor; scalars as a list) and returns a number, or numbers by suffix."""
 
 BUILT_IN = (*QUANTITIES, "abs_max", "rms")
 """Metrics that the statistics engine computes for all tensors at once; `std` divides by n, as in all of forewarn."""
@@ -27,7 +27,7 @@ BUILT_IN = (*QUANTITIES, "abs_max", "rms")
 class ModuleMetric:
     """A named metric of one of the five kinds below.
 
-    `fn` is a function of the tensor, or the name of a built-in metric: by default the one that is called `name`.
+    `fn` is a function of the tensor, or the name of a built-in metric; by default, the built-in metric called `name`.
     """
 
     kind: ClassVar[str] = ""
@@ -38,7 +38,7 @@ class ModuleMetric:
     regex: str = ".*"
     """Matched from the start of the module's or parameter's name, as written in the key."""
     aggregate: Aggregate | None = None
-    """Over the micro-batches of a step; by default the mean over all elements."""
+    """How to combine the micro-batches of a step; by default the mean over all elements."""
     reduce: Reduce | None = None
     """How to combine the values of a tensor's shards; built-in metrics do not need it."""
     healthy: tuple[float | None, float | None] | None = None
@@ -53,7 +53,7 @@ class ModuleMetric:
             raise ValueError(f"metric {self.name!r}: {self.regex!r} is not a regular expression: {error}") from None
         if not callable(self.fn) and self.built_in not in BUILT_IN:
             raise ValueError(
-                f"metric {self.name!r}: {self.built_in!r} is no built-in metric; give a function, or one of "
+                f"metric {self.name!r}: {self.built_in!r} is not a built-in metric; give a function, or one of "
                 + ", ".join(BUILT_IN)
             )
         if self.reduce is not None and self.reduce not in get_args(Reduce):

@@ -38,12 +38,12 @@ def is_transformed() -> bool:
 
 
 def is_first_forward() -> bool:
-    """Whether this is no recomputation within a backward pass, and no transform."""
+    """Whether this is neither a recomputation within a backward pass nor a transform."""
     return _graph_task() == -1 and _tracing_state() is None and _interpreter() is None
 
 
 def first_forward_only(target: Callable[..., Any]) -> Callable[..., None]:
-    """A hook that calls `target` with its arguments except the module; not during recomputation or in a transform."""
+    """A hook that calls `target` without the module argument, except during recomputation or in a transform."""
 
     def seen(module: nn.Module, *args: Any) -> None:
         if is_first_forward():

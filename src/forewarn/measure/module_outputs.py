@@ -37,7 +37,7 @@ class NamedModules:
         excluded: Callable[[str], bool] = lambda name: False,
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`failed` receives what a hook raises, and why a module refuses one; else they raise."""
+        """`failed` receives the exceptions of hooks and the refusals of modules; without it, they raise."""
         self.model = model
         self.root = unwrapped(model)
         self.names = {module: format_name(name) for name, module in self.root.named_modules()}
@@ -47,12 +47,12 @@ class NamedModules:
         self.format_name = format_name
         self._parameter_index = ParameterIndex(self.root, ())
         self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
-        """With the version of the parameter index they belong to."""
+        """The parameters by name, and the version of the parameter index they belong to."""
         self._failed = failed
         self._hooks = ModuleHooks(failed, traced=True)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every current parameter that has values once, with the name it is logged under."""
+        """Every current parameter that has values, once, with the name it is logged under."""
         self._parameter_index.refresh()
         if self._parameters is None or self._parameters[0] != self._parameter_index.version:
             named = [
@@ -68,7 +68,7 @@ class NamedModules:
         return [(name, parameter.grad) for name, parameter in self.parameters() if parameter.grad is not None]
 
     def listen(self, begins: Callable[[], None], returned: Returned, ended: Callable[[], None]) -> None:
-        """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module's."""
+        """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module."""
         if self._hooks:
             return
         self._put_on(ModuleTap(self.root, entered=lambda args, kwargs: begins()))
@@ -88,7 +88,7 @@ class NamedModules:
             self._failed(error)
 
     def check_twin(self, names: Iterable[str], description: str) -> None:
-        """Raise if this reference has other modules than these names; `description` begins the error message."""
+        """Raise unless this reference has exactly the modules with these names; `description` begins the message."""
         different = set(names) ^ set(self.names.values())
         if different:
             raise ValueError(f"{description}, but only one of them has " + ", ".join(sorted(different)[:5]))

@@ -24,8 +24,8 @@ def clean_name(name: str) -> str:
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, as `nn.Module.named_modules` lists them.
 
-    It reads torch's own dictionaries and tells modules apart by identity: a model may override the walk, its attribute
-    lookup, its equality or its truth, and they may raise.
+    It reads torch's own dictionaries and compares modules by identity. A model may override the walk, its attribute
+    lookup, its equality or its truth value, and any of these may raise.
     """
     seen: set[int] = set()
     waiting = [("", root)]
@@ -67,8 +67,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class Tree:
     """Every module of a model, and its parameters.
 
-    Checking that nothing has changed takes a fraction of the time of a walk, since torch's own dictionaries of children
-    and parameters are kept for each module.
+    Checking for changes takes a fraction of the time of a walk: torch's own dictionaries of children and parameters are
+    kept for each module.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -77,7 +77,7 @@ class Tree:
         self._below: list[dict[str, nn.Module | None]] = []
         """The children of each module."""
         self._held: list[dict[str, nn.Parameter | None]] = []
-        """Its parameters."""
+        """The parameters of each module."""
         self._state: tuple[list[object], ...] = ()
         self._hookable: dict[str, nn.Module] = {}
         self._any_compiled = False
@@ -149,4 +149,4 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether a module is compiled, so that its children are not called as modules."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules  # a miss of hasattr is slow here
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules  # a failing hasattr is slow here

@@ -7,25 +7,26 @@ import math
 from forewarn.measure.ema import Ema
 
 _DECAY = 0.95
-"""Decay of the averages over measured steps: one step says little, and over many the noise scale itself grows."""
+"""Decay of the averages over measured steps: one step says little, but over many the noise scale itself grows."""
 
 _LEVEL_DECAY = 0.7
-"""Decay of the gradient level that steps are divided by: as fast as gradients fall at the start of a run."""
+"""Decay of the gradient level that steps are divided by; it follows the fast fall at the start of a run."""
 
 _FEWEST_STEPS = 10
-"""Measured steps before a noise scale is reported."""
+"""Minimum number of measured steps before a noise scale is reported."""
 
 
 class NoiseScale:
     """The simple noise scale tr(Σ) / |G|², in backward passes, from the norms of a small and of a large batch.
 
-    With G the true gradient and Σ the covariance of the gradient of a small batch, the squared norm of a mean over b
-    such batches is |G|² + tr(Σ) / b on average. The first pass of a step, or that of one rank, is b = 1, all k together
-    are b = k: two equations that give |G|² and tr(Σ) without bias (McCandlish et al. 2018, appendix A.1). Both are
-    averaged before the ratio is taken, since a mean of ratios would be biased. A factor in all gradients, such as a
-    loss divided by k, is in both and cancels. Gradients fall by orders of magnitude over a run, and the first would
-    drown all others: so each step is divided by the level of the steps before it, since its own level has its own
-    noise, a bias again.
+    G is the true gradient, and Σ the covariance of the gradient of a small batch. The squared norm of a mean over b
+    small batches is |G|² + tr(Σ) / b on average. The first pass of a step, or that of one rank, has b = 1; all k passes
+    together have b = k. These two equations give |G|² and tr(Σ) without bias (McCandlish et al. 2018, appendix A.1).
+
+    Both are averaged before the ratio is taken, since a mean of ratios would be biased. A factor in all gradients, such
+    as a loss divided by k, cancels out. Gradients fall by orders of magnitude over a run, so the first ones would drown
+    all others. Each step is therefore divided by the level of the steps before it. Its own level would bring in its own
+    noise, and so a bias.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class NoiseScale:
         self._signal = Ema(_DECAY)
 
     def update(self, num_batches: int, first: float, total: float, per_pass: int = 1) -> None:
-        """Add the gradient norms of one of several small batches, and of the sum over all of them.
+        """Add the gradient norms of one small batch (`first`) and of the sum over all of them (`total`).
 
         `per_pass` small batches make one pass over all ranks, which is the unit of the noise scale.
         """

@@ -1,4 +1,4 @@
-"""What must be known while a run is measured; it is stored with the run and cannot be changed afterwards."""
+"""Settings of the measurement; they are stored with the run and cannot be changed afterwards."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from forewarn.settings import Settings, between, pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure(Settings):
-    """What is read from a training loop, and how."""
+    """What to measure in a training loop, and how."""
 
     enable_ema_loss: bool = True
-    """Whether `train/loss_ema` is recorded beside the loss."""
+    """Whether to record `train/loss_ema` beside the loss."""
     ema_decay: float = between(0.99, 0.0, 0.99999)
-    """`train/loss_ema` = decay · ema + (1 − decay) · loss; the first value is the first loss. 0.95 to 0.999 are usual:
-    on white noise they leave 2.6% to 0.05% of its variance."""
+    """Decay of `train/loss_ema`: decay · ema + (1 − decay) · loss, starting from the first loss. Usual values are 0.95
+    to 0.999, which leave 2.6% to 0.05% of the variance of white noise."""
     plan: Plan = Plan()
-    """What the learning rate should be at each step; `forewarn.Plan.from_scheduler(scheduler, total)` makes one."""
+    """The planned learning rate at each step; `forewarn.Plan.from_scheduler(scheduler, total)` creates a plan."""
     sample_size: int = between(1024, 1)
-    """Weights sampled per tensor for the measured update; 1024 has a 95th-percentile error of 5.5%."""
+    """Number of weights sampled per tensor to measure the update; with 1024, the 95th-percentile error is 5.5%."""
     histograms: Literal["off", "sampled", "full"] = "sampled"
-    """Histograms, percentiles and shapes of every tensor on measured steps: none, of up to 16 blocks of 4096 values
-    each and one block in 16 of larger ones, or of all values; docs/distributions.md has what each costs."""
+    """How to compute histograms, percentiles and shapes of every tensor on measured steps: not at all, from a sample,
+    or from all values. A sample has up to 16 blocks of 4096 values, or one block in 16 of larger tensors. For the cost
+    of each, see docs/distributions.md."""
     exact_percentiles: bool = False
-    """Whether percentiles come from sorting every tensor: exact, and many times as costly as a histogram."""
+    """Whether to compute percentiles by sorting every tensor: exact, but many times as costly as a histogram."""
     blocks: str = pattern()
-    """A regular expression for the whole names of the modules that are the blocks of the model; else they are found."""
+    """Regular expression that matches the whole names of the model's blocks; by default they are detected."""
     mean_gain_drift_window: int = between(10, 2, counts="readings")
-    """Checks over which `gain/mean_ma` is averaged and whose oldest `gain/drift` is measured against."""
+    """Number of checks averaged in `gain/mean_ma`; `gain/drift` compares with the oldest of them."""
     activations: bool = True
-    """Whether the outputs of layers are measured: statistics, dead and saturated units, last hidden state, logits."""
+    """Whether to measure layer outputs: statistics, dead and saturated units, last hidden state, logits."""
     modules: str = pattern()
-    """A regular expression found in the names of further modules whose outputs are measured, dead units included."""
+    """Regular expression to find in module names: the outputs of these modules are measured too, with dead units."""
     activation_rows: int = between(256, 8)
-    """Rows (tokens; images count for 8) of an output that are read; of a larger one every k-th, the first always."""
+    """Maximum number of rows read from one output (tokens; an image counts as 8); larger outputs are sampled evenly."""
     dead_unit_window: int = between(10, 1, counts="readings")
-    """Measured steps in a row on which a unit must have been zero everywhere to count as dead."""
+    """Number of consecutive measured steps on which a unit must be zero everywhere to count as dead."""
     dead_unit_positions: int = between(256, 1)
-    """Positions (tokens, pixels, samples) that it must have been read at in that time."""
+    """Minimum number of positions (tokens, pixels, samples) read in that window before a unit can count as dead."""
     saturation_level: float = between(0.99, 0.5, 1.0)
-    """Share of its range beyond which an output is saturated: a tanh above 0.99, a sigmoid below 0.01."""
+    """Fraction of its range beyond which an output is saturated: a tanh above 0.99, a sigmoid below 0.01."""
     attention: bool = True
-    """Whether the entropy and the logits of attention heads are measured."""
+    """Whether to measure the entropy and the logits of attention heads."""
     router: str = pattern()
-    """A regular expression found in the names of the modules that give router logits, in a mixture of experts."""
+    """Regular expression to find in module names: these modules return router logits, in a mixture of experts."""
     router_top_k: int = between(1, 1)
-    """How many experts a token goes to."""
+    """Number of experts that each token goes to."""

@@ -1,4 +1,4 @@
-"""Probes of the user's own: what is asked of them before a training starts, and of what they record while it runs."""
+"""Checks the user's own probes before training starts, and their readings while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forewarn.metrics import BUILT_IN
 
 
 def check_probes(own: Any, built_in: Collection[str]) -> tuple[Metric, ...]:
-    """The metrics that these probes declare; a probe that cannot be used is a TypeError or a ValueError."""
+    """The metrics that these probes declare; raises TypeError or ValueError for a probe that cannot be used."""
     if isinstance(own, str | Probe) or not isinstance(own, Sequence):
         raise TypeError(f"probes must be a list of probes, not {own!r}; put it in brackets: probes=[...]")
     names = set(built_in)
@@ -26,16 +26,16 @@ def check_probes(own: Any, built_in: Collection[str]) -> tuple[Metric, ...]:
         if not isinstance(probe.name, str) or not probe.name:
             raise ValueError(f"{kind} has no name; add one to the class, such as name = 'loader'")
         if probe.name in names:
-            raise ValueError(f"there is a probe {probe.name!r} already; {kind} needs a name of its own")
+            raise ValueError(f"a probe named {probe.name!r} already exists; give {kind} another name")
         names.add(probe.name)
         for metric in _declared(probe):
             if metric.family in BUILT_IN.families:
                 raise ValueError(
-                    f"{kind} records {metric.name!r}, but the family {metric.family!r} is the monitor's own; choose "
+                    f"{kind} records {metric.name!r}, but the monitor itself uses the family {metric.family!r}; choose "
                     f"another, such as {probe.name}/{metric.name.partition('/')[2]}"
                 )
             if metric.name in metrics:
-                raise ValueError(f"the metric {metric.name!r} of {kind} is declared twice")
+                raise ValueError(f"the metric {metric.name!r} of {kind} already exists; give it another name")
             metrics[metric.name] = metric
     return tuple(metrics.values())
 
@@ -44,7 +44,7 @@ def _declared(probe: Probe) -> Sequence[Metric]:
     metrics = probe.metrics
     if not isinstance(metrics, Sequence) or not all(isinstance(metric, Metric) for metric in metrics):
         raise TypeError(
-            f"{type(probe).__name__}.metrics must be a list of the forewarn.Metric that it records, not {metrics!r}"
+            f"{type(probe).__name__}.metrics must be a list of the forewarn.Metric objects it records, not {metrics!r}"
         )
     return metrics
 
@@ -53,7 +53,7 @@ def checked_readings(probe: Probe, readings: Iterable[Reading | Histograms]) -> 
     """The readings of a user's probe; raises ValueError if one is undeclared or its values do not match its scopes."""
     for reading in readings:
         if not any(fnmatchcase(reading.name, metric.name) for metric in probe.metrics or ()):
-            raise ValueError(f"it recorded {reading.name!r}, which is not among the metrics that it declares")
+            raise ValueError(f"it recorded {reading.name!r}, which is not one of the metrics it declares")
         if not isinstance(reading.scopes, tuple):
             raise ValueError(f"the scopes of {reading.name!r} must be a tuple of names, not {reading.scopes!r}")
         if isinstance(reading, Reading):

@@ -15,7 +15,7 @@ from forewarn.measure.module_tree import Tree, children_of, clean_name, named_mo
 from forewarn.types import ParameterInfo
 
 _LONGEST_STACK = 128
-"""Longest plain stack whose layers count as blocks: measuring more of them is not worth the cost."""
+"""Maximum length of a plain stack whose layers count as blocks: measuring more is not worth the cost."""
 
 
 class ParameterIndex:
@@ -27,7 +27,7 @@ class ParameterIndex:
         self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
         self.version = 0
-        """How often the model's parameters have changed."""
+        """Number of times the model's parameters have changed."""
         self.names: tuple[str, ...] = ()
         self.parameters: Sequence[nn.Parameter] = ()
         self.trainable = np.empty(0, bool)

@@ -47,7 +47,7 @@ class Pending:
 
     tensors: Sequence[Numbers] = ()
     decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
-    """Takes one float64 array of the same shape per tensor; on an accelerator, a step later."""
+    """Takes one float64 array per tensor, of the same shape; on an accelerator, one step later."""
 
 
 class GradientTap(NamedTuple):
@@ -55,7 +55,7 @@ class GradientTap(NamedTuple):
 
     tensor: Tensor
     reached: Callable[[Tensor], None]
-    """Takes the gradient of the loss with respect to the tensor; of a parameter, before it is added to `.grad`."""
+    """Takes the gradient of the loss with respect to the tensor; for a parameter, before it is added to `.grad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Probe:
     """Base of all probes. A simple one has a `name` and overrides `collect`; others override the events they need.
 
     A probe that raises is switched off; its exception never reaches the run. A probe must not draw random numbers,
-    change a tensor or wait for the device. Probes share facts through the `Step` only and never hold each other; the
-    order in which they are called follows from `provides` and `needs`.
+    change a tensor or wait for the device. Probes share facts only through the `Step` and never hold each other. They
+    are called in an order that follows from `provides` and `needs`.
     """
 
     name = ""
     metrics: Sequence[Metric] | None = None
-    """What a probe of the user's own records, in a family of its own; None for those of the catalogue."""
+    """The metrics that a user's own probe records, in a family that no built-in probe uses; None for built-in ones."""
     provides: Sequence[type] = ()
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
@@ -91,34 +91,34 @@ class Probe:
     """The metrics that come from its module taps: unavailable where a module refuses hooks."""
 
     def forward_begins(self) -> None:
-        """The model is about to run forward, in training mode and on a measured step."""
+        """Called before the model runs forward, in training mode and on a measured step."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        """The modules to look at during that forward pass."""
+        """The modules to observe during that forward pass."""
         return ()
 
     def forward_ended(self, output: Any) -> None:
-        """The forward pass is over, also when it or this probe failed; `output` is None if it raised."""
+        """Called after the forward pass, even if it or this probe failed; `output` is None if the pass raised."""
 
     def needs_every_backward(self) -> bool:
         """Whether this probe needs backward events on unmeasured steps."""
         return True
 
     def backward_begins(self, step: Step) -> None:
-        """A backward pass through the model is about to compute its first gradient."""
+        """Called before a backward pass through the model computes its first gradient."""
 
     def gradient_taps(self) -> Sequence[GradientTap]:
-        """The parameters whose gradients to see in that backward pass, on a measured step."""
+        """The parameters whose gradients to follow in that backward pass, on a measured step."""
         return ()
 
     def backward_ended(self, step: Step) -> None:
-        """The backward pass has accumulated all its gradients."""
+        """Called after the backward pass has accumulated all its gradients."""
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        """Optimizer number `index` is about to step; with a closure, gradients do not exist yet."""
+        """Called before optimizer number `index` steps; with a closure, gradients do not exist yet."""
 
     def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
-        """Optimizer number `index` has stepped."""
+        """Called after optimizer number `index` has stepped."""
 
     def collect(self, step: Step) -> Pending | None:
         """The readings of the step that ends now; called once per `monitor.step`."""

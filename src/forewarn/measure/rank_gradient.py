@@ -18,7 +18,7 @@ class RankGradient:
     """The norms of this rank's own gradients in one backward pass, read before they reach `.grad`.
 
     DDP averages `.grad`, so afterwards only the mean over all ranks is left. One rank is enough for the comparison: its
-    gradient is as good a sample of a small batch as any other's, and no rank has to wait.
+    gradient is as good a sample of a small batch as any other's. No rank has to wait.
     """
 
     def __init__(self, called: nn.Module) -> None:
@@ -60,8 +60,8 @@ class RankGradient:
     def norms(self, filled: Collection[int]) -> Sequence[Norm]:
         """This rank's norms if they cover all parameters that have a gradient now; otherwise none.
 
-        A parameter that this rank did not use, or that got its gradient before the pass reached the model's output, is
-        part of the mean but not of these norms.
+        Otherwise the mean includes parameters that these norms lack. This rank may not have used them, or their
+        gradient came before the pass reached the model's output.
         """
         own_norms, self._seen = self._seen, {}
         return list(own_norms.values()) if own_norms.keys() == set(filled) else ()

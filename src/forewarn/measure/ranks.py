@@ -19,7 +19,7 @@ from forewarn.measure.probe import Array
 OWN = "own"
 """Every rank has the same value, or keeps its own."""
 ELEMENTS = "elements"
-"""The value is a sum over `weight` elements; the elements of all ranks count alike."""
+"""The value is a sum over `weight` elements; the elements of all ranks count equally."""
 ROWS = "rows"
 """The row of one shard: the rows of all shards add up to the row of the whole tensor."""
 
@@ -45,7 +45,7 @@ class Ranks:
     """The process groups that values are reduced over: none in a single process or without DDP or FSDP2."""
 
     everyone: tuple[Any, ...] = ()
-    """Process groups of the ranks that see other data: activations are averaged over them, every element alike."""
+    """Process groups of the ranks that see other data: activations are averaged over all their elements."""
     shards: tuple[Any, ...] = ()
     """Process groups of the ranks that hold the other shards of the parameters."""
     device: torch.device | None = None
@@ -87,7 +87,7 @@ class Ranks:
             names = [*(total.key for total in totals), *(str(keys) for keys, _ in rows)]
             common = self._common(names, group)
             if common is not None:
-                logger.warning("the ranks have logged different metrics; %d are left out", len(names) - len(common))
+                logger.warning("the ranks logged different metrics; %d of them are left out", len(names) - len(common))
                 totals, rows = (
                     [total for index, total in enumerate(totals) if index in common],
                     [row for index, row in enumerate(rows, start=len(totals)) if index in common],

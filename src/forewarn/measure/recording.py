@@ -46,7 +46,7 @@ def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Re
 def recorded(
     step: int, time: float, readings: Sequence[Reading | Histograms]
 ) -> tuple[list[Block], list[Distribution]]:
-    """The blocks of one step, in float32 from here on, and its histograms."""
+    """The blocks of one step, stored as float32, and its histograms."""
     distributions = [Distribution(step, time, *reading) for reading in readings if isinstance(reading, Histograms)]
     with np.errstate(over="ignore"):
         blocks = [
@@ -66,7 +66,7 @@ def merged(readings: Iterable[Reading]) -> list[Reading]:
 
 
 def _joined(first: Reading, second: Reading) -> Reading:
-    """Both readings as one; of two values for the same scope the later one wins."""
+    """Merge two readings; if both have a value for a scope, the later one wins."""
     values: dict[str, float] = {}
     for reading in (first, second):
         values |= zip(reading.scopes, np.asarray(reading.values, np.float64).reshape(len(reading.scopes)), strict=True)

@@ -19,9 +19,10 @@ from forewarn.random_states import random_states_kept
 
 
 class Reference:
-    """The reference's activations by name, one per call of a module within one forward, until they are compared.
+    """Holds the reference's activations by name, one per call of a module within a forward, until they are compared.
 
-    A new forward of the reference replaces the previous one's. Only what a difference metric needs is kept.
+    A new forward of the reference replaces the activations of the one before. Only those that a difference metric needs
+    are kept.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Reference:
         except Exception as error:
             asking = self._asking()
             self._evaluation.logger.warning(
-                "the reference of %s failed: %s: %s; nothing is compared with it from here on",
+                "the reference of %s failed: %s: %s; nothing is compared with it from now on",
                 ", ".join(metric.name for metric in asking), type(error).__name__, error,
             )  # fmt: skip
             for metric in asking:
@@ -137,7 +138,7 @@ class Reference:
 
 
 def _copied(arguments: Any) -> Any:
-    """A deep copy of a model's inputs, in containers of any kind, so that in-place changes do not show.
+    """A deep copy of a model's inputs, in containers of any kind, so that in-place changes do not reach the original.
 
     Inputs that can be read only once, such as generators, raise a TypeError.
     """

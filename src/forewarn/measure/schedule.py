@@ -21,7 +21,7 @@ class Schedule(Settings):
 
 
 def as_predicate(every: int | Schedule | Callable[[int], bool]) -> Callable[[int], bool]:
-    """What `watch(every=…)` accepts, as a function from a step to whether it is measured in detail."""
+    """Turn what `watch(every=…)` accepts into a function that says whether a step is measured in detail."""
     if isinstance(every, bool) or not (isinstance(every, int) or callable(every)):
         raise TypeError(f"every must be an int, a Schedule or a function of the step, not {every!r}")
     if isinstance(every, int) and every < 1:

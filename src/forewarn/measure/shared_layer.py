@@ -37,9 +37,9 @@ def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
 def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, list[nn.Parameter]]:
     """The name and the trainable parameters of the last layer that every loss reaches; `("", [])` if there is none.
 
-    torch numbers the nodes of a graph in the order of the forward pass, so the last layer is the one that is first used
-    the latest, in whatever order the model lists its layers. A tied weight counts by its use at the input: a pass down
-    to it would go through the whole model. Layers with a matrix go before those without: the scale of a normalisation
+    torch numbers the nodes of a graph in the order of the forward pass. So the last layer is the one whose first use
+    comes latest, in whatever order the model lists its layers. A tied weight counts by its use at the input, since a
+    pass down to it would go through the whole model. Layers with a matrix take precedence: the scale of a normalization
     says little about a task.
     """
     uses = [_first_uses(loss) for loss in losses]

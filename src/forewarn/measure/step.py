@@ -19,7 +19,7 @@ class Step:
 
     def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
         self.measured = measured
-        """Whether every tensor is measured; on other steps only what costs next to nothing is."""
+        """Whether every tensor is measured; other steps record only what costs next to nothing."""
         self.ends_epoch = ends_epoch
         """Whether this is the end of an epoch, which comes after its last step."""
         self.reasons: dict[str, Reason] = {}

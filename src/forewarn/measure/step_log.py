@@ -82,7 +82,7 @@ class StepLog:
         self._numbers.append((key, value, weight, how))
 
     def tensor(self, key: str, value: Tensor | float, aggregate: Aggregate | None) -> None:
-        """Log the elements of a tensor that will not change any more, to be averaged in the end.
+        """Log the elements of a tensor, to be averaged when the step ends; the tensor must not change any more.
 
         Only their sum is kept, unless `aggregate` needs all of them.
         """

@@ -23,7 +23,7 @@ class TensorReader:
     """Which statistics are read from tensors on a measured step."""
 
     histogram_blocks: int = 0
-    """Blocks of 4096 values counted per tensor, and one in 16 of larger ones; 0 for no histograms."""
+    """Number of blocks of 4096 values counted per tensor, or one block in 16 if that is more; 0 for no histograms."""
     exact: bool = False
     """Whether percentiles come from sorting each tensor rather than from its histogram."""
 
@@ -77,7 +77,7 @@ class Statistics:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[NDArray[np.intp], Statistics]], num_tensors: int) -> Statistics:
-        """The statistics of all tensors from parts with their indices; NaN and no counts for the others."""
+        """Combine the statistics of parts, given with their indices; NaN and no counts for tensors in no part."""
         if len(parts) == 1 and np.array_equal(parts[0][0], np.arange(num_tensors)):
             return parts[0][1]
         combined = cls(np.full((num_tensors, len(COLUMNS)), np.nan), None, None)
@@ -101,7 +101,7 @@ class Statistics:
         return Statistics(rescale(self.rows, scale), counts, None if self.exact is None else self.exact / scale)
 
     def readings(self, family: str, names: tuple[str, ...]) -> Iterator[Reading | Histograms]:
-        """`family/norm` and so on for every tensor; with histograms also those, percentiles and shapes."""
+        """`family/norm` and so on for every tensor; also histograms, percentiles and shapes, if they were counted."""
         quantities = summarize(self.rows)
         for quantity, values in quantities.items():
             yield Reading(f"{family}/{quantity}", names, values)

@@ -53,7 +53,7 @@ class SaturatedUnits:
         self._inside: Any = np.zeros(num_units)
         self._positions = 0.0
         self._seen = 0
-        """All positions ever read, while `_positions` decays as `_inside` does."""
+        """All positions ever read; `_positions`, in contrast, decays as `_inside` does."""
         self._checks = 0
         self.num_units = num_units
 
@@ -66,7 +66,7 @@ class SaturatedUnits:
         self._checks += 1
 
     def share(self, window: int, least_positions: int) -> Any:
-        """The share of units that were almost never within their range; NaN while too few positions were read."""
+        """The share of units that were almost never within their range; NaN while too few positions have been read."""
         if self._checks < window or self._seen < least_positions:
             return float("nan")
         return _mean(self._inside <= _STRAY * self._positions)
@@ -83,11 +83,11 @@ class SaturatedUnits:
 KINDS: dict[str, type[DeadUnits] | type[SaturatedUnits]] = {"dead": DeadUnits, "saturated": SaturatedUnits}
 
 _MOST = 2**30
-"""Where counting stops: more makes no difference."""
+"""Counters stop here: a higher count makes no difference."""
 _MEMORY = 0.9
 """Decay per measured step: about the last ten count."""
 _STRAY = 0.05
-"""Share of values that a saturated unit may have within its range, from inputs that pass through zero."""
+"""Share of values that a saturated unit may have within its range, since some inputs pass through zero."""
 
 
 def from_state(state: dict[str, Any]) -> DeadUnits | SaturatedUnits:

@@ -26,15 +26,16 @@ def monitor_scaled_dot_product_attention(
 ) -> None:
     """Log the metrics of each head's queries, keys and values, and the mean entropy of its attention weights.
 
-    Call it with the arguments of `torch.nn.functional.scaled_dot_product_attention`, and its result as `activation`.
-    Logs `activation/{module}.head_{i}.query|key|value|activation/{metric}` and `attention_entropy/{module}.head_{i}`:
-    in nats, 0 where every query attends to one key, ln(keys) where it attends to all alike. A query that may see no key
-    has no say. The weights are those before dropout, so `dropout_p` changes nothing and no random number is drawn.
+    Call it with the arguments of `torch.nn.functional.scaled_dot_product_attention`, and its result as `activation`. It
+    logs `activation/{module}.head_{i}.query|key|value|activation/{metric}` and `attention_entropy/{module}.head_{i}`.
+    The entropy is in nats: 0 if every query attends to one key, ln(keys) if it attends to all keys equally. Queries
+    that see no key are left out. Weights are taken before dropout, so `dropout_p` has no effect and no random number is
+    drawn.
 
-    Logits are computed anew for a block of queries at a time, so the memory that it takes grows with the length of the
-    sequence, not with its square.
+    Logits are recomputed for one block of queries at a time, so memory grows with the length of the sequence, not with
+    its square.
     """
-    if torch._C._current_graph_task_id() != -1:  # activation checkpointing computes a forward again
+    if torch._C._current_graph_task_id() != -1:  # activation checkpointing repeats a forward
         return
     name, is_reference = monitor.name_of(module, is_reference)
     if not monitor.is_monitoring(is_reference) or monitor.excluded(name):
@@ -45,7 +46,7 @@ def monitor_scaled_dot_product_attention(
     parts = {part: tensor.unsqueeze(0) if tensor.dim() == 2 else tensor for part, tensor in parts.items()}
     num_heads = parts["query"].shape[-3]
     for part, tensor in parts.items():
-        num_sharing = num_heads // tensor.shape[-3]  # grouped-query heads have a key and a value in common
+        num_sharing = num_heads // tensor.shape[-3]  # grouped-query heads share a key and a value
         for head in range(num_heads):
             of_head = tensor[..., head // num_sharing, :, :]
             monitor.monitor_activations(f"{name}.head_{head}.{part}", of_head, is_reference)

@@ -1,7 +1,7 @@
 """The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): why an activation changed.
 
-After t updates a layer gives W_t x_t where it gave W_0 x_0 at first. The difference has two parts: (W_t−W_0) x_t, which
-the layer's own updates make, and W_0 (x_t−x_0), which it passes on from the layers before it.
+After t updates, a layer's output is W_t x_t instead of W_0 x_0. The difference has two parts: (W_t−W_0) x_t comes from
+the layer's own updates, and W_0 (x_t−x_0) from the layers before it.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Call:
 class RefinedCoordinateCheck:
     """Splits the change of every module's output since the reference into the module's own part and what it passes on.
 
-    On a monitored step, run the reference and the monitored module on the same input, in either order, the reference
-    within `monitor.no_monitor()` or not; then call `refined_coordinate_check()`. Each module is measured as soon as
-    both have run it: with the reference first, no activation of the monitored module is ever kept, and those of the
-    reference are released one by one. `modules` is matched from the start of the names of modules.
+    On a monitored step, run the reference and the monitored module on the same input, in either order. The reference
+    may run within `monitor.no_monitor()`. Then call `refined_coordinate_check()`. Each module is measured as soon as
+    both have run it. With the reference first, no activation of the monitored module is kept, and those of the
+    reference are released one by one. `modules` is matched from the start of module names.
 
-    The reference computes W_0 x_t for each module by itself: about one more forward of the model for its layers, and
-    one for each level of modules that contain them.
+    The reference computes W_0 x_t for each module separately. That costs about one more forward of the model for its
+    layers, and one for each level of modules that contain them.
     """
 
     def __init__(self, monitor: ModuleMonitor, modules: str = ".*") -> None:
@@ -86,27 +86,28 @@ class RefinedCoordinateCheck:
         reference.companions.append(self.close)
 
     def refined_coordinate_check(self) -> None:
-        """Log what was measured since the last call; nothing on a step that is not monitored.
+        """Log what was measured since the last call; does nothing on a step that is not monitored.
 
-        Keys: `RCC (W_t-W_0)x_t/{module}/l2norm`, `RCC W_0(x_t-x_0)/…`, `RCC x_t/…` and `RCC (x_t-x_0)/…`; the first two
-        also for `{module}.weight` of Linear and LayerNorm, without the bias; of an Embedding only the first.
+        Keys: `RCC (W_t-W_0)x_t/{module}/l2norm`, `RCC W_0(x_t-x_0)/…`, `RCC x_t/…` and `RCC (x_t-x_0)/…`. The first two
+        are also logged for `{module}.weight` of Linear and LayerNorm, without the bias. An Embedding has only the
+        first.
         """
         if not self._monitor.is_monitoring():
             return
         self._models()
         if self._monitor.reference_module is not self._reference:
-            raise ValueError("the monitor has another reference module by now: make a new RefinedCoordinateCheck")
+            raise ValueError("the monitor's reference module has changed: create a new RefinedCoordinateCheck")
         self._start_if_new_step()
         if not self._measured and not self._failed.issuperset(self._names):
             sides = {is_reference for calls in self._waiting.values() for is_reference, _ in calls}
             absent = "reference" if sides == {False} else "monitored"
-            raise ValueError(f"the {absent} module has made no forward in this step: run both on the same input first")
+            raise ValueError(f"the {absent} module did not run in this step: run both on the same input first")
         for key, norms in self._measured:
             self._monitor.log_tensor(key, norms)
         self._release()
 
     def close(self) -> None:
-        """Remove the hooks and release all tensors; may be called twice."""
+        """Remove the hooks and release all tensors; safe to call twice."""
         self._hooks.remove()
         self._release()
 
@@ -145,9 +146,9 @@ class RefinedCoordinateCheck:
                     (f"RCC {key}/l2norm", l2_norm(term))
                     for key, term in _terms(name, module, reference, now, first, again)
                 ]
-        except Exception as error:  # a module that fails on an input not its own must not end training
+        except Exception as error:  # a module that fails on another's input must not end training
             self._failed.add(name)
-            self._monitor.logger.warning("coordinate check: %s is left out, for it failed: %s", name, error)
+            self._monitor.logger.warning("coordinate check: %s failed and is left out: %s", name, error)
         finally:
             self._is_measuring = False
 
@@ -183,7 +184,7 @@ def _terms(
         yield f"(W_t-W_0)x_t/{name}.weight/W_t x_t", wt_xt
         yield f"W_0(x_t-x_0)/{name}.weight/W_0 x_0", w0_x0
     if isinstance(module, nn.LayerNorm) and now.input is not None and first.input is not None:
-        # The input of the multiplication by its weight.
+        # The normalized input, which the weight multiplies.
         x_t, x_0 = (functional.layer_norm(x, module.normalized_shape, eps=module.eps) for x in (now.input, first.input))
         yield f"(W_t-W_0)x_t/{name}.weight/x_t", x_t
         yield f"W_0(x_t-x_0)/{name}.weight/x_t-x_0", x_t - x_0

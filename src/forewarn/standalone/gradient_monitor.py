@@ -61,7 +61,7 @@ def compute_task_gradient_ratio(loss_a: Tensor, loss_b: Tensor, model: nn.Module
     norms = probe.compare(losses, {"a": 1.0, "b": 1.0})
     if norms is None:
         reason = Reason.NO_SHARED_LAYER if probe.reason is Reason.AVAILABLE else probe.reason
-        raise ValueError(f"the gradients of the two losses can not be compared: {reason}")
+        raise ValueError(f"the gradients of the two losses cannot be compared: {reason}")
     first, second = on_host(norms)
     return float(first / second) if second > 0 else math.inf if first > 0 else math.nan
 
@@ -69,8 +69,8 @@ def compute_task_gradient_ratio(loss_a: Tensor, loss_b: Tensor, model: nn.Module
 class GradientMonitor:
     """Follows the gradients of a model in any loop: `update` after `backward()`, `get_summary` at the end.
 
-    It measures on every `log_frequency`-th call by epoch, and waits for the result: for a run that is watched as a
-    whole, without waiting, use `forewarn.watch`.
+    It measures on every `log_frequency`-th epoch and waits for the result. To watch a whole run without waiting, use
+    `forewarn.watch`.
     """
 
     def __init__(

@@ -48,16 +48,16 @@ class StorageManager:
         return self.log_dict
 
     def load_metrics(self, log_dict: Steps) -> None:
-        """Take over `{step: {metric: value}}`, as `get_all_metrics` gives it."""
+        """Load `{step: {metric: value}}`, as `get_all_metrics` returns it."""
         if self.log_dict:
-            raise ValueError("there are metrics already; call clear() before load_metrics()")
+            raise ValueError("metrics already exist; call clear() before load_metrics()")
         self.log_dict = log_dict
 
     def clear(self) -> None:
         self.log_dict = {}
 
     def condensed_log_dict(self) -> dict[str, dict[int, float]]:
-        """The same by metric: `{metric: {step: value}}`."""
+        """The metrics by name: `{metric: {step: value}}`."""
         condensed: dict[str, dict[int, float]] = {}
         for step, metrics in self.log_dict.items():
             for name, value in metrics.items():

@@ -34,18 +34,18 @@ from forewarn.standalone.metric_storage import StorageManager
 from forewarn.standalone.monitor_mixin import introduce
 
 Function = Callable[..., Tensor | float] | str | None
-"""What a metric computes, or the name of a built-in one; None for the built-in one of the metric's own name."""
+"""A function that computes a metric, or the name of a built-in one; None for the built-in one of the same name."""
 
 
 class ModuleMonitor:
     """Logs your own metrics of a model, optionally compared with a reference, on the steps you choose.
 
-    Results stay on their device until `end_step()` and reach the host in one transfer. There are hooks on the modules
-    during a monitored step; during other steps there are none.
+    Results stay on their device until `end_step()` and reach the host in one transfer. Modules have hooks only during
+    monitored steps.
 
     Code that logs from elsewhere (attention, the coordinate check) uses `is_monitoring`, `name_of`, `excluded`,
-    `monitor_activations`, `log_tensor` and `ignoring_reference`; `modules.heard` and `reference.modules.heard` are
-    (name, module) of all that is not excluded.
+    `monitor_activations`, `log_tensor` and `ignoring_reference`. `modules.heard` and `reference.modules.heard` list
+    (name, module) for every module that is not excluded.
     """
 
     def __init__(
@@ -70,50 +70,50 @@ class ModuleMonitor:
         self._metrics = Metrics()
         self._evaluation = Evaluation(self._metrics, self.logger, strict)
         self._open = False
-        """Whether the step under way is a monitored one."""
+        """Whether the current step is monitored."""
         self._paused = 0
-        """How many `no_monitor()` are open."""
+        """Number of `no_monitor()` blocks that are open."""
         self._heard = False
         """Whether an activation of the module was seen in this step."""
         self._silence_told = False
         self._strict = strict
         self._failures: set[str] = set()
-        """What hooks have failed with and was told."""
+        """Hook errors that have been logged."""
 
     # Metrics
 
     def add_activation_metric(
         self, name: str, fn: Function = None, metric_regex: str = ".*", metric_aggregation_fn: Aggregate | None = None
     ) -> None:
-        """`fn(activation)` of every module's output, as `activation/{module}/{name}`."""
+        """Log `fn(activation)` of every module's output as `activation/{module}/{name}`."""
         self.add(ActivationMetric(name, fn, metric_regex, metric_aggregation_fn))
 
     def add_activation_difference_metric(
         self, name: str, fn: Function = None, metric_regex: str = ".*", metric_aggregation_fn: Aggregate | None = None
     ) -> None:
-        """`fn(activation, reference)`, as `activation_difference/{module}/{name}`."""
+        """Log `fn(activation, reference)` as `activation_difference/{module}/{name}`."""
         self.add(ActivationDifferenceMetric(name, fn, metric_regex, metric_aggregation_fn))
 
     def add_parameter_metric(
         self, name: str, fn: Function = None, metric_regex: str = ".*", reduce: Reduce | None = None
     ) -> None:
-        """`fn(parameter)`, as `parameter/{parameter}/{name}`; `reduce` tells how values of FSDP2 shards make one."""
+        """Log `fn(parameter)` as `parameter/{parameter}/{name}`; `reduce` says how to combine FSDP2 shards."""
         self.add(ParameterMetric(name, fn, metric_regex, reduce=reduce))
 
     def add_parameter_difference_metric(
         self, name: str, fn: Function = None, metric_regex: str = ".*", reduce: Reduce | None = None
     ) -> None:
-        """`fn(parameter, reference)`, as `parameter_difference/{parameter}/{name}`."""
+        """Log `fn(parameter, reference)` as `parameter_difference/{parameter}/{name}`."""
         self.add(ParameterDifferenceMetric(name, fn, metric_regex, reduce=reduce))
 
     def add_gradient_metric(
         self, name: str, fn: Function = None, metric_regex: str = ".*", reduce: Reduce | None = None
     ) -> None:
-        """`fn(gradient)`, as `gradient/{parameter}/{name}`."""
+        """Log `fn(gradient)` as `gradient/{parameter}/{name}`."""
         self.add(GradientMetric(name, fn, metric_regex, reduce=reduce))
 
     def add(self, metric: ModuleMetric) -> None:
-        """Add a metric of any kind; a name that its kind has already is an error."""
+        """Add a metric of any kind; its name must be new within its kind."""
         if metric.healthy is not None:
             raise ValueError(f"metric {metric.name!r}: healthy= is judged in a watched run; use watch(metrics=[...])")
         if metric.compared_with is not None:
@@ -131,7 +131,7 @@ class ModuleMonitor:
         return None if self.reference is None else self.reference.modules.model
 
     def set_module(self, module: nn.Module) -> None:
-        """The model to monitor; only once, until `close()`."""
+        """Set the model to monitor; only once, until `close()`."""
         if not isinstance(module, nn.Module):
             raise ValueError(f"set_module takes a torch.nn.Module, not {module!r}")
         if self.modules is not None:
@@ -141,7 +141,7 @@ class ModuleMonitor:
         self._listen(self._open)
 
     def set_reference_module(self, module: nn.Module | None) -> None:
-        """The model to compare with, of the same structure; it replaces an earlier one, and None only removes it.
+        """Set the model to compare with, of the same structure. It replaces an earlier one; None only removes that.
 
         On a monitored step, run it on the same input before the monitored model, within `no_monitor()` or not.
         """
@@ -170,7 +170,7 @@ class ModuleMonitor:
             self.reference = None
 
     def close(self) -> None:
-        """Remove all hooks and release the models; logged metrics stay readable. May be called twice."""
+        """Remove all hooks and release the models; logged metrics stay readable. Safe to call twice."""
         self.remove_reference_module()
         if self.modules is not None:
             introduce(self.modules, None)
@@ -191,11 +191,11 @@ class ModuleMonitor:
         return bool(self.monitor_step_fn(step))
 
     def is_monitoring(self, is_reference: bool = False) -> bool:
-        """Whether what is logged now counts; of a reference also within `no_monitor()`."""
+        """Whether values logged now count; for a reference, also within `no_monitor()`."""
         return self._open and (is_reference or not self._paused)
 
     def begin_step(self, step: int) -> bool:
-        """Call before the first forward of a step; tells whether the step is monitored."""
+        """Call before the first forward of a step; returns whether the step is monitored."""
         if self.current_step is not None and step < self.current_step:
             raise ValueError(f"step {step} is below the current step {self.current_step}; steps only go up")
         monitored = self.is_step_monitored(step)
@@ -218,7 +218,7 @@ class ModuleMonitor:
             self.reference.forget()
 
     def end_step(self) -> None:
-        """Call when all of a step has been logged: brings its metrics to the host, in one transfer."""
+        """Call after everything in a step has been logged: brings its metrics to the host in one transfer."""
         self.after_micro_batch()
         log = self._evaluation.take_log()
         if self._open and self.module is not None:
@@ -230,7 +230,7 @@ class ModuleMonitor:
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
-        """Nothing within is monitored, such as a validation; a reference's forward still counts as its forward."""
+        """Monitor nothing within this block, for example during validation; the reference's forwards still count."""
         self._paused += 1
         try:
             yield
@@ -239,7 +239,7 @@ class ModuleMonitor:
 
     @contextmanager
     def ignoring_reference(self) -> Iterator[None]:
-        """Forwards of the reference within do not count as its forward."""
+        """Ignore forwards of the reference within this block."""
         reference = self.reference
         if reference is None:
             yield
@@ -263,7 +263,7 @@ class ModuleMonitor:
     def log_scalar(
         self, key: str, value: Tensor | float, aggregation_fn: Aggregate | None = None, force: bool = False
     ) -> None:
-        """One number, such as the loss; several of one key are averaged, or given to `aggregation_fn` as a list.
+        """Log one number, such as the loss; several under one key are averaged, or go to `aggregation_fn` as a list.
 
         With `force` it is logged on any step, and at once if the step is not monitored.
         """
@@ -278,14 +278,14 @@ class ModuleMonitor:
             self._record(self._evaluation.log.settle())
 
     def log_scalars(self, monitor_dict: Mapping[str, Tensor | float], force: bool = False) -> None:
-        """Several numbers at once."""
+        """Log several numbers at once."""
         for key, value in monitor_dict.items():
             self.log_scalar(key, value, force=force)
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregate | None = None) -> None:
         """Log the elements of a tensor: their mean over all micro-batches, or the result of `aggregation_fn`.
 
-        Only their sum is kept unless there is such a function. Nothing is logged while the reference runs.
+        Without such a function, only their sum is kept. Nothing is logged while the reference runs.
         """
         if self.is_monitoring() and not self._within_reference():
             with hidden_from_checkpointing():
@@ -295,10 +295,10 @@ class ModuleMonitor:
     # Measuring
 
     def monitor_activations(self, module: str | nn.Module, activations: Any, is_reference: bool = False) -> None:
-        """All activation metrics of a tensor, or of each tensor in a tuple, mapping or dataclass.
+        """Evaluate all activation metrics on a tensor, or on each tensor in a tuple, mapping or dataclass.
 
-        Call it for a tensor that is no module's output: hooks see the others. Of a reference, what a difference metric
-        asks for is kept until its next forward or the end of the micro-batch.
+        Call it for a tensor that is not a module's output: hooks see the others. For a reference, activations that a
+        difference metric needs are kept until its next forward or the end of the micro-batch.
         """
         name, is_reference = self.name_of(module, is_reference)
         if not self.excluded(name):
@@ -320,7 +320,7 @@ class ModuleMonitor:
                 self.reference.compare(place, tensor)
 
     def monitor_parameters(self) -> None:
-        """All parameter metrics, and with a reference all parameter difference metrics, as the parameters are now."""
+        """Evaluate all parameter metrics on the current parameters; with a reference, also the difference metrics."""
         if not self.is_monitoring() or self.modules is None:
             return
         named = self.modules.parameters()
@@ -331,7 +331,7 @@ class ModuleMonitor:
             self._evaluation.parameters("parameter_difference", pairs)
 
     def monitor_gradients(self, before_clip: bool = False) -> None:
-        """All gradient metrics, as the gradients are now; under `gradient_before_clip/…` with `before_clip`."""
+        """Evaluate all gradient metrics on the current gradients; `before_clip` logs under `gradient_before_clip/…`."""
         if self.is_monitoring() and self.modules is not None:
             gradients = ((name, (gradient,)) for name, gradient in self.modules.gradients())
             self._evaluation.parameters("gradient", gradients, "gradient_before_clip" if before_clip else "")
@@ -339,7 +339,7 @@ class ModuleMonitor:
     # Names
 
     def excluded(self, name: str) -> bool:
-        """Whether the activations of the module of this name are not monitored."""
+        """Whether the module with this name is excluded: its activations are not monitored."""
         return self._excluded.match(name) is not None
 
     def name_of(self, module: str | nn.Module, is_reference: bool = False) -> tuple[str, bool]:
@@ -350,7 +350,7 @@ class ModuleMonitor:
             return self.modules.names[module], False
         if self.reference is not None and module in self.reference.modules.names:
             return self.reference.modules.names[module], True
-        raise ValueError(f"this {type(module).__name__} is no part of the monitored module or of its reference")
+        raise ValueError(f"this {type(module).__name__} is not part of the monitored module or its reference")
 
     # Inside
 
@@ -390,8 +390,8 @@ class ModuleMonitor:
         if not self._heard and not self._silence_told and self._metrics.any("activation", "activation_difference"):
             self._silence_told = True
             self.logger.warning(
-                "step %s: no forward of the monitored module was seen, so there are no activations. Modules inside "
-                "torch.compile can not be seen: on monitored steps call the model that was not compiled",
+                "step %s: no forward of the monitored module was seen, so there are no activations. Hooks cannot see "
+                "modules inside torch.compile: on monitored steps call the model that was not compiled",
                 self.current_step,
             )
 

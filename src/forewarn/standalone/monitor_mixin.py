@@ -27,8 +27,8 @@ class _Attachment:
 class MonitorMixin:
     """Lets a module ask `if self.is_monitoring:` and log to `self.get_module_monitor()` in its `forward`.
 
-    It may stand before or after `nn.Module` among the bases and has no `__init__` that must be called. The monitor
-    finds such modules in `set_module` and `set_reference_module`.
+    It can come before or after `nn.Module` among the bases, and needs no `__init__` call. The monitor finds such
+    modules in `set_module` and `set_reference_module`.
     """
 
     _attachment = _Attachment()
@@ -51,7 +51,7 @@ class MonitorMixin:
 
     @property
     def is_monitoring(self) -> bool:
-        """Whether what is logged now counts."""
+        """Whether values logged now count."""
         monitor = self._attachment.monitor
         return monitor is not None and monitor.is_monitoring(self._attachment.is_reference)
 

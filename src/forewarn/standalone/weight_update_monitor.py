@@ -56,7 +56,7 @@ class UpdateDiagnostic(_Diagnostic):
     is_frozen: bool
     """At or below the threshold in `frozen_patience_steps` consecutive checks, and not on purpose."""
     cause: FrozenCause
-    """Why, once it is frozen; else MOVING, or ON_PURPOSE for what was frozen from the start."""
+    """Why it is frozen; MOVING if it is not, or ON_PURPOSE if it was frozen from the start."""
     grad_norm: float
 
 
@@ -140,7 +140,7 @@ class WeightUpdateMonitor:
         }
 
     def _stopped_by(self, parameter_index: ParameterIndex, still: NDArray[np.bool_]) -> Values:
-        """What stops each tensor; that the optimizer did not step is told from nothing in it having moved."""
+        """What stops each tensor; an optimizer counts as not stepping if none of its tensors moved."""
         obstacles = Obstacles.of(parameter_index, learning_rates(parameter_index))
         free = still & (obstacles.stopped_by(self._gradients) == FrozenCause.MOVING.value)
         moved = ~still & (parameter_index.groups() >= 0)
@@ -153,7 +153,7 @@ class WeightUpdateMonitor:
         return self._sampler.num_bytes if self._model is not None else 0
 
     def _attend(self, model: nn.Module, optimizer: Optimizer) -> ParameterIndex:
-        """The parameter index of this model; the state is reset for another model."""
+        """The parameter index of this model; a different model resets the state."""
         if self._model is not model or self._parameter_index.optimizers != (optimizer,):
             self._model = model
             self._parameter_index = ParameterIndex(model, [optimizer])
@@ -164,7 +164,7 @@ class WeightUpdateMonitor:
 
     @staticmethod
     def aggregate_gradient_stats(diagnostics: Mapping[str, GradientDiagnostic]) -> dict[str, float]:
-        """Count, median, p95 (by ceil), min and max of the gradient norms, with the vanishing and exploding counts."""
+        """Count, median, p95 (nearest rank), min and max of the gradient norms; vanishing and exploding counts."""
         norms = np.array([diagnostic.grad_norm for diagnostic in diagnostics.values()], np.float64)
         return {
             "count": int(np.isfinite(norms).sum()),
@@ -175,7 +175,7 @@ class WeightUpdateMonitor:
 
     @staticmethod
     def aggregate_update_stats(diagnostics: Mapping[str, UpdateDiagnostic]) -> dict[str, float]:
-        """Count, median, p95 (by ceil), min and max of the update ratios, with the frozen count."""
+        """Count, median, p95 (nearest rank), min and max of the update ratios, with the frozen count."""
         trained = [diagnostic for diagnostic in diagnostics.values() if diagnostic.cause is not FrozenCause.ON_PURPOSE]
         ratios = np.array([diagnostic.update_ratio for diagnostic in trained], np.float64)
         return {
@@ -196,7 +196,7 @@ class WeightUpdateMonitor:
 
     @staticmethod
     def top_k_smallest_updates(diagnostics: Mapping[str, UpdateDiagnostic], k: int) -> list[tuple[str, float]]:
-        """The `k` parameters with the smallest update ratios, smallest first; those frozen on purpose left out."""
+        """The `k` parameters with the smallest update ratios, smallest first, without those frozen on purpose."""
         ratios = [
             (name, diagnostic.update_ratio)
             for name, diagnostic in diagnostics.items()

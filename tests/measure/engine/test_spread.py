@@ -187,9 +187,9 @@ def test_arrays_in_another_order_are_read_all_the_same():
 def test_histograms_and_rows_of_different_tensors_are_refused():
     counts, rows = of_normal_values(300)
     for wrong in (np.repeat(rows, 2, axis=0), rows[:, :6]):
-        with pytest.raises(ValueError, match="not those of as many tensors"):
+        with pytest.raises(ValueError, match="must be for the same number of tensors"):
             native.spread_of(counts, wrong)
-    with pytest.raises(ValueError, match="not those of as many tensors"):
+    with pytest.raises(ValueError, match="must be for the same number of tensors"):
         native.spread_of(counts[:, :1], rows)
 
 

@@ -100,7 +100,7 @@ def test_a_failing_metric_is_named_and_the_others_go_on(small, watch, caplog):
     [
         ("norm", TypeError, "ActivationMetric"),
         (ActivationDifferenceMetric("norm"), ValueError, "needs a model to compare with"),
-        (ActivationMetric("l2 norm", torch.norm), ValueError, "can not be the name of a series"),
+        (ActivationMetric("l2 norm", torch.norm), ValueError, "cannot be the name of a series"),
     ],
 )
 def test_what_can_not_be_measured_is_an_error_at_attaching(small, watch, metric, error, told):

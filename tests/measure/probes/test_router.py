@@ -126,7 +126,7 @@ def test_a_large_batch_is_read_in_evenly_spaced_tokens(watch, monkeypatch):
 
 def test_a_name_that_is_found_nowhere_is_an_error_at_once(watch):
     model = Model(Mixture())
-    with pytest.raises(ValueError, match=r"router='gate\$' is found in no module name of this Model"):
+    with pytest.raises(ValueError, match=r"router='gate\$' matches no module name of this Model"):
         watch(
             model,
             torch.optim.SGD(model.parameters(), lr=0.1),

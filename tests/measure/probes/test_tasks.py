@@ -340,13 +340,13 @@ def test_first_losses_survive_a_resume(two, watch):
         ({"a/b": None}, {}, "without a slash"),
         ({"a": 1.0}, {}, "must be a tensor of one number"),
         (None, {"weights": {"wher": 1.0}}, "did you mean 'where'"),
-        (None, {"weights": {"where": -1.0}}, "0 or more"),
+        (None, {"weights": {"where": -1.0}}, "at least 0"),
         (None, {"weights": [1.0, 2.0]}, "by the name of each task"),
         (None, {"shared": "nothing"}, "matches no parameter"),
         (None, {"shared": "("}, "no regular expression"),
         (None, {"shared": [torch.zeros(2)]}, "no parameter of the watched model"),
         (None, {"shared": "^where"}, "'what' depends on none of the shared"),
-        (None, {"every": 0}, "1 or more"),
+        (None, {"every": 0}, "at least 1"),
         (None, {"balance": "magic"}, "'gradnorm', 'uncertainty' or None"),
         (None, {"balance": "gradnorm", "weights": {"where": 0.0}}, "positive number"),
     ],
@@ -360,7 +360,7 @@ def test_a_wrong_argument_is_one_clear_sentence(two, watch, losses, settings, wo
 
 def test_the_name_of_a_task_metric_is_not_for_users(small, watch):
     monitor = watch(*small)
-    with pytest.raises(ValueError, match="recorded by the monitor itself"):
+    with pytest.raises(ValueError, match="the monitor already records"):
         monitor.log("task/loss", 1.0)
 
 

@@ -252,10 +252,10 @@ def test_a_missing_forward_is_named_and_an_unmonitored_step_is_none():
     check.refined_coordinate_check()
     monitor.end_step()
     monitor.begin_step(1)
-    with pytest.raises(ValueError, match="the monitored module has made no forward"):
+    with pytest.raises(ValueError, match="the monitored module did not run"):
         check.refined_coordinate_check()
     model(torch.randn(2, 5))
-    with pytest.raises(ValueError, match="the reference module has made no forward"):
+    with pytest.raises(ValueError, match="the reference module did not run"):
         check.refined_coordinate_check()
     monitor.set_reference_module(mlp())
     with pytest.raises(ValueError, match="another reference"):
@@ -277,7 +277,7 @@ def test_inputs_that_do_not_match_never_end_the_training(caplog):
         model(torch.randn(3, 5))
         check.refined_coordinate_check()
         monitor.end_step()
-    warned = [record for record in caplog.records if "coordinate check: 0 is left out" in record.getMessage()]
+    warned = [record for record in caplog.records if "check: 0 failed and is left out" in record.getMessage()]
     assert len(warned) == 1
 
 

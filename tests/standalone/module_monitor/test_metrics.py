@@ -165,7 +165,7 @@ def test_a_built_in_metric_may_have_an_aggregation(small):
 
 
 def test_an_unknown_built_in_name_or_regex_is_an_error_at_once():
-    with pytest.raises(ValueError, match=r"'nrom' is no built-in metric; give a function, or one of norm, mean"):
+    with pytest.raises(ValueError, match=r"'nrom' is not a built-in metric; give a function, or one of norm, mean"):
         ModuleMonitor().add_gradient_metric("nrom")
     with pytest.raises(ValueError, match="not a regular expression"):
         ModuleMonitor().add_gradient_metric("norm", metric_regex="(")
@@ -239,7 +239,7 @@ def test_a_failing_metric_is_named_once_and_switched_off_and_training_goes_on(sm
     assert len(told) == 5, told
     assert told[0].startswith("activation metric 'broken' failed on 0: ZeroDivisionError: oh no; it is switched off")
     assert "gradient metric 'vector' failed on 0.weight" in told[1]
-    assert "one number is expected" in told[1]
+    assert "expected one number" in told[1]
     assert "parameter metric 'text' failed on 0.weight: TypeError: it returned str" in told[2]
     assert "parameter metric 'phase' failed on 0.weight: TypeError: it returned a tensor of torch.complex64" in told[3]
     assert "the aggregation function of activation/0/bad sum failed" in told[4]

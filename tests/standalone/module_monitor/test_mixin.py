@@ -99,5 +99,5 @@ def test_a_module_is_known_by_itself_whether_it_is_the_reference(small):
     assert monitor.name_of(model) == ("[root module]", False)
     assert monitor.name_of(reference[1]) == ("1", True)
     assert monitor.name_of("anything") == ("anything", False)
-    with pytest.raises(ValueError, match="this Linear is no part of the monitored module"):
+    with pytest.raises(ValueError, match="this Linear is not part of the monitored module"):
         monitor.name_of(nn.Linear(1, 1))

@@ -19,7 +19,7 @@ class HooksManager:
         self.hooks: dict[nn.Module, Any] = {}
 
     def register_forward_hook(self, module: nn.Module, hook_fn: Callable[..., None]) -> None:
-        """Call `hook_fn(module, args, output)` after every forward of the module; copies of it call nothing."""
+        """Call `hook_fn(module, args, output)` after every forward of the module, but not of its copies."""
         self.remove_hook(module)
         self.hooks[module] = module.register_forward_hook(Hook(hook_fn, traced=True))
 

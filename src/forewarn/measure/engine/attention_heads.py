@@ -11,11 +11,11 @@ from torch import Tensor
 from forewarn.measure.engine.portable import wide
 
 MAX_LOGITS = 2**22
-"""Most logits held at a time if `block` is not given: 16 MB in float32."""
+"""Maximum number of logits held at a time if `block` is not given: 16 MB in float32."""
 
 SHUT_OUT = -1e4
-"""An additive mask at or below it hides a key, whichever number stands for minus infinity: −1e4 in the first BERT, the
-least float in transformers. Beside any other key its weight, e^−1e4, is zero even in double precision."""
+"""An additive mask at or below this value hides a key. Models write minus infinity differently: −1e4 in the first BERT,
+the lowest float in transformers. Next to any other key, the weight e^−1e4 is zero even in double precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class AttentionSummary:
     """
 
     entropy_sum: Tensor
-    """Of the attention weights of each query, in nats: 0 for one key alone, ln(keys) for all alike."""
+    """Sum of the entropies of each query's attention weights, in nats: 0 for one key, ln(keys) if all are equal."""
 
     log_context_sum: Tensor
-    """Of ln(number of keys that a query sees)."""
+    """Sum of ln(number of keys that a query sees)."""
 
     max_logit: Tensor
     """The largest input of the softmax; −inf for a head that sees no key."""
@@ -63,7 +63,8 @@ def attention_summary(
     to [..., heads, queries, keys]: True where a key is seen, or a number added to the logit. Like torch, `causal`
     lets query i see the keys 0 to i, and `scale` is 1/√width unless given. At most `block` queries are held at a time.
 
-    Computed in float32 at least, whatever autocast says; no random number, no host sync, nothing kept for backward.
+    Computed in at least float32, even under autocast. Draws no random numbers, needs no host sync, keeps nothing for
+    backward.
     """
     query, key = (tensor.detach() if tensor.dim() > 2 else tensor.detach().unsqueeze(0) for tensor in (query, key))
     num_heads, num_queries, width = query.shape[-3:]
@@ -79,7 +80,7 @@ def attention_summary(
         key = key.to(precise)
         for start in range(0, num_queries, block):
             stop = min(start + block, num_queries)
-            # Keys that no query of the block may see are not even multiplied.
+            # Keys that no query of the block may see are left out of the multiplication.
             num_keys = min(stop, key.shape[-2]) if causal else key.shape[-2]
             scaled = query[..., start:stop, :].to(precise) * (1 / math.sqrt(width) if scale is None else scale)
             logits = _logits(scaled, key[..., :num_keys, :])
@@ -98,7 +99,7 @@ def attention_summary(
 
 
 def _logits(query: Tensor, key: Tensor) -> Tensor:
-    """[..., heads, queries, keys]; heads that share a key are multiplied as more rows: no key is ever repeated."""
+    """[..., heads, queries, keys]; heads that share a key become more rows, so that no key is repeated."""
     *batch, num_heads, num_queries, width = query.shape
     shared = query.reshape(*batch, key.shape[-3], -1, width)
     return (shared @ key.transpose(-2, -1)).view(*batch, num_heads, num_queries, key.shape[-2])
@@ -114,8 +115,8 @@ def _part(mask: Tensor, start: int, stop: int, num_keys: int) -> Tensor:
 def _summarize(logits: Tensor, visible: Tensor) -> AttentionSummary:
     """The summary of a block of queries; overwrites the logits.
 
-    They are finite where a key is hidden, or the entropy is no number: nor is what torch's own attention gives then.
-    For the largest logit m the entropy −Σ p ln p is −ln p(m) − Σ p · (l − m): all that large numbers do cancels out.
+    Logits of hidden keys must be finite, or the entropy is NaN, like the output of torch's own attention then. With m
+    the largest logit, the entropy −Σ p ln p is −ln p(m) − Σ p · (l − m), in which large numbers cancel out.
     """
     num_seen = visible.sum(-1)
     sees = num_seen > 0

@@ -1,7 +1,7 @@
 """Statistics of many CUDA tensors by a Triton kernel: one launch per dtype for any number of tensors, no host sync.
 
-A second, tiny launch adds up the partial results of all dtypes. Triton comes with the CUDA builds of torch; where it is
-missing `supports` returns False, and plain torch operations do the measuring.
+A second, tiny launch adds up the partial results of all dtypes. Triton comes with the CUDA builds of torch. Where it is
+missing, `supports` returns False and plain torch operations measure instead.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from forewarn.measure.engine.memory import is_dense
 from forewarn.measure.engine.statistics import COLUMNS, LOWEST_EXPONENT, MOMENTS, NUM_BINS
 
 BLOCK = 4096
-"""Values in a row that a sampled histogram takes or leaves; the first ones it takes."""
+"""Number of consecutive values that a sampled histogram takes or skips; it always takes the first block."""
 
 _CHUNK = 4 * BLOCK
-"""Values that one program of the kernel reads before it writes its partial results."""
+"""Number of values that one program of the kernel reads before it writes its partial results."""
 
 _TILE = 1024
-"""Values read at once: eight for each of 128 threads, whose sums, extrema and counts then stay in registers."""
+"""Number of values read at once: eight for each of 128 threads, so sums, extrema and counts stay in registers."""
 
 _COMBINED = 256
-"""Chunks whose partial results are added at once."""
+"""Number of chunks whose partial results are added at once."""
 
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
-"""128 threads; and only what the kernel says is fused, so that the numbers do not depend on a default of Triton's."""
+"""128 threads. Only what the kernel itself fuses is fused, so results do not depend on Triton's default."""
 
 _OLDEST_CAPABILITY = (7, 0)
 """Compute capability below which Triton does not compile (Volta is 7.0)."""
 
 _PLANS_KEPT = 8
-"""Sets of shapes whose tables are kept: gradients and weights of a few optimizers."""
+"""Number of sets of shapes whose tables are kept: gradients and weights of a few optimizers."""
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -68,19 +68,19 @@ def why_not() -> str:
 def available() -> bool:
     """Whether Triton and a CUDA device are available, or TRITON_INTERPRET=1 selects Triton's interpreter.
 
-    This may start the CUDA driver, after which a process should not fork; `supports` only looks at its tensor.
+    This may start the CUDA driver, after which a process should not fork; `supports` only inspects its tensor.
     """
     return not why_not()
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether the kernel can read this tensor's memory as it lies: plain, dense in any order, on a CUDA device."""
+    """Whether the kernel can read this tensor's memory directly: plain, dense in any order, on a CUDA device."""
     return (
         (tensor.is_cpu if _interpreted() else tensor.is_cuda)
         and tensor.dtype in _DTYPES
         and tensor.layout is torch.strided
-        and not hasattr(tensor, "__tensor_flatten__")  # a wrapper, such as a DTensor, has no memory of its own
-        and not tensor.is_neg()  # its memory holds the opposite of its values
+        and not hasattr(tensor, "__tensor_flatten__")  # a wrapper, such as a DTensor, owns no memory
+        and not tensor.is_neg()  # its memory holds the negated values
         and is_dense(tensor)
         and not _without_triton()
         and _is_recent(tensor.get_device())
@@ -92,16 +92,16 @@ def measure(tensors: Sequence[Tensor], histogram_blocks: int = 0, powers: bool =
 
     With `powers` the columns are `MOMENTS`, otherwise `COLUMNS`.
 
-    Histograms are of up to `histogram_blocks` blocks of 4096 values per tensor, evenly spaced from the first on, and of
-    one block in 16 of larger ones; with 0 there are none. Nothing waits for the device: addresses travel with the table
-    from pinned memory.
+    A histogram counts up to `histogram_blocks` evenly spaced blocks of 4096 values, from the first on, or one block in
+    16 if that is more. 0 means no histograms. Nothing waits for the device: addresses travel with the table from pinned
+    memory.
     """
     refused = [index for index, tensor in enumerate(tensors) if not supports(tensor)]
     devices = {tensor.device for tensor in tensors}
     if refused or len(devices) != 1:
         raise ValueError(
             f"expected dense tensors of {', '.join(map(str, _DTYPES))} on one device, got {len(devices)} devices and "
-            f"{len(refused)} tensors of another kind; ask supports() first and give the others to the portable backend"
+            f"{len(refused)} tensors of another kind; ask supports() first and use the portable backend for the others"
         )
     device = devices.pop()
     plan = _plan(tuple(tensor.numel() for tensor in tensors), tuple(tensor.dtype for tensor in tensors))
@@ -170,8 +170,8 @@ def _plan(lengths: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> _Plan:
 def _on_device(plan: _Plan, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The whole table, copied without waiting.
 
-    Pinned and device memory are new at each call, so that no earlier copy or kernel, on whatever stream, still needs
-    them; both come from torch's caches, which hand them out again only when the device is done with them.
+    Each call allocates new pinned and device memory, which no earlier copy or kernel on any stream still needs. Both
+    come from torch's caches, which reuse memory only when the device is done with it.
     """
     size = len(tensors) + len(plan.table)
     host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
@@ -199,5 +199,5 @@ def _without_triton() -> str:
 
 @cache
 def _is_recent(device: int) -> bool:
-    """Whether Triton compiles for a CUDA device; that of the interpreter is -1."""
+    """Whether Triton compiles for a CUDA device; the interpreter's device is -1."""
     return device < 0 or torch.version.hip is not None or torch.cuda.get_device_capability(device) >= _OLDEST_CAPABILITY

@@ -1,24 +1,24 @@
 """The two Triton kernels behind `forewarn.measure.engine.cuda`: one reads chunks of tensors, one adds the chunks up.
 
-Both find their way by one table of int64: the address, the length and the first chunk of every tensor, then the owner
-of every chunk. Whatever the order in which a GPU runs chunks, each writes to its own place, and places are added in
-order: results repeat bit by bit. Histograms are added by atomics, which is exact for integers in any order.
+Both read one int64 table: the address, the length and the first chunk of every tensor, then the owner of every chunk.
+Each chunk writes to its own place, and places are added in order. So results repeat bit by bit, in whatever order a GPU
+runs the chunks. Histograms are added by atomics, which is exact for integers in any order.
 """
 
-# Kernels are written in Triton's language: it has its own types, and capitals for what is compiled in.
+# Kernels are written in Triton's language: it has its own types, and capitals for compile-time constants.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: N803
 
 import triton
 from triton import language as tl
 
-# Counts that change between calls are not compiled in: the kernel is compiled once for each dtype.
+# These counts change between calls and are not compiled in, so the kernel is compiled only once per dtype.
 _VARYING = ["num_tensors", "num_chunks", "first_chunk", "most_blocks"]
 
 
 @triton.jit
 def _widened(x, WIDE: tl.constexpr):
-    """The same values in a type that has bits to take exponents from; denormals stay what they are."""
+    """The same values in a type with readable exponent bits; denormals are preserved."""
     if x.dtype == tl.bfloat16:
         wide = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -28,7 +28,7 @@ def _widened(x, WIDE: tl.constexpr):
 
 @triton.jit
 def _binary_exponent(x):
-    """The power of two of a magnitude, from its bits; a denormal is given the one below all normal numbers."""
+    """The power of two of a magnitude, from its bits; a denormal gets the one below all normal numbers."""
     if x.dtype == tl.float64:
         exponent = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32) - 1023
     else:
@@ -55,13 +55,13 @@ def read_chunks(
     NUM_BINS: tl.constexpr,
     LOWEST_EXPONENT: tl.constexpr,
 ):
-    """Statistics of one chunk of one tensor into its column of `partials` [6 × chunks]; `like` is there for its type.
+    """Statistics of one chunk of one tensor into its column of `partials` [6 × chunks]; `like` only gives a type.
 
     With POWERS there are two further rows: the sums of third and of fourth powers.
 
-    Sums are kept in double, lane by lane: float32 would overflow on squares of 1e20, flush those of 1e-30 and lose the
-    spread of near-constant weights, and a compensated sum breaks silently where a compiler fuses multiply and add.
-    That is three double operations per element, which bounds the speed where double is slow.
+    Sums are kept in double, lane by lane. float32 would overflow on squares of 1e20, flush those of 1e-30 and lose the
+    spread of near-constant weights. A compensated sum breaks silently where a compiler fuses multiply and add. Double
+    sums take three operations per element, which limits the speed where double is slow.
     """
     chunk = first_chunk + tl.program_id(0)
     tensor = tl.load(table + 3 * num_tensors + chunk)
@@ -69,7 +69,7 @@ def read_chunks(
     length = tl.load(table + num_tensors + tensor)
     start = (chunk - tl.load(table + 2 * num_tensors + tensor)) * CHUNK
     if HISTOGRAM:
-        # From one block that is counted to the next; of a large tensor one in 16, as in histogram.c.
+        # The distance between counted blocks: at most 16, as in histogram.c.
         stride = tl.minimum(tl.cdiv(tl.cdiv(length, BLOCK), most_blocks), 16)
 
     lane = tl.arange(0, TILE)
@@ -99,12 +99,12 @@ def read_chunks(
             square = clean * clean
             cubes += square * clean
             fourths += square * square
-        if HISTOGRAM:  # noqa: SIM102 - decided when compiled, the next one when run
+        if HISTOGRAM:  # noqa: SIM102 - this one is decided at compile time, the next at run time
             if (offset // BLOCK) % stride == 0:
                 counted = finite & (x != 0.0)
                 place = tl.minimum(tl.maximum(_binary_exponent(x) - LOWEST_EXPONENT, 0), NUM_BINS - 1)
                 place = tl.where(counted, tl.where(x > 0.0, place + NUM_BINS, place), 0)
-                # Values beyond the bins are undefined in Triton, so what is not counted enters bin 0 and leaves it.
+                # Values beyond the bins are undefined in Triton, so uncounted values go to bin 0 and are subtracted.
                 uncounted = TILE - tl.sum(counted.to(tl.int32))
                 counts += tl.histogram(place, 2 * NUM_BINS) - tl.where(bins == 0, uncounted, 0)
 

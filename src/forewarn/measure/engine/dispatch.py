@@ -20,14 +20,14 @@ Backend = Callable[[Sequence[Tensor], int], Rows]
 _FIRST = range(1)
 
 _broken: set[Backend] = set()
-"""Backends that failed once, such as a kernel that cannot be compiled here; they are not tried again."""
+"""Backends that failed once, for instance because a kernel cannot be compiled here; they are not tried again."""
 
 
 def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Measurement:
     """Statistics of many tensors in one pass, still on their devices; None gives a row of NaN.
 
-    `histogram_blocks` is the number of evenly spaced blocks of 4096 values that a histogram counts per tensor, 0 for no
-    histograms; in larger tensors one block in 16 is counted, and some backends count every value.
+    A histogram counts up to `histogram_blocks` evenly spaced blocks of 4096 values per tensor, or one block in 16 if
+    that is more. 0 means no histograms. Some backends count every value.
     """
     if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))
@@ -83,7 +83,7 @@ def _parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Backend, Sequence[int], 
 
 
 def looked_at(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors for several reads in a row with nothing run in between: their addresses are looked up once."""
+    """The same tensors, with addresses looked up once for several reads in a row; nothing may run in between."""
     return tensors if (described := _described(tensors)) is None else described
 
 
@@ -116,7 +116,7 @@ def _measured(backend: Backend, tensors: Sequence[Tensor], histogram_blocks: int
 
 
 def _give_up(backend: Backend) -> None:
-    """Call from the handler of the exception that the backend raised."""
+    """Stop using a backend; call this while handling the exception that it raised."""
     _log.exception("the %s statistics backend failed; torch operations are used from now on", backend.__name__)
     _broken.add(backend)
 

@@ -71,7 +71,7 @@ class Board:
         return number, self._chunks[number // _ROWS_PER_CHUNK][number % _ROWS_PER_CHUNK]
 
     def add(self, number: int, row: Tensor) -> None:
-        """Add to row `number` a part that is still on a device."""
+        """Add a part that is still on a device to row `number`."""
         self._on_devices.append((number, row))
 
     def take(self) -> tuple[NDArray[np.float64], list[int], list[Tensor]]:
@@ -116,9 +116,9 @@ class Tally:
     def take(self) -> tuple[Any, Any, int]:
         """The sums over the units, as arrays or as tensors on their device; the row comes from the board.
 
-        The first says which have fired. The second holds for INSIDE how often each unit was, for PEAKED the positions
-        that are and all, for CHANNELS the sum of every unit and then the sums of squares. Last, how often each unit was
-        read.
+        The first value says which units fired. The second depends on the look. INSIDE: how often each unit was inside.
+        PEAKED: the number of peaked positions, and of all. CHANNELS: the sum of every unit, then the sums of squares.
+        The third is how often each unit was read.
         """
         fired = self._fired if self._fired_there is None else self._fired_there
         sums = self._sums if self._sums_there is None else self._sums_there
@@ -172,7 +172,7 @@ def moments(sample: Tensor) -> Tensor:
 
 
 def _units(sample: Tensor, look: Look, low: float, high: float) -> tuple[Tensor | None, Tensor | None]:
-    """The flags and the sums of a tensor [outer × units × inner]."""
+    """The flags and the sums of the units of a tensor [outer × units × inner]."""
     if look is Look.FIRED:
         return (sample != 0).any(dim=2).any(dim=0), None
     if look is Look.INSIDE:
@@ -210,7 +210,7 @@ def describe(rows: NDArray[np.float64]) -> dict[str, Values]:
 
 
 def _kurtosis(rows: NDArray[np.float64]) -> Any:
-    """From the sums of powers; NaN for a constant, and where the mean is so large that rounding would be the result."""
+    """The kurtosis from the sums of powers; NaN for a constant, and where rounding would dominate the result."""
     with np.errstate(all="ignore"):
         finite = rows[:, 0] - rows[:, 6]
         mean, second, third, fourth = (rows[:, column] / finite for column in (1, 2, 7, 8))

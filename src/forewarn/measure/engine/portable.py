@@ -10,7 +10,7 @@ from torch import Tensor
 from forewarn.measure.engine.statistics import LOWEST_EXPONENT, NUM_BINS
 
 _SMALL = 2048
-"""Elements up to which a tensor is read together with others: below, starting an operation costs more than reading."""
+"""Maximum size of tensors that are read together: below it, launching an operation costs more than reading."""
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -91,7 +91,7 @@ def _histograms(values: Sequence[Tensor]) -> Tensor:
 
 
 def _with_absent(rows: Tensor, absent: Sequence[int]) -> Tensor:
-    """Rows that also count the zeros which sparse tensors do not store."""
+    """Rows that also count the zeros that sparse tensors do not store."""
     if not any(absent):
         return rows
     extra = torch.tensor(absent, dtype=rows.dtype, device=rows.device)

@@ -13,7 +13,7 @@ from forewarn.measure.engine.portable import dense_values, num_elements
 def exact_percentiles(tensors: Sequence[Tensor | None], percents: Sequence[int]) -> tuple[list[int], list[Tensor]]:
     """Which tensor each row belongs to, and rows [n × percents] in double precision, one part per device.
 
-    A percentile is the ⌈p · n⌉-th smallest of the n finite values; NaN where there is none. None has no row.
+    A percentile is the ⌈p · n⌉-th smallest of the n finite values, NaN if there are none. A None tensor has no row.
     """
     parts: dict[torch.device, list[int]] = {}
     rows: dict[int, Tensor] = {}
@@ -26,7 +26,7 @@ def exact_percentiles(tensors: Sequence[Tensor | None], percents: Sequence[int])
 
 
 def _all_values(tensor: Tensor) -> Tensor:
-    """The values of a tensor in one row, with the zeros that a sparse one does not store."""
+    """The values of a tensor in one row, including the zeros that a sparse tensor does not store."""
     values = dense_values(tensor).reshape(-1)
     absent = num_elements(tensor) - values.numel()
     return torch.cat([values, values.new_zeros(absent)]) if absent else values

@@ -109,8 +109,9 @@ class _TorchGroup:
 class UpdateSampler:
     """Remembers a sample of many tensors and measures how far it has moved since.
 
-    Holds an int32 index per sample, and from `remember` to `forget` one value: 4 and then 8 bytes × `size` per float32
-    tensor. The places are drawn once per tensor, and again only if a tensor changes size, dtype or device.
+    It holds an int32 index per sampled value and, from `remember` to `forget`, the value itself: 4, then 8 bytes ×
+    `size` per float32 tensor. Places are drawn once per tensor, and again only if a tensor changes size, dtype or
+    device.
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
@@ -123,7 +124,7 @@ class UpdateSampler:
         self.remembers = False
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
-        """Keep the present values; `tensors` are in the order of the names."""
+        """Keep the current values; `tensors` are in the order of the names."""
         readable, kinds = _looked_at(tensors)
         if kinds != self._kinds:
             self._kinds = kinds

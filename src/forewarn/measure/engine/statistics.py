@@ -15,13 +15,13 @@ from forewarn.histograms import LOWEST_EXPONENT, NUM_BINS
 __all__ = ["ALL_BLOCKS", "COLUMNS", "LOWEST_EXPONENT", "NUM_BINS", "Measurement", "Numbers"]
 
 ALL_BLOCKS = 1 << 40
-"""More blocks of 4096 values than a tensor has: a histogram of so many is one of all values."""
+"""More blocks of 4096 values than any tensor has: with it, a histogram counts all values."""
 
 COLUMNS = ("count", "sum", "sum_squares", "min", "max", "zeros", "nonfinite")
-"""What a row holds: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
+"""The columns of a row: over the finite values, except `count` (all), `zeros` and `nonfinite` (the others)."""
 
 MOMENTS = (*COLUMNS, "sum_cubes", "sum_fourths")
-"""What the row of a layer's output holds: that of a tensor, and what the shape of its distribution takes."""
+"""The columns for a layer's output: those of a tensor, and the sums that the shape of its distribution needs."""
 
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class Measurement:
 
 
 def in_order(order: Sequence[int], parts: Sequence[NDArray[Any]], none: NDArray[Any] = NO_ROWS) -> NDArray[Any]:
-    """Rows as `measure` gave them, back in the order of the tensors that it was given; `none` if there are none."""
+    """Rows from `measure`, put back in the order of its tensors; `none` if there are no rows."""
     straight = range(len(order))
     if len(parts) == 1 and (order == straight or list(order) == list(straight)):  # the usual case, and nothing to copy
         return parts[0]

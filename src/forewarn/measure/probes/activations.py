@@ -1,4 +1,4 @@
-"""What layers give: statistics of their outputs, dead and saturated units, the spread of normalised channels."""
+"""Layer outputs: their statistics, dead and saturated units, and the spread of normalized channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
 
 
 class ActivationProbe(Probe):
-    """`activation/…` per leaf module: one visit of its output as it leaves the module, nothing kept of it."""
+    """`activation/…` per leaf module; each output is read once, as the module returns it, and not kept."""
 
     name = "activations"
     from_modules = ("activation/mean",)
@@ -47,7 +47,7 @@ class ActivationProbe(Probe):
         self._layers = Layers(rows, saturated_from)
         self._layer_by_name: dict[str, Layer] = {}
         self._units: dict[str, DeadUnits | SaturatedUnits] = {}
-        """By scope, for layers whose units are followed."""
+        """By scope, for layers whose units are tracked."""
         self._modules: dict[str, nn.Module] = {}
         self._places: list[ModuleTap] = []
         """The hooks that see the outputs of these modules."""
@@ -144,9 +144,9 @@ class ActivationProbe(Probe):
             yield _QUANTITIES[look], units.share(self._window, self._least_positions)
 
     def _reason(self, seen: bool) -> Reason:
-        """Why readings are missing, if they are."""
+        """Why readings are missing; AVAILABLE if none are."""
         watched = self._parameter_index.called
-        if not seen:  # a root that is compiled in place passes no hook
+        if not seen:  # a root that was compiled in place calls no hook
             self._hidden = any_compiled(watched)
         if self._hidden:
             return Reason.COMPILED

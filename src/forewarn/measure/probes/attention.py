@@ -46,9 +46,9 @@ class _Frame:
 class AttentionProbe(Probe):
     """`attention/entropy` and `attention/max_logit` per head, and per layer; on measured steps only.
 
-    Entropy is a fraction of the maximum that the mask allows: 1 attends to all keys alike, 0 to a single one. It is
-    recomputed from queries and keys, before dropout, for up to `MAX_QUERIES` evenly spaced queries per head and
-    `MAX_LOGITS` logits per call. The largest logit is that of these queries.
+    Entropy is a fraction of the maximum that the mask allows: 1 means equal attention to all keys, 0 attention to one
+    key. It is recomputed from queries and keys, before dropout, for up to `MAX_QUERIES` evenly spaced queries per head
+    and `MAX_LOGITS` logits per call. The largest logit is taken over the same queries.
     """
 
     name = "attention"
@@ -103,7 +103,7 @@ class AttentionProbe(Probe):
             frame = self._running.pop()
             while frame.name != name:  # a module that raised never left
                 frame = self._running.pop()
-            # Without weights to return it calls the replaced function, and was measured there.
+            # When it returns no weights, it calls the replaced function and was measured there.
             if is_multihead(module) and not frame.calls:
                 with torch.no_grad():
                     self._measure(frame, multihead_attended(module, *args, **kwargs))
@@ -111,7 +111,7 @@ class AttentionProbe(Probe):
         return ModuleTap(module, entered, left)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model has just called torch's function."""
+        """Measure a call of torch's function that the model has just made."""
         if self._failure is None and self._running:
             with self._stopwatch, hidden_from_checkpointing():
                 self._measure(self._running[-1], attended(*args, **kwargs))
@@ -191,7 +191,7 @@ def _may_attend(module: nn.Module) -> bool:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether the class name of a module says attention: nothing else is known of compiled modules."""
+    """Whether a module's class name mentions attention: nothing else is known about compiled modules."""
     name = type(module).__name__.lower()
     return "attention" in name or "attn" in name
 

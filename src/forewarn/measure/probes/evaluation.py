@@ -1,4 +1,4 @@
-"""What `monitor.end_epoch` is told, and what follows from it."""
+"""The losses passed to `monitor.end_epoch`, and what follows from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EvaluationProbe(Probe):
             values = {"train_loss": math.nan, "val_loss": math.nan, **values}
             epoch_loss = step.get(EpochLoss)
             readings = self._readings(values["train_loss"], values["val_loss"], epoch_loss)
-            if epoch_loss is None:  # not in `needs`: only at the end of an epoch, and a loss that was passed is there
+            if epoch_loss is None:  # not in `needs`: needed only at an epoch's end without a passed loss
                 for metric in ("evaluation/train_loss", "evaluation/end_loss"):
                     if math.isnan(readings.get(metric, math.nan)):
                         step.unavailable(metric, Reason.PROVIDER_FAILED)

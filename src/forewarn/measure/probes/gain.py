@@ -25,7 +25,7 @@ _SUM_SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinit
 
 @dataclass(slots=True)
 class _Boundary:
-    """Which block a tensor is the input of, and which the output of; -1 for none."""
+    """The block that a tensor is the input of, and the block it is the output of; -1 for none."""
 
     input_of: int = -1
     output_of: int = -1
@@ -34,9 +34,9 @@ class _Boundary:
 class GainProbe(Probe):
     """Gain of each block: ‖∂L/∂input‖ / ‖∂L/∂output‖. Above 1, gradients grow on their way from the last block down.
 
-    `gain/block`, `gain/mean` over the blocks, `gain/mean_ma` its average over a window of checks, `gain/drift` its
-    change against the oldest check of that window, `gain/amplification` the product over the blocks; beside them
-    `gradient/block_norm`, the gradient norm of the parameters in each block. On measured steps.
+    `gain/mean` is the mean of `gain/block` over the blocks, and `gain/amplification` their product. `gain/mean_ma`
+    averages `gain/mean` over a window of checks, and `gain/drift` is its change since the oldest check of that window.
+    `gradient/block_norm` is the gradient norm of the parameters in each block. All are recorded on measured steps.
     """
 
     name = "gain"

@@ -29,23 +29,23 @@ from forewarn.measure.tensor_reader import Statistics, TensorReader, Visit, powe
 from forewarn.types import Reason
 
 _STARTING_STEPS = 10
-"""Steps whose median gradient norm is the level that the run began with."""
+"""Number of steps in the median that gives the gradient norm at the start of the run."""
 
 _gradient_of = attrgetter("grad")
 
 _SCALE_TOLERANCE = 1e-5
-"""How close to a power of two the ratio of two norms must be to betray a loss scale; float32 sums are off by 1e-6."""
+"""How close to a power of two a ratio of norms must be to count as a loss scale; float32 sums are off by 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The gradients of one optimizer as it was about to use them."""
+    """The gradients of one optimizer just before it used them."""
 
     which: NDArray[np.intp]
     visit: Visit
     missing: NDArray[np.bool_]
     scale: Tensor | None
-    """What they are still to be divided by (fused optimizers unscale as they step)."""
+    """The loss scale that is still in them (fused optimizers unscale as they step)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class GradientNorms:
 
     @classmethod
     def of_nothing(cls, names: Sequence[str]) -> GradientNorms:
-        """Where no optimizer used a gradient."""
+        """The norms of a step on which no optimizer used a gradient."""
         return cls(np.full(len(names), np.nan), np.zeros(len(names), bool))
 
 
@@ -67,7 +67,7 @@ class GradientProbe(Probe):
     """`gradient/global_norm` before clipping on every step; per tensor `gradient/…` as the optimizer uses it.
 
     The global norm comes from `monitor.clip_grad_norm_` at no cost, else from one read at the end of each backward
-    pass. On a step that a scaler skipped there is no gradient worth a reading.
+    pass. A step that a scaler skipped has no gradient readings.
     """
 
     name = "gradients"
@@ -86,7 +86,7 @@ class GradientProbe(Probe):
         self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
         self._latest_scale: Tensor | None = None
-        """The loss scale that these norms are still to be divided by."""
+        """The loss scale that is still in these norms."""
         self._used: dict[int, Norm] = {}
         """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
         self._clip_norm: Norm | None = None
@@ -96,7 +96,7 @@ class GradientProbe(Probe):
         self._gradient_writes = GradientWriteDetector(parameter_index)
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
-        """Per optimizer: what was left in its gradients when the backward passes of this step began."""
+        """Per optimizer: the norms left in its gradients when the backward passes of this step began."""
         self._accumulation = Accumulation(parameter_index.num_optimizers)
         self._rank = RankGradient(parameter_index.called)
         self._looks_scaled = False
@@ -109,7 +109,7 @@ class GradientProbe(Probe):
         """Keep the norm that clipping computed."""
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
-            self._accumulation.drop()  # what was clipped between two passes has not grown by itself
+            self._accumulation.drop()  # clipping between two passes hides how the norm grows
         self._clip_norm = _unscaled(whole, self._loss_scale())
         self._clip = float(max_norm)
 
@@ -117,7 +117,7 @@ class GradientProbe(Probe):
         self._accumulation.forward_begins()
 
     def needs_every_backward(self) -> bool:
-        return not self._clipped_last_step  # else the norm will be known from clipping
+        return not self._clipped_last_step  # otherwise clipping gives the norm
 
     def backward_begins(self, step: Step) -> None:
         self._gradient_writes.begins()
@@ -197,7 +197,7 @@ class GradientProbe(Probe):
                 self._measure(index, None)
 
     def _commit(self, index: int, scale: Any) -> None:
-        """Keep the norm of the gradients that this optimizer uses: a later backward pass may be another's."""
+        """Keep the norm of the gradients that this optimizer uses: a later backward pass may be for another."""
         self._accumulation.used(index)
         if not self._latest:
             return
@@ -358,7 +358,7 @@ class GradientProbe(Probe):
 
 
 def is_loss_scale(ratio: float) -> bool:
-    """Whether a ratio of gradient norms before and after is a power of two of 4 or more: clipping does not do that."""
+    """Whether a ratio of gradient norms is a power of two of at least 4, which clipping does not produce."""
     if not ratio >= 4 or math.isinf(ratio):
         return False
     power = math.log2(ratio)
@@ -366,7 +366,7 @@ def is_loss_scale(ratio: float) -> bool:
 
 
 def _unscaled(norm: Norm, scale: Tensor | None) -> Norm:
-    """The norm without the loss scale that is in it."""
+    """The norm divided by the loss scale that is in it."""
     if scale is None:
         return norm
     return norm / (scale.to(norm.device) if isinstance(norm, Tensor) else scale)

@@ -1,4 +1,4 @@
-"""The scale of the model's logits: their log-normaliser, which the loss itself does not depend on."""
+"""The scale of the model's logits: their log-normalizer, which does not change the loss."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the n
 class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
-    The backward pass shows whether it is: a softmax loss does not change when a whole row is shifted, so its gradient
-    sums to zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss,
-    the output of the last linear layer that ran is used.
+    The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
+    zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, the
+    output of the last linear layer that ran is used.
     """
 
     name = "logits"
@@ -39,7 +39,7 @@ class LogitsProbe(Probe):
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._given = True
-        """Whether the model's own output contained logits so far."""
+        """Whether the model's own output has contained logits so far."""
         self._last: Any = None
         self._total: Tensor | None = None
         self._rows = 0
@@ -89,7 +89,7 @@ class LogitsProbe(Probe):
         return seen
 
     def _fail(self, error: Exception) -> None:
-        """A hook must not raise into the backward pass: `collect` does."""
+        """Keep an error for `collect` to raise: a hook must not raise into the backward pass."""
         self._failure = error
 
     def collect(self, step: Step) -> Pending | None:
@@ -110,7 +110,7 @@ class LogitsProbe(Probe):
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """The tensor in a model's output that may be logits: the one of that name, else the first with rows of numbers."""
+    """The tensor in a model's output that may be logits: the one named so, else the first with rows of numbers."""
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     parts = output if isinstance(output, list | tuple) else (output,)
     return next((part for part in (named, *parts) if isinstance(part, Tensor) and _may_be_logits(part)), None)

@@ -43,7 +43,7 @@ class LossProbe(Probe):
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
         """Keep the loss and further values of the step that ends now."""
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
-        for name, value in extra.items():  # one that is wrong does not take the loss with it
+        for name, value in extra.items():  # a bad one must not cost the loss
             check_name(f"train/{name}")
             self._extra[name] = as_scalar(name, value)
 
@@ -78,14 +78,14 @@ class LossProbe(Probe):
 
 
 def check_name(name: Any, catalogue: Catalogue = BUILT_IN) -> None:
-    """Refuse a name that is none, and one under which a probe records."""
+    """Refuse an invalid metric name, or one that a probe already records."""
     if not isinstance(name, str) or not is_metric_name(name):
         raise ValueError(f"a metric is named family/quantity, such as 'eval/accuracy', not {name!r}")
     if catalogue.is_reserved(name):
         quantity = name.partition("/")[2]
         free = next(own for family in ("my", "logged") if not catalogue.is_reserved(own := f"{family}/{quantity}"))
-        who = "the monitor itself" if BUILT_IN.is_reserved(name) else "a probe of yours"
-        raise ValueError(f"{name!r} is recorded by {who}; log yours under a family of your own: {free!r}")
+        who = "the monitor" if BUILT_IN.is_reserved(name) else "one of your probes"
+        raise ValueError(f"{who} already records {name!r}; log yours under another family, such as {free!r}")
 
 
 TAKE_A_PART = "record its abs(), its real or its imag part"

@@ -17,7 +17,7 @@ from forewarn.types import peak_lr
 class LearningRateProbe(Probe):
     """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have changed it.
 
-    With a plan also `train/lr_plan`, the planned rate; only steps with an optimizer step count.
+    With a plan, it also records `train/lr_plan`, the planned rate; only steps with an optimizer step count.
     """
 
     name = "lr"

@@ -43,8 +43,8 @@ _SEPARATOR = "\n"
 class MetricsProbe(Probe):
     """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
 
-    Activations come from measured forward passes in training mode, gradients are those that the optimizer uses,
-    parameters are read after the step; differences are from the metric's own reference.
+    Activations come from measured forward passes in training mode. Gradients are those that the optimizer uses, and
+    parameters are read after the step. Differences are from the metric's own reference.
     """
 
     name = "metrics"
@@ -154,7 +154,7 @@ class MetricsProbe(Probe):
     def _ask_differences(
         self, named: Iterable[tuple[str, nn.Parameter]], others: Mapping[str, Tensor], reference: nn.Module | None
     ) -> None:
-        """All differences of parameters from others of the same name, except where the shape has changed."""
+        """Evaluate how parameters differ from others of the same name, except where the shape has changed."""
         pairs = (
             (name, (parameter, others[name]))
             for name, parameter in named
@@ -171,7 +171,7 @@ class MetricsProbe(Probe):
         return [(name, parameter) for name, parameter in self._parameters() if ask(name) is not NOTHING]
 
     def _check_reference(self, reference: Reference) -> None:
-        """Raise at attaching if the reference cannot be compared with the model."""
+        """Raise if the reference cannot be compared with the model."""
         others = dict(reference.modules.parameters())
         addresses = {parameter.data_ptr() for parameter in self._parameter_index.parameters}
         addresses -= {0}  # empty tensors and shards have no address
@@ -194,8 +194,8 @@ class MetricsProbe(Probe):
             reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
             if any(module.training for module in reference.modules.root.modules()):
                 raise ValueError(
-                    "metrics: the reference is in training mode, where it would drop units at random and move its "
-                    "running statistics; call reference.eval() first"
+                    "metrics: the reference is in training mode, where dropout is active and its running statistics "
+                    "change; call reference.eval() first"
                 )
 
     def _check_whole(self) -> None:
@@ -204,21 +204,21 @@ class MetricsProbe(Probe):
             matching = (metric for metric in self._given if metric.kind in kinds and re.match(metric.regex, name))
             if is_sharded(parameter) and any(matching):
                 raise ValueError(
-                    f"metrics: {name} is sharded, and watch measures in the first process only, where the other shards "
-                    "are not; use forewarn.ModuleMonitor, which reduces the values of all of them"
+                    f"metrics: {name} is sharded, and watch measures in the first process only, which does not hold "
+                    "the other shards; use forewarn.ModuleMonitor, which combines the values of all shards"
                 )
 
 
 def _check(metric: Any) -> None:
     if not isinstance(metric, ModuleMetric) or not metric.kind:
-        raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and their like, not {metric!r}")
+        raise TypeError(f"metrics takes forewarn.ActivationMetric, GradientMetric and similar, not {metric!r}")
     if isinstance(metric, ActivationDifferenceMetric) and metric.reference is None:
         raise ValueError(
             f"metrics: {metric.name!r} needs a model to compare with, such as "
             f"forewarn.ActivationDifferenceMetric({metric.name!r}, ..., reference=copy.deepcopy(model).eval())"
         )
     if not is_metric_name(series_name(metric)):
-        raise ValueError(f"metrics: {metric.name!r} can not be the name of a series; use letters, digits and _")
+        raise ValueError(f"metrics: {metric.name!r} cannot be the name of a series; use letters, digits and _")
 
 
 def series_name(metric: ModuleMetric) -> str:

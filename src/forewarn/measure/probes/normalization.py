@@ -1,4 +1,4 @@
-"""Batch normalisation: whether its running statistics still follow the data."""
+"""Batch normalization: whether its running statistics still follow the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUMS = slice(1, 5)
 
 
 class BatchNormProbe(Probe):
-    """`activation/batchnorm_state` per batch normalisation layer, read just before the optimizer steps.
+    """`activation/batchnorm_state` per batch normalization layer, read just before the optimizer steps.
 
     It needs no hook, so it also works for models left in evaluation mode and for compiled ones.
     """

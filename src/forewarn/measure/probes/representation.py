@@ -24,7 +24,7 @@ MAX_ROWS = 64
 class RepresentationProbe(Probe):
     """`activation/row_cosine` and `activation/effective_rank` of the last linear layer's input.
 
-    The order of a whole pass tells which layer is last, so the first measured pass has no reading.
+    Only a whole pass shows which layer is last, so the first measured pass has no reading.
     """
 
     name = "representation"
@@ -94,8 +94,8 @@ class RepresentationProbe(Probe):
 def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The mean cosine over all pairs of rows, and the effective rank of their differences.
 
-    The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance: k if they
-    differ in k directions by the same amount, 1 if they lie on a line or are all the same. No eigenvalue is computed.
+    The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance. It is k if
+    rows differ equally in k directions, and 1 if they lie on a line or are all the same. No eigenvalue is computed.
     """
     num = len(rows)
     units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)

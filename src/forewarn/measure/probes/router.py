@@ -54,8 +54,8 @@ class RouterProbe(Probe):
         self._routed: dict[str, _Routed] = {}
         if not self._named():
             raise ValueError(
-                f"router={pattern!r} is found in no module name of this {type(unwrapped(model)).__name__}; "
-                "its modules are listed by [name for name, _ in model.named_modules()]"
+                f"router={pattern!r} matches no module name of this {type(unwrapped(model)).__name__}; "
+                "list its modules with [name for name, _ in model.named_modules()]"
             )
 
     def module_taps(self) -> Sequence[ModuleTap]:
@@ -123,7 +123,7 @@ class RouterProbe(Probe):
 
 
 def router_logits(output: Any) -> Tensor | None:
-    """The tensor in a router's output with one number per expert: the widest, since chosen experts may come too."""
+    """The tensor in a router's output with one number per expert: the widest, since it may also return its choices."""
     tensors = (tensor for _, tensor in nested_tensors(output, max_depth=1))
     rows = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() >= 2]
     widest = max(rows, key=lambda tensor: tensor.shape[-1], default=None)
@@ -131,6 +131,6 @@ def router_logits(output: Any) -> Tensor | None:
 
 
 def _probabilities(rows: Tensor) -> Tensor:
-    """The softmax of logits; probabilities are returned as they are."""
+    """The softmax of logits; probabilities are returned unchanged."""
     already = (rows >= 0).all() & ((rows.sum(-1) - 1).abs() < _SUM_TOLERANCE).all()
     return torch.where(already, rows, rows.softmax(-1))

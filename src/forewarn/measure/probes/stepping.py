@@ -21,7 +21,7 @@ _UPDATES_SEARCHED = 3
 """Number of first optimizer steps that are searched for an undeclared gradient scaler."""
 
 _RESTING_STEPS = 100
-"""Steps that an optimizer may skip before it counts as idle: one of several may step less often."""
+"""Number of steps that an optimizer may skip before it counts as idle: one of several may step less often."""
 
 
 _SCALER_CODE = {
@@ -51,8 +51,8 @@ class FoundScaler:
 class SteppingProbe(Probe):
     """`update/optimizer_steps` per `monitor.step`; with a scaler also `update/skipped` and `train/loss_scale`.
 
-    A GradScaler skips a step in two ways: a plain optimizer is not called at all and the scale falls, a fused one is
-    called with `found_inf` set. Both are distinguished from an optimizer that is never called.
+    A GradScaler skips a step in two ways. It does not call a plain optimizer at all, and lowers the scale. It calls a
+    fused one with `found_inf` set. Neither is confused with an optimizer that is never called.
     """
 
     name = "stepping"

@@ -29,7 +29,7 @@ _Numbers = TypeVar("_Numbers", Tensor, Array)
 class TaskProbe(Probe):
     """`task/{loss,weight}` on every step with several losses; norms, ratios, cosines, shares and rates on request.
 
-    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as in the total loss: the
+    A task's gradient is measured by `torch.autograd.grad` on the shared parameters, weighted as in the total loss. The
     graph is kept, `.grad` is never touched, and the only cost is a backward pass from each loss to those parameters.
     """
 
@@ -43,7 +43,7 @@ class TaskProbe(Probe):
         self.layer = ""
         """The name of the last shared layer once it is found; "" if parameters were given."""
         self.reason = Reason.AVAILABLE
-        """Why gradients cannot be measured, if they cannot."""
+        """Why gradients cannot be measured; AVAILABLE if they can."""
         self.first: dict[str, Tensor] = {}
         """The first loss of each task that is finite and not 0: batches without labels do not count."""
         self._begun: set[str] = set()
@@ -213,7 +213,7 @@ def _parameters(
         try:
             pattern = re.compile(shared)
         except re.error as error:
-            raise ValueError(f"shared={shared!r} is no regular expression: {error}") from None
+            raise ValueError(f"shared={shared!r} is not a regular expression: {error}") from None
         named = zip(parameter_index.names, parameter_index.parameters, strict=True)
         chosen = [parameter for name, parameter in named if pattern.search(name)]
         if not chosen:
@@ -225,8 +225,8 @@ def _parameters(
             raise TypeError(f"shared must be a regular expression, a module or parameters, but it holds {wrong[0]!r}")
         own_ids = {id(parameter) for parameter in parameter_index.parameters}
         if any(id(parameter) not in own_ids for parameter in chosen):
-            raise ValueError("shared holds a tensor that is no parameter of the watched model")
+            raise ValueError("shared holds a tensor that is not a parameter of the watched model")
     chosen = [parameter for parameter in chosen if parameter.requires_grad]
     if not chosen:
-        raise ValueError("shared holds no trainable parameter: nothing there could be pulled on")
+        raise ValueError("shared holds no trainable parameter, so there is no gradient to compare")
     return chosen

@@ -1,4 +1,4 @@
-"""Updates: how far the weights really moved, and why those that did not move stayed."""
+"""Updates: how far the weights really moved, and why some did not move."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """What is known of each tensor before the values of a step are read: what stops it, and its learning rate."""
+    """What is known about each tensor before the values of a step are read: what stops it, and its learning rate."""
 
     by_tensor: NDArray[np.int64]
-    """The `FrozenCause` of each, MOVING where there is none."""
+    """The `FrozenCause` of each tensor; MOVING where there is none."""
     rates: Array
-    """The learning rate of each."""
+    """The learning rate of each tensor."""
 
     @classmethod
     def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
@@ -67,7 +67,7 @@ class Obstacles:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLookedAt:
-    """The weights as they are when a measured step ends: where they lie is asked once for all who read them."""
+    """The weights at the end of a measured step; their addresses are looked up once for all readers."""
 
     weights: Sequence[Tensor]
 
@@ -75,8 +75,8 @@ class WeightsLookedAt:
 class UpdateProbe(Probe):
     """`update/ratio`, `update/norm` and `update/stopped_by` per tensor, on measured steps.
 
-    Weights are sampled when the first optimizer is about to step and compared when the step ends, so that several
-    optimizers, closures and whatever the loop does to the weights afterwards are all part of what is measured.
+    Weights are sampled when the first optimizer is about to step, and compared when the step ends. The update therefore
+    includes several optimizers, closures and anything the loop does to the weights afterwards.
     """
 
     name = "updates"
@@ -146,7 +146,7 @@ class UpdateProbe(Probe):
 
 
 def learning_rates(parameter_index: ParameterIndex) -> Array:
-    """The learning rate of each parameter's group; NaN where it is in none or the rate is a tensor on a device."""
+    """The learning rate of each parameter's group; NaN if it is in no group or the rate is a tensor on a device."""
     rates = np.full(len(parameter_index.names), np.nan)
     groups = [group for optimizer in parameter_index.optimizers for group in optimizer.param_groups]
     group_rates = [rate if isinstance(rate := group.get("lr"), int | float) else np.nan for group in groups]

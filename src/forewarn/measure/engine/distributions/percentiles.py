@@ -1,8 +1,8 @@
 """Percentiles of many tensors from their histograms.
 
 A percentile is the ⌈p · n⌉-th smallest of n values. The histogram says in which bin that value lies, so an estimate is
-never off by more than a factor of two, whatever the distribution; the density inside the bin is taken to go on as
-between the neighbouring bins, which brings smooth distributions far closer.
+never off by more than a factor of two, whatever the distribution. Inside the bin, the density is extrapolated from the
+neighboring bins, which is far more accurate for smooth distributions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from forewarn.types import Counts, Values
 
 _WANTED = np.array(list(PERCENTS.values()))
 _TINY = 1e-300
-"""Stands for no magnitude at all where a logarithm is taken."""
+"""Replaces magnitudes of zero before a logarithm is taken."""
 _LAST_EXPONENT = LOWEST_EXPONENT + NUM_BINS - 1
 _LEAST_WIDTH = 1e-6
-"""Least log2 width of the part of a bin between minimum and maximum."""
+"""Minimum log2 width of the part of a bin between minimum and maximum."""
 _EVEN = 1e-4
-"""A rise below this counts as none, because the formula divides by it."""
+"""A rise below this counts as zero, because the formula divides by it."""
 _HALF_LN2 = 0.34657359027997264
 
 Floats = NDArray[np.float64]
@@ -72,14 +72,14 @@ def _magnitudes(
     high = np.where(exponent < _LAST_EXPONENT, np.minimum(exponent + 1, largest), largest)
     width = np.maximum(high - low, _LEAST_WIDTH)
     rise = _rise(line, place, positive, away, count / width, width) * width
-    falls = rise < 0  # seen from its other end it rises, and no two numbers that are nearly the same are subtracted
+    falls = rise < 0  # read from the other end, where it rises: avoids subtracting nearly equal numbers
     distance = _distance(np.where(positive ^ falls, inside, 1 - inside), np.abs(rise))
     magnitudes: Floats = np.exp2(low + width * np.where(falls, 1 - distance, distance))
     return magnitudes
 
 
 def _distance(share: Floats, rise: Floats) -> Floats:
-    """How far into a bin a share of its values reaches, where log2 of the density rises by that much over the bin."""
+    """How far into a bin a share of its values reaches, if log2 of the density rises by `rise` over the bin."""
     even = rise < _EVEN
     steep = np.where(even, 1.0, rise)
     return np.where(
@@ -97,7 +97,7 @@ def _logarithms(*values: Floats) -> list[Floats]:
 def _rise(
     line: Counts, place: Places, positive: NDArray[np.bool_], away: Places, density: Floats, width: Floats
 ) -> Floats:
-    """How steeply log2 of the density rises over a bin, from its two neighbours or from the only one."""
+    """How steeply log2 of the density rises over a bin, from its two neighbors or from the only one."""
     flat = line.reshape(-1)
     side = np.where(positive, 1, -1)
     above = flat[np.minimum(place + side, len(flat) - 1)] * (away < line.shape[1] // 2)

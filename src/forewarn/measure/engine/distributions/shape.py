@@ -1,7 +1,7 @@
 """The shape of a distribution, one of a few kinds, from its histogram and moments.
 
-Values that are exactly zero are left out, for they have a reading of their own (`zero_fraction`): the gradient of an
-embedding is zero for every word that was not seen, and its shape is that of the others.
+Exact zeros are left out, since `zero_fraction` counts them. The gradient of an embedding, for example, is zero for
+every word that was not seen; its shape is that of the other values.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from forewarn.types import Counts, Shape, Values
 Floats = NDArray[np.float64]
 
 LEAST_VALUES = 100
-"""Values that must have been counted for a shape to mean anything."""
+"""Minimum number of counted values for a shape to mean anything."""
 COLLAPSED_SPREAD = 1e-6
-"""Standard deviation over mean below which values are the same; a norm weight is wider after a few steps of warm-up."""
+"""Standard deviation over mean below which values count as equal; a norm weight exceeds it after a few steps."""
 SHIFTED_MEAN = 2.0
-"""Standard deviations from zero at which a centre counts as shifted. Half of a bell has 1.3, uniform on [0, 1] 1.7."""
+"""Mean, in standard deviations, from which a distribution is shifted. A half-normal has 1.3, uniform [0, 1] 1.7."""
 HEAVY_KURTOSIS = 10.0
 """Kurtosis from which tails count as heavy. A normal distribution has 3, Laplace 6, Student's t with 5 degrees 9."""
 CHANCE = 100.0
-"""Over √n: how far the kurtosis of n values may lie above by chance; for Laplace its standard deviation is half."""
+"""Divided by √n: how far chance may raise the kurtosis of n values; for Laplace, one standard deviation is half."""
 VALLEY = 1 / 3
-"""Share of the lower of two peaks below which the density between them makes them two modes."""
+"""Fraction of the lower of two peaks: if the density between them falls below it, they are two modes."""
 LEAST_PEAK = 0.05
-"""Share of all values that the bin of a peak must hold, so that a few outliers are no mode."""
+"""Minimum share of all values in the bin of a peak, so that a few outliers are not a mode."""
 SIGNIFICANT = 50
-"""Values that a peak must hold, and that a valley would hold if it were none: what is beyond chance."""
+"""Minimum number of values in a peak, and expected in a valley if it were none: fewer may be chance."""
 
 IN_BIN = 279 / 245
-"""Fourth over squared second moment of values that fill a bin evenly, in units of its lower end."""
+"""Fourth over squared second moment of values spread evenly over a bin, in units of its lower end."""
 _WINDOW = np.arange(-8, 4)
-"""The bins in which modes are looked for, from that of the root mean square."""
+"""The bins to search for modes, relative to that of the root mean square."""
 _WIDTHS = np.exp2(np.concatenate([_WINDOW[::-1], [_WINDOW[0] + 1], _WINDOW])[:, None])
-"""How wide they are, with the cell around zero in the middle."""
+"""The widths of these bins, with the cell around zero in the middle."""
 
 
 def shapes(counts: Counts, rows: Floats) -> Values:
@@ -63,9 +63,9 @@ def shapes(counts: Counts, rows: Floats) -> Values:
 
 
 def _kurtosis(counts: Counts, counted: Counts) -> Floats:
-    """The fourth moment over the squared second, about zero: centres that are far from it are another shape.
+    """The fourth moment over the squared second, about zero: distributions far from zero have another shape.
 
-    From the smallest bin to the largest, each in units of the one at hand: that cancels out and cannot overflow.
+    Sums go from the smallest bin to the largest, in units of the current bin: units cancel out and nothing overflows.
     """
     bins = used_bins(counts)
     second, fourth = np.zeros(len(counts)), np.zeros(len(counts))
@@ -79,8 +79,8 @@ def _kurtosis(counts: Counts, counted: Counts) -> Floats:
 def _multi_modal(counts: Counts, counted: Counts, mean_square: Floats, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Whether the density of a tensor has two peaks with a valley between them that chance does not explain.
 
-    A peak lies below 4.5 times the root mean square, or its values would make that larger; what lies far below it is
-    one cell around zero.
+    A peak lies below 4.5 times the root mean square, which its values would otherwise raise. Values far below the root
+    mean square form one cell around zero.
     """
     usable = np.isfinite(mean_square) & (mean_square > 0)
     size = np.sqrt(np.where(usable, mean_square, 1.0)[indices])

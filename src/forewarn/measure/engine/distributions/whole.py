@@ -32,7 +32,7 @@ class Spread:
 def spread_of(counts: Counts, rows: Floats) -> Spread:
     """The spread of tensors from their histograms [n × 2 × bins], maybe of a sample, and their rows [n × columns].
 
-    The library of `forewarn.measure.engine.native` does the same in C; whatever changes here changes there.
+    The library of `forewarn.measure.engine.native` does the same in C; change both together.
     """
     scaled, zeros = whole_tensors(counts, rows)
     return Spread(percentiles(scaled, zeros, rows[:, 3], rows[:, 4]), shapes(counts, rows), scaled, zeros)

@@ -1,8 +1,8 @@
 """Statistics of tensors in host memory, by a small library in plain C: one visit, no torch operation, no GIL.
 
-`available` tells whether the library is there, `supports` whether it can read a tensor, and `described` gives many in
-the form in which it does; ask for these before anything else.
-The numbers are those of `forewarn.measure.engine.portable`, whatever the processor and the number of threads.
+Call these first: `available` says whether the library is there, `supports` whether it can read a tensor, and
+`described` prepares many tensors for it. The numbers equal those of `forewarn.measure.engine.portable`, on any
+processor and with any number of threads.
 """
 
 from forewarn.measure.engine.native.library import available, paths, why_not

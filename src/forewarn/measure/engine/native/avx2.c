@@ -47,7 +47,7 @@ INLINE double least_double(Doubles values)
 
 INLINE double largest_double(Doubles values) { return -least_double(-values); }
 
-/* Counts of 32 bits: those of doubles have 64, of which the upper ones stay 0. */
+/* 32-bit counts: those of doubles have 64 bits, whose upper half stays 0. */
 typedef __m256i Zeros;
 
 INLINE Zeros count_zeros(Floats values, Zeros zeros)
@@ -80,7 +80,7 @@ static int has_f16c(void)
 
 const Path *avx2_path(void)
 {
-    static atomic_int found; /* 1 yes, -1 no: to ask takes a while, most of all in a virtual machine */
+    static atomic_int found; /* 1 yes, -1 no: asking is slow, especially in a virtual machine */
     if (!found) {
         found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() ? 1 : -1;
     }

@@ -1,6 +1,6 @@
 /* The code path for x86-64 with AVX-512 (F and BW): sixteen floats or eight doubles at a time.
  *
- * F16C is for the halves that become doubles; no processor has AVX-512 without what the AVX2 path asks for. */
+ * F16C is for halves that become doubles; every processor with AVX-512 also has what the AVX2 path requires. */
 
 #include "kernels.h"
 
@@ -54,7 +54,7 @@ INLINE int64_t total(Zeros zeros) { return zeros; }
 
 static const Path path = PATH("avx512");
 
-/* That the system saves the registers is part of the question. */
+/* The check includes whether the operating system saves the registers. */
 const Path *avx512_path(void)
 {
     return avx2_path() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") ? &path : NULL;

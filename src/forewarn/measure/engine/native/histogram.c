@@ -9,8 +9,8 @@
 #endif
 
 enum {
-    MANY = 3 * BLOCK, /* values, from which on a table of pairs pays: measured */
-    MOST_STRIDE = 16  /* of an embedding most rows have no gradient: a few blocks would see none that has */
+    MANY = 3 * BLOCK, /* number of values from which a table of pairs is faster, as measured */
+    MOST_STRIDE = 16  /* most rows of an embedding have no gradient: a few blocks would miss those that do */
 };
 
 void clear_counts(int64_t num_values, Counts *counts)
@@ -34,8 +34,8 @@ static inline void count_pair(unsigned pair, int many, Counts *counts)
     }
 }
 
-/* Eight pairs by eight instructions: a processor learns for each instruction by itself which stores it has to wait for.
- * Memory is idle meanwhile, so the values that follow are fetched already. */
+/* Eight pairs by eight instructions: a processor learns for each instruction separately which stores it must wait for.
+ * Memory is idle meanwhile, so the next values are prefetched. */
 static inline void count_pairs(const Pair *pairs, size_t num_pairs, const char *following, size_t size, int many,
                                Counts *counts)
 {

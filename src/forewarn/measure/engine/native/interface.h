@@ -1,4 +1,4 @@
-/* What Python calls, by ctypes. Tensors are given as arrays of pointers, lengths and kinds (`Dtype`).
+/* Functions that Python calls through ctypes. Tensors are passed as arrays of pointers, lengths and kinds (`Dtype`).
  *
  * Nothing is kept between calls, and the memory of a tensor is only read. */
 
@@ -22,43 +22,43 @@ EXPORTED int forewarn_interface_version(void);
 /* The name of a code path that this processor has, best first; NULL after the last one. */
 EXPORTED const char *forewarn_path_name(int path);
 
-/* Rows [n × 7] of count, sum, sum of squares, min, max, zeros and nonfinite, by the code path of that number.
+/* Rows [n × 7] of count, sum, sum of squares, min, max, zeros and nonfinite, by the code path with that number.
  *
- * With `histogram_blocks` above zero up to so many blocks of a tensor are counted, evenly spaced from the first on, and
- * one in 16 of a tensor that has more than 16 times as many: `histograms` [n × 2 × 64] holds the counts of negative and
- * of positive values by the power of two of their magnitude, `covered` [n] how many values were looked at. Large work is
- * shared by up to `num_threads` threads, with the same result. */
+ * With `histogram_blocks` above zero, up to that many evenly spaced blocks of a tensor are counted, from the first on.
+ * A tensor with more than 16 times as many has one block in 16 counted. `histograms` [n × 2 × 64] holds the counts of
+ * negative and of positive values by the power of two of their magnitude, `covered` [n] the number of values read.
+ * Large work is shared by up to `num_threads` threads, with the same result. */
 EXPORTED int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                               const uint8_t *dtypes, int64_t histogram_blocks, int num_threads, int path, double *rows,
                               int64_t *histograms, int64_t *covered);
 
 /* A sample of each tensor: the places of tensor i are places[offsets[i]] to places[offsets[i + 1]].
  *
- * If there are as many of them as values, the tensor is taken whole, as it lies in memory, and they are not looked at.
- * `sample` holds the values as they are, tensor after tensor. */
+ * If a tensor has as many places as values, it is copied whole in memory order, and its places are not read.
+ * `sample` holds the values unconverted, tensor after tensor. */
 EXPORTED int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                              const uint8_t *dtypes, const int32_t *places, const int64_t *offsets, void *sample);
 
-/* How far each tensor has moved at those places since, by the code path of that number: `moved` [n × 2] is
+/* How far each tensor has moved at those places since, by the code path with that number: `moved` [n × 2] is
  * ‖new − old‖² and ‖old‖². */
 EXPORTED int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int64_t *lengths,
                                   const uint8_t *dtypes, const int32_t *places, const int64_t *offsets,
                                   const void *sample, int path, double *moved);
 
-/* What to look at in the units of a layer. */
+/* What to measure in the units of a layer. */
 enum { LOOK_AT_NOTHING, LOOK_FOR_FIRED, LOOK_FOR_INSIDE, LOOK_FOR_PEAKED, LOOK_AT_CHANNELS };
 
 /* Where the statistics of one output of a layer are added up, call after call. */
 typedef struct {
     double *row;      /* [9]: count, sum, sum of squares, min, max, zeros, nonfinite, sum of cubes, of fourth powers */
     int64_t look;     /* one of LOOK_… */
-    double low, high; /* what `inside` and `peaked` compare with */
+    double low, high; /* the bounds of `inside` and `peaked` */
     uint8_t *fired;   /* [units]: set to 1 where a unit is not zero somewhere */
     double *sums;     /* inside [units]: values strictly between low and high; peaked [2]: positions whose largest unit
                          reaches `high`, and all; channels [2 × units]: sum of each, then sum of squares */
 } Tally;
 
-/* Reads every so many rows of a tensor [outer × units × inner], from the first on, and adds them to a tally. */
+/* Reads every `every`-th row of a tensor [outer × units × inner], from the first on, and adds it to a tally. */
 EXPORTED int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
                                 int64_t every, int dtype, int path);
 
@@ -69,9 +69,9 @@ typedef struct {
 
 /* How the values of tensors are spread, from their histograms [n × 2 × 64], maybe of a sample, and rows [n × 7].
  *
- * Gives percentiles [percents × n] at percents that rise, the number of the shape of each tensor [n], and how many of
- * its values are zero [n]. If the counts of any tensor have to be scaled up to stand for all of its values, `whole`
- * [n × 2 × 64] is filled for all tensors; `num_scaled` says for how many they were. */
+ * Returns percentiles [percents × n] at rising percents, the number of each tensor's shape [n], and how many of its
+ * values are zero [n]. If the counts of any tensor must be scaled up to stand for all of its values, `whole`
+ * [n × 2 × 64] is filled for all tensors; `num_scaled` says how many were scaled. */
 EXPORTED int forewarn_spread(int64_t num_tensors, const int64_t *counts, const double *rows, int64_t num_percents,
                              const int64_t *percents, const ShapeBounds *bounds, float *percentiles, float *shapes,
                              int64_t *zeros, int64_t *whole, int64_t *num_scaled);

@@ -1,8 +1,8 @@
 /* What the parts of the native backend share: the kinds of numbers, a row of sums, and the kernels of a code path.
  *
- * A tensor is read once, block by block, and whatever else is done with a block is done while it is in the cache. Blocks
- * are added up in a fixed order, so that a row does not depend on how many threads took part; and within a block every
- * code path adds in the same order, so that it does not depend on the processor either. */
+ * A tensor is read once, block by block, and all work on a block is done while it is in the cache. Blocks are added up
+ * in a fixed order, so that a row does not depend on the number of threads. Within a block, every code path adds in the
+ * same order, so that the row does not depend on the processor either. */
 
 #ifndef FOREWARN_KERNELS_H
 #define FOREWARN_KERNELS_H
@@ -28,20 +28,20 @@ static inline size_t element_size(Dtype dtype)
     return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
 }
 
-/* Over finite values, except for the number of the others. Of nothing, min is +inf and max is -inf. */
+/* Over finite values, except for the number of the others. With no values, min is +inf and max is -inf. */
 typedef struct {
     double sum, sum_squares, min, max;
     int64_t zeros, nonfinite;
 } Row;
 
-/* What a row lacks for the shape of a distribution: sums of third and fourth powers, over finite values. */
+/* What the shape of a distribution needs besides a row: sums of third and fourth powers, over finite values. */
 typedef struct {
     double cubes, fourths;
 } Powers;
 
 /* The code of a value says where a histogram counts it: its bin, and whether it is negative. A zero has the code of a
- * very small number of its sign. Counting costs one store per count and little else: so two codes make a pair, and pairs
- * are counted. */
+ * very small number of its sign. A count costs one store and little else, so two codes form a pair and pairs are
+ * counted. */
 typedef uint16_t Pair;
 enum { CODE_BITS = 7, NUM_CODES = 1 << CODE_BITS, NUM_PAIRS = NUM_CODES * NUM_CODES, NEGATIVE = NUM_BINS };
 
@@ -51,7 +51,7 @@ typedef void RowKernel(const void *values, size_t length, Row *row);
 /* The sums of powers of up to BLOCK finite values. */
 typedef void PowerKernel(const void *values, size_t length, Powers *powers);
 
-/* The codes of up to BLOCK finite values, paired anyhow. An odd one out is paired with code 0, that of +0. */
+/* The codes of up to BLOCK finite values, paired in any order. An odd one out is paired with code 0, that of +0. */
 typedef void PairKernel(const void *values, size_t length, Pair *pairs);
 
 /* Squares of steps and of the values before them, in sums that run side by side: value i belongs to lane i modulo 16. */
@@ -59,7 +59,7 @@ typedef struct {
     double steps[LANES], before[LANES];
 } Moved;
 
-/* Adds values and what they were before, whose number is a multiple of LANES. They need not be aligned. */
+/* Adds values and their earlier values, whose number is a multiple of LANES. They need not be aligned. */
 typedef void MovedKernel(const void *values, const void *before, size_t length, Moved *moved);
 
 /* One way to read a block. */
@@ -77,7 +77,7 @@ extern const Path portable_path;
 const Path *avx2_path(void); /* NULL where the processor or the compiler has none */
 const Path *avx512_path(void);
 
-/* The kernels for one kind of numbers, each with the kind known to the compiler, from functions for any. */
+/* The kernels for one kind of number, made from functions for any kind, so that the compiler knows the kind. */
 #define KERNELS(target, kind, dtype)                                                                                  \
     target static void row_of_##kind(const void *values, size_t length, Row *row)                                     \
     {                                                                                                                 \
@@ -115,7 +115,7 @@ void add_tail(Dtype dtype, const void *values, size_t length, Row *row);
 /* The same for the powers of the last values of a block. */
 void add_powers(Dtype dtype, const void *values, size_t length, Powers *powers);
 
-/* As the kernels do, but slowly, for values that may be anything. The pairs are those of the finite ones. */
+/* The same as the kernels, but slow, for values that may be anything. The pairs are those of the finite ones. */
 void careful_row(Dtype dtype, const void *values, size_t length, Row *row);
 void careful_powers(Dtype dtype, const void *values, size_t length, Powers *powers);
 void careful_pairs(Dtype dtype, const void *values, size_t length, Pair *pairs);

@@ -27,7 +27,7 @@ class _Tally(ctypes.Structure):
 
 
 class NativeTally:
-    """The arrays into which the library adds up one output of a layer, kept alive, and their addresses."""
+    """The arrays in which the library adds up one output of a layer, kept alive, and their addresses."""
 
     __slots__ = ("_address", "_arrays", "_made")
 
@@ -45,7 +45,7 @@ class NativeTally:
         self._address = ctypes.addressof(self._made)
 
     def add(self, tensor: Tensor, layout: Sequence[int], path: str | None = None) -> None:
-        """Add a contiguous tensor [outer × units × inner] of which every so many rows are read: the four numbers."""
+        """Add a contiguous tensor; `layout` is its [outer × units × inner] and the stride of the rows to read."""
         kind, number = KINDS[tensor.dtype], path_number(path)
         status = library().forewarn_add_layer(self._address, tensor.data_ptr(), *layout, kind, number)
         if status:

@@ -1,6 +1,6 @@
-/* The output of a layer: its statistics with third and fourth powers, and what its units do, added up over calls.
+/* The output of a layer: its statistics with third and fourth powers, and its units, added up over calls.
  *
- * A large tensor is read in every so many rows: the stride costs nothing here, where torch would make a copy. */
+ * Of a large tensor, only evenly spaced rows are read: the stride costs nothing here, while torch would copy. */
 
 #include "interface.h"
 #include "kernels.h"
@@ -66,7 +66,7 @@ static void add_statistics(const Layer *layer, double *columns)
     }
 }
 
-/* ---- units side by side: what follows each other in memory belongs to one unit after the other ---- */
+/* ---- units side by side: consecutive values in memory belong to consecutive units ---- */
 
 static void mark_values(const double *values, size_t length, uint8_t *fired)
 {
@@ -75,7 +75,7 @@ static void mark_values(const double *values, size_t length, uint8_t *fired)
     }
 }
 
-/* What is not a number counts as inside: it is not stuck at an end. */
+/* NaN counts as inside: it is not stuck at an end. */
 static double is_inside(double value, const Tally *tally) { return value <= tally->low || value >= tally->high ? 0 : 1; }
 
 static void count_values(const double *values, size_t length, const Tally *tally, double *inside)
@@ -109,7 +109,7 @@ static void add_row_of_units(const Layer *layer, int64_t row, const Tally *tally
     for (size_t at = 0; at < units; at += PIECE) {
         size_t length = smaller(units - at, PIECE);
         if (tally->look == LOOK_FOR_FIRED && !memchr(tally->fired + at, 0, length)) {
-            continue; /* all of them are known to have fired, as in a healthy layer after a few rows */
+            continue; /* all units have fired already, as in a healthy layer after a few rows */
         }
         widen(layer->dtype, values + at * element_size(layer->dtype), length, wide);
         if (tally->look == LOOK_AT_CHANNELS) {
@@ -128,7 +128,7 @@ static void add_row_of_units(const Layer *layer, int64_t row, const Tally *tally
     }
 }
 
-/* ---- units in planes: a stretch of memory belongs to one unit ---- */
+/* ---- units in planes: a contiguous part of memory belongs to one unit ---- */
 
 static void count_plane(const Layer *layer, int64_t row, int64_t unit, const Tally *tally)
 {
@@ -209,7 +209,7 @@ static void add_planes(const Layer *layer, int64_t row, const Tally *tally)
     }
 }
 
-/* ---- what Python calls ---- */
+/* ---- functions that Python calls ---- */
 
 int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
                        int64_t every, int dtype, int path)
@@ -221,7 +221,7 @@ int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int6
     if (outer * units * inner == 0) {
         return DONE;
     }
-    fenv_t environment; /* of the host, which may take denormal numbers for zeros */
+    fenv_t environment; /* of the host, which may treat denormals as zero */
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
     add_statistics(&layer, tally->row);

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 INTERFACE_VERSION = 4
-"""The same number as in interface.h: a library built from other sources is not used."""
+"""The same number as in interface.h: a library built from different sources is not used."""
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
-    1: (MemoryError, "no memory is left for the table of what is to be read"),
-    2: (ValueError, "this processor has no code path of that number"),
-    3: (IndexError, "a place to sample lies outside of its tensor"),
+    1: (MemoryError, "not enough memory for the table of tensors"),
+    2: (ValueError, "this processor has no code path with that number"),
+    3: (IndexError, "a sampled index lies outside its tensor"),
 }
 """By the numbers in interface.h."""
 
@@ -37,7 +37,7 @@ def why_not() -> str:
 
 @functools.cache
 def paths() -> tuple[str, ...]:
-    """The code paths that this processor has, best first: the same numbers, at different speeds."""
+    """The code paths that this processor has, best first: they give the same numbers at different speeds."""
     names: list[str] = []
     while (name := library().forewarn_path_name(len(names))) is not None:
         names.append(name.decode())
@@ -52,7 +52,7 @@ def path_number(path: str | None) -> int:
 
 
 def library() -> ctypes.CDLL:
-    """The functions of interface.h; an error if they are not available."""
+    """The functions of interface.h; raises if they are not available."""
     loaded = _loaded()
     if isinstance(loaded, str):
         raise RuntimeError(loaded)
@@ -77,7 +77,7 @@ def _loaded() -> ctypes.CDLL | str:
     except (OSError, AttributeError) as error:
         return f"the native statistics in {files[0]} cannot be loaded ({error}): {_REBUILD}"
     if version != INTERFACE_VERSION:
-        return f"the native statistics in {files[0]} are of another version of forewarn: {_REBUILD}"
+        return f"the native statistics in {files[0]} belong to another version of forewarn: {_REBUILD}"
     loaded.forewarn_path_name.argtypes = [_Int]
     loaded.forewarn_path_name.restype = ctypes.c_char_p
     loaded.forewarn_measure.argtypes = [*_TENSORS, _Long, _Int, _Int, _Address, _Address, _Address]

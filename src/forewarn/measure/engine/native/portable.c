@@ -1,4 +1,4 @@
-/* The code path in plain C: values are widened to double, and loops over lanes leave the vectors to the compiler. */
+/* The code path in plain C: values are widened to double, and the compiler vectorizes the loops over lanes. */
 
 #include "kernels.h"
 
@@ -23,7 +23,7 @@ static inline uint32_t bits_of(float value)
     return bits;
 }
 
-/* With its fields shifted into those of a float, a half is 2^-112 of what it should be, denormal ones too. */
+/* With its fields shifted into those of a float, a half is 2^-112 of its value, even if it is denormal. */
 static inline float float_of_half(uint16_t half)
 {
     uint32_t magnitude = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
@@ -251,7 +251,7 @@ void careful_pairs(Dtype dtype, const void *values, size_t length, Pair *pairs)
     }
 }
 
-/* The count has the width of a value, as vectors like it: it is at most BLOCK. */
+/* The count has the width of a value, which suits vectors: it is at most BLOCK. */
 #define COUNT_EQUAL(type, wanted)                                                                                     \
     do {                                                                                                              \
         type count = 0, bits;                                                                                         \

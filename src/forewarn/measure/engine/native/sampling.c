@@ -23,7 +23,7 @@ static inline int copy_sized(const unsigned char *values, int64_t length, size_t
     return outside ? NO_SUCH_PLACE : DONE;
 }
 
-/* The values at some places, as they are. One loop per size, so that each copy is one instruction. */
+/* The values at some places, unconverted. One loop per size, so that each copy is one instruction. */
 static int copy_places(Dtype dtype, const void *values, int64_t length, const int32_t *places, size_t num_places,
                        void *out)
 {
@@ -34,7 +34,7 @@ static int copy_places(Dtype dtype, const void *values, int64_t length, const in
     }
 }
 
-/* A tensor with a place for each of its values is taken as it lies in memory. */
+/* A tensor with a place for each of its values is copied in memory order. */
 static int is_whole(size_t num_places, int64_t length) { return num_places > 0 && (int64_t)num_places == length; }
 
 int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t *lengths, const uint8_t *dtypes,
@@ -56,7 +56,7 @@ int forewarn_gather(int64_t num_tensors, const void *const *data, const int64_t 
     return DONE;
 }
 
-/* Adds what one stretch of a tensor has moved; the values after the last multiple of LANES one by one. */
+/* Adds the steps of one contiguous part of a tensor; the values after the last multiple of LANES one by one. */
 static void add_moved(const Path *path, Dtype dtype, const unsigned char *values, const unsigned char *before,
                       size_t length, Moved *moved)
 {
@@ -71,7 +71,7 @@ static void add_moved(const Path *path, Dtype dtype, const unsigned char *values
     }
 }
 
-/* ‖new − old‖² and ‖old‖² of one tensor, added up in an order that depends on nothing but the number of places. */
+/* ‖new − old‖² and ‖old‖² of one tensor, added up in an order that depends only on the number of places. */
 static int moved_since(const Path *path, Dtype dtype, const void *values, int64_t length, const int32_t *places,
                        size_t num_places, const unsigned char *sample, double *found)
 {
@@ -108,7 +108,7 @@ int forewarn_gather_diff(int64_t num_tensors, const void *const *data, const int
     int status = found ? DONE : NO_SUCH_PATH;
     fenv_t before;
     fegetenv(&before);
-    fesetenv(FE_DFL_ENV); /* a step that is a denormal number is a step */
+    fesetenv(FE_DFL_ENV); /* a denormal step must not count as zero */
     for (int64_t i = 0; i < num_tensors && status == DONE; i++) {
         size_t num_places = (size_t)(offsets[i + 1] - offsets[i]);
         status = moved_since(found, (Dtype)dtypes[i], data[i], lengths[i], places + offsets[i], num_places, next,

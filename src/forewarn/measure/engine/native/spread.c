@@ -1,7 +1,7 @@
-/* How the values of tensors are spread: what forewarn/distributions computes with numpy, number by number.
+/* How the values of tensors are spread: the same as forewarn/distributions computes with numpy.
  *
- * Shapes and counts are the same to the last bit: whatever is compared there is computed in the same order here.
- * Percentiles go through logarithms, which differ between libraries in the last bit of a double. */
+ * Shapes and counts are bit-identical: everything that is compared there is computed in the same order here.
+ * Percentiles use logarithms, which differ between libraries in the last bit of a double. */
 
 #include "interface.h"
 #include "kernels.h"
@@ -15,16 +15,16 @@ enum { COUNT, SUM, SUM_SQUARES, MIN, MAX, ZEROS, NONFINITE, NUM_COLUMNS }; /* of
 enum { HEALTHY, SHIFTED, HEAVY_TAILS, COLLAPSED, MULTI_MODAL, CONSTANT };  /* `Shape` of types.py */
 enum {
     BOTH_SIDES = 2 * NUM_BINS,
-    BELOW = 8, /* bins around that of the root mean square in which modes are looked for */
+    BELOW = 8, /* bins to search for modes, around that of the root mean square */
     WINDOW = BELOW + 4,
-    NUM_CELLS = 2 * WINDOW + 1, /* of both sides, with the one around zero in the middle */
+    NUM_CELLS = 2 * WINDOW + 1, /* both sides, with the cell around zero in the middle */
     AT_ONCE = 8                 /* percentiles */
 };
 
 /* As in percentiles.py. */
 static const double least_width = 1e-6, even = 1e-4, half_ln2 = 0.34657359027997264;
 
-/* The counts of one tensor by the power of two of the magnitude, and in which bins there are any. */
+/* The counts of one tensor by the power of two of the magnitude, and the range of bins that have any. */
 typedef struct {
     int64_t counted, pooled[NUM_BINS];
     int first, last; /* bins; the last lies before the first if there are none */
@@ -104,7 +104,7 @@ static float shape_of(const int64_t *counts, const Summary *summary, const doubl
     double nonzero = row[COUNT] - row[ZEROS] - row[NONFINITE];
     double mean = row[SUM] / nonzero, mean_square = row[SUM_SQUARES] / nonzero;
     double variance = mean_square - mean * mean;
-    double spread = sqrt(variance < 0 ? 0 : variance); /* one that is not a number stays so */
+    double spread = sqrt(variance < 0 ? 0 : variance); /* NaN stays NaN */
     if (row[MIN] == row[MAX] && row[COUNT] - row[NONFINITE] >= bounds->least_values) {
         return CONSTANT;
     }
@@ -126,8 +126,8 @@ static float shape_of(const int64_t *counts, const Summary *summary, const doubl
 
 /* ---- percentiles ---- */
 
-/* The counts of one tensor in the order of the values, from large negative ones over the zeros to large ones; and on
- * either side of the zeros the powers of two of the smallest and of the largest magnitude that there is. */
+/* The counts of one tensor in the order of the values, from large negative ones through the zeros to large positive
+ * ones; and for each sign, the powers of two of its smallest and largest magnitude. */
 typedef struct {
     int64_t cells[2 * NUM_BINS + 1];
     int middle, first_bin;
@@ -152,7 +152,7 @@ static void lay_out(const int64_t *counts, const Summary *summary, int64_t zeros
     line->highest[1] = logarithm(row[MAX]);
 }
 
-/* How steeply log2 of the density rises over a bin: from its two neighbours, or from the one there is. */
+/* How steeply log2 of the density rises over a bin: from its two neighbors, or from the only one. */
 static double rise_at(const Line *line, int at, double width)
 {
     int side = at > line->middle ? 1 : -1, away = (at - line->middle) * side;
@@ -168,20 +168,20 @@ static double rise_at(const Line *line, int at, double width)
     return 0;
 }
 
-/* Values that are looked for in a line, up to AT_ONCE of them. Each step is done for all before the next one: that is a
- * quarter faster, for a processor works on several logarithms at a time. */
+/* Up to AT_ONCE values to find in a line. Each step is done for all of them before the next step. That is a quarter
+ * faster, because a processor works on several logarithms at a time. */
 typedef struct {
-    int num, places[AT_ONCE];              /* the cells that they lie in */
-    double inside[AT_ONCE];                /* the share of the cell that has been passed, in the order of the values */
+    int num, places[AT_ONCE];              /* the cells they are in */
+    double inside[AT_ONCE];                /* the share of the cell that lies before the value */
     double lows[AT_ONCE], widths[AT_ONCE]; /* the bin in powers of two, cut off at minimum and maximum */
     double rises[AT_ONCE];                 /* of log2 of the density over it */
     double distances[AT_ONCE];             /* from its lower end, as a share of its width */
 } Wanted;
 
-/* The ⌈p · n⌉-th smallest of n values, of which there are some. */
+/* The ⌈p · n⌉-th smallest of n values, where n is above zero. */
 static void find_places(const Line *line, int64_t total, const int64_t *percents, Wanted *wanted)
 {
-    int64_t end = line->cells[0]; /* of the cell that is looked at, counted from the smallest value */
+    int64_t end = line->cells[0]; /* of the current cell, counted from the smallest value */
     for (int i = 0, at = 0; i < wanted->num; i++) {
         int64_t rank = total / 100 * percents[i] + (total % 100 * percents[i] + 99) / 100;
         while (end < rank) {
@@ -207,7 +207,7 @@ static void find_bins(const Line *line, Wanted *wanted)
     }
 }
 
-/* How far into its bin each lies. One that falls is seen from its other end, from where it rises. */
+/* How far into its bin each value lies. A falling density is read from its other end, from which it rises. */
 static void find_distances(const Line *line, Wanted *wanted)
 {
     double shares[AT_ONCE], factors[AT_ONCE], logarithms[AT_ONCE];
@@ -252,11 +252,11 @@ static void find_percentiles(const Line *line, int64_t total, const double *row,
     }
 }
 
-/* ---- what Python calls ---- */
+/* ---- functions that Python calls ---- */
 
 static double or_zero(double value) { return isnan(value) ? 0 : value; }
 
-/* The counts of a sample as those of all values; gives their sum. */
+/* Scales the counts of a sample up to all values; returns their sum. */
 static int64_t scale_up(const int64_t *counts, double scale, int64_t *scaled)
 {
     int64_t sum = 0;

@@ -31,13 +31,13 @@ _PERCENTS = np.array(list(PERCENTS.values()), np.int64)
 
 
 def spread_of(counts: Counts, rows: NDArray[np.float64]) -> Spread:
-    """As `forewarn.measure.engine.distributions.spread_of`, in a fourth to a sixth of the time.
+    """Like `forewarn.measure.engine.distributions.spread_of`, but four to six times as fast.
 
-    Shapes and counts are the same to the last bit, percentiles but for the last bit of a float32.
+    Shapes and counts are bit-identical; percentiles may differ in the last bit of a float32.
     """
     num = len(counts)
     if counts.shape != (num, 2, NUM_BINS) or rows.shape != (num, len(COLUMNS)):
-        raise ValueError(f"histograms {counts.shape} and rows {rows.shape} are not those of as many tensors")
+        raise ValueError(f"histograms {counts.shape} and rows {rows.shape} must be for the same number of tensors")
     counts, rows = np.ascontiguousarray(counts, np.int64), np.ascontiguousarray(rows, np.float64)
     percentiles, shapes = np.empty((len(PERCENTS), num), np.float32), np.empty(num, np.float32)
     zeros, scaled, num_scaled = np.empty(num, np.int64), np.empty_like(counts), ctypes.c_int64()

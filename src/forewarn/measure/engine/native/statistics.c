@@ -13,18 +13,18 @@
 
 enum {
     CHUNK = 64 * BLOCK,            /* elements that a thread takes at once: about 50 µs */
-    ELEMENTS_PER_THREAD = 1 << 19, /* below, starting a thread takes longer than it saves */
+    ELEMENTS_PER_THREAD = 1 << 19, /* below this, starting a thread takes longer than it saves */
     MAX_THREADS = 64,
     NUM_COLUMNS = 7
 };
 
-/* Up to CHUNK elements of one tensor, from a multiple of CHUNK on, and what they add up to. */
+/* Up to CHUNK elements of one tensor, starting at a multiple of CHUNK, and their sums. */
 typedef struct {
     int64_t tensor, begin;
     Row row;
 } Chunk;
 
-/* What a call was given, and how far it has come. */
+/* The arguments of a call, and its progress. */
 typedef struct {
     const void *const *data;
     const int64_t *lengths;
@@ -57,7 +57,7 @@ static void write_row(const Row *row, int64_t count, double *columns)
     columns[0] = (double)count;
     columns[1] = row->sum;
     columns[2] = row->sum_squares;
-    columns[3] = row->min + 0.0; /* never -0: it would be chance which of two zeros is the smaller one */
+    columns[3] = row->min + 0.0; /* never -0: which of two zeros is smaller would be chance */
     columns[4] = row->max + 0.0;
     columns[5] = (double)row->zeros;
     columns[6] = (double)row->nonfinite;
@@ -115,13 +115,13 @@ static void read_all(Job *job, int64_t num_threads)
            && pthread_create(&threads[num_started], NULL, read_chunks, job) == 0) {
         num_started++;
     }
-    read_chunks(job); /* this thread is one of them, and enough if no other can be started */
+    read_chunks(job); /* this thread works too, and suffices if no other can be started */
     for (int i = 0; i < num_started; i++) {
         pthread_join(threads[i], NULL);
     }
 }
 
-/* ---- tensors: what Python calls ---- */
+/* ---- tensors: functions that Python calls ---- */
 
 int forewarn_interface_version(void) { return INTERFACE_VERSION; }
 
@@ -179,7 +179,7 @@ int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t
     for (int64_t i = 0; i < num_tensors; i++) {
         job.num_chunks += num_chunks_of(lengths[i]);
     }
-    job.chunks = malloc((size_t)job.num_chunks * sizeof *job.chunks + 1); /* never nothing, which may be NULL */
+    job.chunks = malloc((size_t)job.num_chunks * sizeof *job.chunks + 1); /* + 1: malloc(0) may return NULL */
     if (!job.chunks) {
         return NO_MEMORY;
     }
@@ -189,7 +189,7 @@ int forewarn_measure(int64_t num_tensors, const void *const *data, const int64_t
             covered[i] = num_covered(lengths[i], histogram_blocks);
         }
     }
-    fenv_t environment; /* of the host, which may take denormal numbers for zeros; threads inherit the default one */
+    fenv_t environment; /* of the host, which may treat denormals as zero; threads inherit the default one */
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
     read_tensors(&job, num_tensors, num_threads, rows);

@@ -25,14 +25,14 @@ _dtype_of, _is_on_the_host, _num_bytes = attrgetter("dtype"), attrgetter("is_cpu
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether the library can read a tensor: real numbers in host memory, dense in any order, and nothing in between.
+    """Whether the library can read a tensor: real numbers in host memory, dense in any order, owned by the tensor.
 
-    Asks only for what a tensor knows of itself, at about half a microsecond; no torch operation runs.
+    It only reads the tensor's attributes, in about half a microsecond; no torch operation runs.
     """
     if not _owns_its_memory[type(tensor)] or tensor.dtype not in KINDS or not tensor.is_cpu:
         return False
     try:
-        # Sparse tensors and those within a functorch transform have no address, zeros that are nowhere stored have 0.
+        # Sparse tensors and those within a functorch transform have no address; zeros without storage have address 0.
         return (tensor.data_ptr() != 0 or tensor.numel() == 0) and not tensor.is_neg() and is_dense(tensor)
     except RuntimeError:
         return False
@@ -41,7 +41,7 @@ def supports(tensor: Tensor) -> bool:
 def described(tensors: Sequence[Tensor]) -> Described | None:
     """The tensors as arrays for the library; None if it does not support all of them.
 
-    Each question is put to all of them before the next one, which is several times as fast as tensor by tensor.
+    Each property is read from all tensors before the next one, which is several times as fast as tensor by tensor.
     """
     if isinstance(tensors, Described):
         return tensors
@@ -55,7 +55,7 @@ def described(tensors: Sequence[Tensor]) -> Described | None:
         if nowhere.any() or any(map(Tensor.is_neg, tensors)):
             return None
         return table if all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors)) else None
-    except (KeyError, RuntimeError):  # a dtype that is not among the kinds; no address
+    except (KeyError, RuntimeError):  # an unsupported dtype, or no address
         return None
 
 
@@ -83,7 +83,7 @@ class Described(Sequence[Tensor]):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Described:
-        """The description of these tensors as they are now; gradients have new addresses on every step."""
+        """The description of the tensors at this moment; gradients have new addresses on every step."""
         if isinstance(tensors, Described):
             return tensors
         num = len(tensors)
@@ -116,7 +116,7 @@ class Described(Sequence[Tensor]):
         return sizes
 
     def holds(self) -> bool:
-        """Whether every tensor still has its address and size; then the rest of the description is still true.
+        """Whether every tensor still has its address and size; then the rest of the description still holds.
 
         A new dtype or layout comes with a new address, because the old memory is freed after the new is allocated.
         """

@@ -1,15 +1,15 @@
 /* The kernels of a code path with vectors, written once for vectors of any width.
  *
- * Whoever includes this has defined, for its instructions,
- *   TARGET, INLINE     what a function that uses them is declared with, and one that is inlined besides
- *   WIDE(operation)    the intrinsic function of that name on whole vectors; HALF(operation) on those half as wide
+ * A file that includes this must define, for its instructions,
+ *   TARGET, INLINE     how to declare a function that uses them, and one that is also inlined
+ *   WIDE(operation)    the intrinsic of that name on whole vectors; HALF(operation) on vectors half as wide
  *   Floats, Doubles, Integers    whole vectors; HalfFloats half as wide ones
  *   FLOATS, DOUBLES    how many values they hold
- * and functions for what is done in other ways at other widths:
- *   load_halves        as many numbers of 16 bits as a vector holds floats; load_few_halves: as it holds doubles
- *   folded             the sum of all lanes: always the upper half of them added to the lower one, as portable.c does
+ * and functions for what differs between widths:
+ *   load_halves        as many 16-bit numbers as a vector holds floats; load_few_halves: as it holds doubles
+ *   folded             the sum of all lanes: the upper half is always added to the lower half, as in portable.c
  *   least, largest, least_double, largest_double    of the values in a vector
- *   count_zeros, count_double_zeros, total          how many zeros there were, in a type of its own, Zeros
+ *   count_zeros, count_double_zeros, total          the number of zeros, in a separate type, Zeros
  *
  * Lane k of the portable path is element k of the vectors of an array side by side. */
 
@@ -34,7 +34,7 @@ INLINE Floats load_floats(Dtype dtype, const void *values, size_t at)
     return (Floats)WIDE(slli_epi32)(WIDE(cvtepu16_epi32)(load_halves((const uint16_t *)values + at)), 16);
 }
 
-/* From memory again, where that is a load and no work: cheaper than to take a vector of floats apart. */
+/* Loads from memory again: that is cheaper than splitting a vector of floats. */
 INLINE Doubles load_doubles(Dtype dtype, const void *values, size_t at)
 {
     if (dtype == FLOAT64) {
@@ -62,7 +62,7 @@ INLINE void row_of_floats(Dtype dtype, const void *values, size_t length, Row *r
     for (size_t i = 0; i < whole; i += LANES) {
         for (size_t k = 0; k < LANES / DOUBLES; k++) {
             Doubles wide = load_doubles(dtype, values, i + DOUBLES * k);
-            /* As `sum[k] + wide`, but by the units that multiply: those that only add convert the next floats. */
+            /* `sum[k] + wide` on the multiply units: the units that only add are busy converting the next floats. */
             sum[k] = WIDE(fmadd_pd)(wide, one, sum[k]);
             /* The square of a float is exact in a double: fused or not, the result is the same. */
             squares[k] = WIDE(fmadd_pd)(wide, wide, squares[k]);
@@ -107,7 +107,7 @@ INLINE void row_of(Dtype dtype, const void *values, size_t length, Row *row)
     }
 }
 
-/* ---- powers: multiplied and added apart, as the portable path does ---- */
+/* ---- powers: multiplied and added separately, as in the portable path ---- */
 
 INLINE void powers_of(Dtype dtype, const void *values, size_t length, Powers *powers)
 {
@@ -144,7 +144,7 @@ INLINE void store_pairs(Integers first, Integers second, Pair *pairs)
     memcpy(pairs, &paired, sizeof paired);
 }
 
-/* Sign and exponent of as many floats as there are codes in a vector; the order does not matter. */
+/* Sign and exponent of as many floats as a vector has codes; the order does not matter. */
 INLINE Integers tops_of_floats(Dtype dtype, const void *values, size_t at)
 {
     Integers first = (Integers)load_floats(dtype, values, at);
@@ -198,7 +198,7 @@ INLINE void pairs_of(Dtype dtype, const void *values, size_t length, Pair *pairs
 
 /* ---- steps ---- */
 
-/* Two vectors of either sum at a time: all of them would not fit into the 16 registers of AVX2. */
+/* Two vectors of each sum at a time: all of them would not fit into the 16 registers of AVX2. */
 INLINE void moved_of(Dtype dtype, const void *values, const void *before, size_t length, Moved *moved)
 {
     for (size_t lane = 0; lane < LANES; lane += 2 * DOUBLES) {

@@ -23,15 +23,15 @@ def measure(
     threads: int | None = None,
     path: str | None = None,
 ) -> Measured:
-    """The rows [n × columns] of tensors that `supports` accepts and, if asked for, what their histograms count.
+    """The rows [n × columns] of tensors that `supports` accepts and, on request, their histograms.
 
-    With `histogram_blocks` the histograms [n × 2 × bins] count values by sign and by the power of two of their
-    magnitude: those of up to so many blocks of 4096 per tensor, evenly spaced from the first on, and of one in 16 of
-    larger ones. The last array says how many elements of each tensor are in these blocks. `threads` is torch's own
-    number unless given, `path` the best of `paths()`.
+    With `histogram_blocks`, histograms [n × 2 × bins] count values by sign and by the power of two of their magnitude.
+    They count up to that many evenly spaced blocks of 4096 values per tensor, or one block in 16 if that is more. The
+    last array holds the number of elements of each tensor in these blocks. `threads` defaults to torch's own number,
+    `path` to the best of `paths()`.
     """
     if histogram_blocks < 0:
-        raise ValueError(f"histogram_blocks is {histogram_blocks}; it is 0 for none, else how many per tensor")
+        raise ValueError(f"histogram_blocks must be a number of blocks per tensor, 0 for none, not {histogram_blocks}")
     described = Described.of(tensors)
     num = len(tensors)
     rows = np.empty((num, len(COLUMNS)))
@@ -58,7 +58,7 @@ class _One(ctypes.Structure):
 
 
 def measure_one(tensor: Tensor) -> NDArray[np.float64]:
-    """The row [1 × columns] of one tensor that `supports` accepts: the same number, at a third of the overhead."""
+    """The row [1 × columns] of one tensor that `supports` accepts: the same numbers at a third of the overhead."""
     table = _One(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
     address = ctypes.addressof(table)
     columns = (1, address, address + _One.length.offset, address + _One.kind.offset)
