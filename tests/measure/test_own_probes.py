@@ -259,7 +259,7 @@ def test_what_is_no_probe_is_refused_before_anything_is_made(tmp_path, probes, s
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"name": "score"}, "a metric is named family/quantity, such as 'loader/queue_length', not 'score'"),
+        ({"name": "score"}, "a metric name must be family/quantity, such as 'loader/queue_length', not 'score'"),
         ({"scope": "nothing"}, "scope='nothing' of my/score must be one of 'run', 'model'"),
         ({"cadence": "often"}, "cadence='often' of my/score must be one of 'every step'"),
         ({"healthy": "high"}, "healthy='high' of my/score must be the lowest and the highest value, such as"),
