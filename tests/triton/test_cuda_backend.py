@@ -317,7 +317,7 @@ class Wrapped(torch.Tensor):
 )
 def test_memory_that_does_not_hold_the_values_side_by_side_is_refused(tensor):
     assert not cuda.supports(tensor)
-    with pytest.raises(ValueError, match="give the others to the portable backend"):
+    with pytest.raises(ValueError, match="use the portable backend for the others"):
         cuda.measure([normal(3), tensor])
 
 

@@ -336,19 +336,19 @@ def test_first_losses_survive_a_resume(two, watch):
 @pytest.mark.parametrize(
     ("losses", "settings", "words"),
     [
-        ({}, {}, "by the name of each task"),
+        ({}, {}, "map the name of each task to"),
         ({"a/b": None}, {}, "without a slash"),
         ({"a": 1.0}, {}, "must be a tensor of one number"),
         (None, {"weights": {"wher": 1.0}}, "did you mean 'where'"),
         (None, {"weights": {"where": -1.0}}, "at least 0"),
-        (None, {"weights": [1.0, 2.0]}, "by the name of each task"),
+        (None, {"weights": [1.0, 2.0]}, "map the name of each task to"),
         (None, {"shared": "nothing"}, "matches no parameter"),
-        (None, {"shared": "("}, "no regular expression"),
-        (None, {"shared": [torch.zeros(2)]}, "no parameter of the watched model"),
+        (None, {"shared": "("}, "is not a regular expression"),
+        (None, {"shared": [torch.zeros(2)]}, "not a parameter of the watched model"),
         (None, {"shared": "^where"}, "'what' depends on none of the shared"),
         (None, {"every": 0}, "at least 1"),
         (None, {"balance": "magic"}, "'gradnorm', 'uncertainty' or None"),
-        (None, {"balance": "gradnorm", "weights": {"where": 0.0}}, "positive number"),
+        (None, {"balance": "gradnorm", "weights": {"where": 0.0}}, "needs positive weights"),
     ],
 )
 def test_a_wrong_argument_is_one_clear_sentence(two, watch, losses, settings, words):

@@ -258,7 +258,7 @@ def test_a_missing_forward_is_named_and_an_unmonitored_step_is_none():
     with pytest.raises(ValueError, match="the reference module did not run"):
         check.refined_coordinate_check()
     monitor.set_reference_module(mlp())
-    with pytest.raises(ValueError, match="another reference"):
+    with pytest.raises(ValueError, match="reference module has changed"):
         check.refined_coordinate_check()
     monitor.remove_reference_module()
     with pytest.raises(ValueError, match="no reference module"):
