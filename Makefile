@@ -35,7 +35,7 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-triton test-fuzz  ## run the tests of CI that make check leaves out
+test-ci: test-triton test-fuzz  ## run the CI tests that make check leaves out
 
 test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
 	$(BIN)/pytest -n 2 -m ci
@@ -74,5 +74,5 @@ bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.
 	$(PEERS)/bin/python -m benchmarks.overhead --workload all --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 
-clean:  ## remove everything that was installed or built
+clean:  ## remove everything that make installed or built
 	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

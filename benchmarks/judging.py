@@ -31,7 +31,7 @@ ONE = ("",)
 
 
 class HealthyRun:
-    """Readings of a run in which nothing is wrong: noise around levels, a quarter of the tensors biases from zero."""
+    """Readings of a healthy run: noise around levels; a quarter of the tensors are biases that start at zero."""
 
     def __init__(self, num_tensors: int) -> None:
         self.rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ class HealthyRun:
 
 
 def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[float]]:
-    """Microseconds at each timed step, measured or not: of every rule by itself, or of all together and the ledger."""
+    """Microseconds at each timed step, measured or not, for every rule alone, or for all rules and the ledger."""
     run, rule_set = HealthyRun(num_tensors), Config().rule_set()
     history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)

@@ -1,15 +1,15 @@
-"""What metrics of one's own cost, next to the public package torch-module-monitor on the same training.
+"""The cost of custom metrics, next to the public package torch-module-monitor on the same training.
 
     python benchmarks/module_monitor.py
 
 The example GPT, monitored on every step: mean and std of every activation, norms of all parameters and gradients, as
-functions or by their built-in names; the functions alone are what no monitor that calls them can be cheaper than. The
-variants take turns step by step in one process on one thread; times are medians of the differences of processor time
+functions or by their built-in names. The functions alone are the lower limit for any monitor that calls them. The
+variants take turns step by step in one process on one thread. Times are medians of the differences in CPU time
 within a round. Without torch-module-monitor (pip install torch-module-monitor) only forewarn is measured.
 
-Memory is what torch's allocator was asked for, that of the bare step subtracted: at the peak of a step, which lies in
-the backward pass, where no monitor holds anything; at the peak of an evaluation of a plain stack of layers, where
-hardly anything else is held and a copy of an activation shows; and in a whole step together, held or not.
+Memory is what torch's allocator was asked for, minus that of the bare step. It is taken at the peak of a step, which is
+in the backward pass, where no monitor holds anything. It is also taken at the peak of an evaluation of a plain stack of
+layers, where a copy of an activation shows. The last column is the total allocated in a step, held or not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Training:
 
 
 class Evaluation:
-    """Layers in a row, of whose outputs nothing is kept for a backward pass."""
+    """Consecutive layers whose outputs are not kept for a backward pass."""
 
     def __init__(self, monitor: Any = None) -> None:
         self.model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
@@ -81,7 +81,7 @@ class Evaluation:
 
 
 class FunctionsAlone:
-    """No monitor at all: hooks that call the same functions, and leave their results where they are."""
+    """Without a monitor: hooks that call the same functions and discard the results."""
 
     def __init__(self) -> None:
         self.results: list[torch.Tensor] = []
@@ -129,7 +129,7 @@ def with_built_in_names() -> forewarn.ModuleMonitor:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What torch allocated while something ran, in bytes, beyond what was there when it began."""
+    """The bytes that torch allocated while the block ran."""
 
     peak: int
     allocated: int
@@ -173,11 +173,11 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     for number in range(ROUNDS + 3):
-        order = order[1:] + order[:1]  # nobody always comes after the same one, whose memory is still in the cache
+        order = order[1:] + order[:1]  # a fixed order would give each variant the same cache contents
         for name in order:
             begin = time.process_time()
             variants[name].step()
-            if number >= 3:  # the first steps build what later ones use
+            if number >= 3:  # warm up
                 seconds[name].append(time.process_time() - begin)
     bare = statistics.median(seconds["bare"])
     print(

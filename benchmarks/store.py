@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def appending(path: Path, num_rounds: int = 5, num_steps: int = 300) -> None:
-    """2,000 values a step in 20 metrics of 100 scopes, in a loop of interpreted work: it feels every use of the GIL."""
+    """2,000 values a step in 20 metrics of 100 scopes. The loop is pure Python, so it shows every use of the GIL."""
     scopes = tuple(f"blocks.{i // 10}.layer{i % 10}.weight" for i in range(100))
     names = [f"gradient/quantity_{i}" for i in range(20)]
     writer = _writer(path)
@@ -87,7 +87,7 @@ def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: in
             Distribution(step, 1.0, f"{family}/histogram", scopes, histograms[(step + offset) % 8], zeros)
             for offset, family in enumerate(("gradient", "weight"))
         ]
-        elsewhere += 1  # a training step leaves nothing in the caches of the processor
+        elsewhere += 1  # flush the caches, as a training step would
         begin = time.perf_counter()
         writer.append(step, blocks, both)
         appends.append(time.perf_counter() - begin)
@@ -111,7 +111,7 @@ def measured_steps(path: Path, num_tensors: int, tensor_size: int, num_steps: in
 
 
 def _histograms(num_tensors: int, tensor_size: int) -> np.ndarray:
-    """What normal values of different scales count by sign and power of two."""
+    """Histograms of normal values of different scales, by sign and power of two."""
     edges = [math.erf(2.0**power / math.sqrt(2)) for power in range(-30, 5)]
     shares = np.diff(edges, prepend=0.0)
     counts = np.zeros((num_tensors, 2, 64), np.int64)

@@ -33,7 +33,7 @@ Losses = dict[str, Tensor]
 
 
 class TwoHeads(nn.Module):
-    """A GPT that also tells a class of the whole sequence from its last hidden state."""
+    """A GPT that also classifies the whole sequence from its last hidden state."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class TwoHeads(nn.Module):
 
 
 class Recurrent(DualTaskLSTM):
-    """The example of `forewarn train multitask`: all that its two heads share is the LSTM itself."""
+    """The example of `forewarn train multitask`: its two heads share only the LSTM."""
 
     def __init__(self) -> None:
         super().__init__()

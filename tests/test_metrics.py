@@ -153,7 +153,7 @@ def test_a_rule_that_reads_what_nobody_records_is_refused(reads, known):
     if known:
         declare(made_up)
     else:
-        with pytest.raises(ValueError, match=r"it reads gain/men, which nobody records: see docs/metrics.md"):
+        with pytest.raises(ValueError, match=r"it reads gain/men, which nothing records: see docs/metrics.md"):
             declare(made_up)
 
 

@@ -25,7 +25,7 @@ from forewarn.lab.bench.measurements import this_machine
 
 PACKAGES = ("forewarn", "torch", *(tool.package for tool in TOOLS.values() if tool.package != "forewarn"))
 SECONDS = 300
-"""After this long a run is given up: far more than any takes on a busy machine."""
+"""Time limit of a run, far more than any takes on a busy machine."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -113,7 +113,7 @@ def watched(tool: str, build: Callable[[], Loop], seed: int) -> Said:
 
 
 def run_alone(work: Callable[[Path], None]) -> tuple[str, str]:
-    """Run in a process of its own, in an empty folder: what it printed, and what it left in `said.json`."""
+    """Run in a separate process and an empty folder: what it printed, and the contents of `said.json`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         process = multiprocessing.get_context("fork").Process(target=_in_folder, args=(work, folder))
@@ -141,7 +141,7 @@ def _in_folder(work: Callable[[Path], None], folder: Path) -> None:
         sys.stderr.flush()
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # what the parent's threads registered for the end of the process is not for this one
+    os._exit(0)  # skip the exit handlers that the parent's threads registered
 
 
 if __name__ == "__main__":

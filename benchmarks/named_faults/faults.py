@@ -24,7 +24,7 @@ WHEN = 181
 EPOCH = 25
 """Steps between two validations."""
 DEEP = [16, *[64] * 10, 5]
-"""Deep enough for gradients that vanish to stay away for the whole run."""
+"""Deep enough for gradients to vanish for the whole run."""
 
 
 def classify(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, how to recognise its cause in a text, and the run with and without it."""
+    """A fault, how to recognize its cause in a text, and the run with and without it."""
 
     title: str
     pattern: str

@@ -96,7 +96,7 @@ def test_rules_are_named_by_module_or_by_path(module, named):
     [
         ({"code": "L900"}, "L is a family of built-in rules; codes of your own begin with Z, such as Z900"),
         ({"name": "loss-spike"}, "the rule Z101 loss-spike is declared twice"),
-        ({"settings": find_rule("L102").settings}, "are those of loss-spike; derive a class of its own"),
+        ({"settings": find_rule("L102").settings}, "already belong to loss-spike; derive a separate class"),
         ({"explains": ("L999",)}, "there is no rule 'L999'"),
     ],
 )

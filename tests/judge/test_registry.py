@@ -53,7 +53,7 @@ def test_a_code_a_name_and_a_class_of_settings_are_never_used_twice():
     for other in (replace(spike, name="something-new"), replace(spike, code="L999")):
         with pytest.raises(ValueError, match="declared twice"):
             check_distinct([*all_rules(), other])
-    with pytest.raises(ValueError, match="are those of loss-spike; derive a class of its own"):
+    with pytest.raises(ValueError, match="already belong to loss-spike; derive a separate class"):
         check_distinct([*all_rules(), replace(spike, code="L999", name="something-new")])
 
 

@@ -100,7 +100,7 @@ def test_a_run_is_free_again_when_its_process_was_killed(tmp_path):
     script = _WRITER + "import os, signal\nwriter = begin()\nos.kill(os.getpid(), signal.SIGKILL)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment)
-    with pytest.raises(FileExistsError, match="already holds a run; go on with it by resume=True"):
+    with pytest.raises(FileExistsError, match="already holds a run; continue it with resume=True"):
         RunWriter(tmp_path / "runs" / "mine", info=RunInfo(), config={})
     RunWriter(tmp_path / "runs" / "mine", info=RunInfo(), config={}, resume_at=0).close()
 

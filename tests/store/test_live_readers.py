@@ -267,7 +267,7 @@ def test_a_resume_that_deletes_nothing_does_not_disturb_a_reader(tmp_path, write
         assert bits([*seen, *replayed]) == bits(rows[:100])
         assert run.num_steps == 100
         write(resume_at=100).close()
-        with pytest.raises(ResumedError, match="resumed by another process while it was read"):
+        with pytest.raises(ResumedError, match="another process resumed it"):
             run.names()
 
 

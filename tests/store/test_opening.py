@@ -47,7 +47,7 @@ def test_facts_and_config_come_back(tmp_path, write):
     [
         (lambda path: None, "there is no .*run; name the directory of a run"),
         (lambda path: path.write_text(""), "run is a file; name the directory"),
-        (lambda path: path.mkdir(), r"run holds no run, for run\.json is missing; name the directory of a run"),
+        (lambda path: path.mkdir(), r"run holds no run: run\.json is missing; name the directory of a run"),
     ],
 )
 def test_a_path_without_a_run_is_refused(tmp_path, make, sentence):
@@ -96,7 +96,7 @@ def test_a_database_that_is_missing_foreign_newer_or_not_one_is_refused(tmp_path
     connection = sqlite3.connect(file)
     connection.execute("CREATE TABLE mine (x)")
     connection.close()
-    with pytest.raises(RunError, match=r"run\.db is a database of something else"):
+    with pytest.raises(RunError, match=r"run\.db is a database of another program"):
         open_run(tmp_path / "run")
 
 

@@ -125,7 +125,7 @@ def test_replaying_a_run_that_is_resumed_meanwhile_says_so(tmp_path, write, smal
         steps = run.steps()
         next(steps)
         write(resume_at=50)
-        with pytest.raises(RunError, match="resumed by another process while it was read"):
+        with pytest.raises(RunError, match="another process resumed it"):
             list(steps)
 
 
@@ -152,9 +152,9 @@ def test_a_damaged_run_cannot_be_resumed(tmp_path, write):
 def test_a_run_is_not_overwritten(tmp_path, write):
     write().close()
     with pytest.raises(
-        FileExistsError, match=r"run already holds a run; go on with it by resume=True, or name another"
+        FileExistsError, match=r"run already holds a run; continue it with resume=True, or name another"
     ):
         write()
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(FileExistsError, match=r"holds a run\.db without its run\.json, as if .*; name another path"):
+    with pytest.raises(FileExistsError, match=r"holds a run\.db without its run\.json: a process .*; name"):
         write()

@@ -1,4 +1,4 @@
-"""Health checks: what a good run shows, each point with its number. Where rules ask the same, their alerts decide."""
+"""Health checks: signs of a good run, each with its number. If a rule covers the same sign, its alert decides."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ COVERED = {
     "gradients even over depth": ("G105", "G106", "G110", "G111"),
     "tasks even": ("T101", "T102"),
 }
-"""The rules that ask the same as a check, by its name. While one of them has an open alert, the check does not pass."""
+"""By check: the rules that cover the same sign. While one of them has an open alert, the check does not pass."""
 FEWEST_READINGS = 20
-"""Below so many readings a trend over the run says nothing."""
+"""Minimum number of readings for a trend over the run."""
 NUM_LATE = 10
-"""Fewest readings that tell how a quantity stands lately; in a long run, a tenth of them."""
+"""Minimum number of recent readings to judge; a tenth of all readings in a long run."""
 DEPTH_FACTOR = 100.0
-"""Times that the gradients of the first and the last block may differ."""
+"""Largest allowed ratio between the gradients of the first and the last block."""
 DEPTH_CHECKS = 5
-"""Newest measured steps whose median that is."""
+"""Number of recent measured steps in the median of that ratio."""
 SLOWDOWN = 1.5
-"""Times the median step of the first half that one of the second half may take."""
+"""Largest allowed ratio of the median step time of the second half to that of the first."""
 GROWTH = 1.2
-"""Times the median memory of the first half that the second half may hold."""
+"""Largest allowed ratio of the median memory of the second half to that of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class Check:
 
     name: str
     state: Literal["pass", "fail", "notice", "unknown", "info"]
-    """`fail` if an open warning says so, so that a healthy run fails none; `notice` if only the number is unusual.
+    """`fail` only with an open warning, so a healthy run fails no check; `notice` if only the number is unusual.
 
-    `info` is worth knowing and neither good nor bad.
+    `info` is neither good nor bad.
     """
     detail: str
     """The number behind the state, or what is missing."""
 
 
 def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossCurve) -> tuple[Check, ...]:
-    """Every point, whether or not the run recorded what it needs."""
+    """Every check, whether or not the run recorded the data for it."""
     firing = open_alerts(alerts)
     checks = (
         _loss_falling(curve, _values(run, "train/loss")),
@@ -73,7 +73,7 @@ def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossC
 
 
 def _judged(check: Check, firing: Sequence[Alert]) -> Check:
-    """The check with the last word left to the rules that ask the same."""
+    """The check, overruled by open alerts of the rules that cover the same sign."""
     against = [alert for alert in firing if alert.code in COVERED.get(check.name, ())]
     if not against:
         return check
@@ -157,7 +157,7 @@ def _memory_stable(size: Floats) -> Check:
 
 
 def _tasks_even(run: Run, rule_set: RuleSet) -> tuple[Check, ...]:
-    """How unevenly the tasks pull, over the window of the rules; empty for a run with one task."""
+    """How unevenly the tasks pull, over the window of the rules; empty for a single task."""
     name, needed = "tasks even", rule_set.settings_of(TaskCollapse).window
     ratios = {pair: _values(run, "task/ratio", pair) for pair in _scopes(run, "task/ratio")}
     positive = {
@@ -168,7 +168,7 @@ def _tasks_even(run: Run, rule_set: RuleSet) -> tuple[Check, ...]:
     means = {pair: float(np.exp(np.log(values[-needed:]).mean())) for pair, values in positive.items()}
     pair = max(means, key=lambda candidate: abs(math.log(means[candidate])))
     detail = f"gradients {pair} {in_words(means[pair])}"
-    if len(positive[pair]) <= needed:  # the rules want to see it twice
+    if len(positive[pair]) <= needed:  # the rules need to see it twice
         so_far = f"{TOO_EARLY} ({len(positive[pair])} of {needed + 1} checks), {detail} so far"
         return (Check(name, "unknown", so_far),)
     return (Check(name, "pass", f"{detail} lately"),)
@@ -195,7 +195,7 @@ def _batch_size(run: Run) -> tuple[Check, ...]:
 
 
 def _examples_per_pass(info: RunInfo, passes: float) -> float | None:
-    """From the declared size of a micro-batch, or from that of the batch of a whole step."""
+    """From the declared size of a micro-batch, or of the batch of a whole step."""
     for name, parts in (("micro_batch_size", 1.0), ("batch_size", passes)):
         if (size := declared(info, name)) > 0:
             return size / parts
@@ -219,9 +219,9 @@ def _values(run: Run, name: str, scope: str = "") -> Floats:
 
 
 def _lately(run: Run, name: str) -> Floats:
-    """The newest tenth of the readings, at least ten, all from the second half: the start is measured more densely.
+    """The newest tenth of the readings, at least ten; only the second half, since the start is measured more often.
 
-    If the second half has no readings, the last reading of the run.
+    If the second half has no readings, this is the last reading of the run.
     """
     if "" not in _scopes(run, name):
         return np.empty(0)

@@ -1,4 +1,4 @@
-"""Readings that follow from others by the bounds of rules: made when a step is judged, live and replayed alike."""
+"""Readings computed from others and the bounds of rules when a step is judged, both live and in replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOVING, _ON_PURPOSE, _NOT_IN_OPTIMIZER, _ROUNDED_AWAY = np.array(
 
 
 def derivations(rule_set: RuleSet) -> tuple[Derivation, ...]:
-    """Everything that is derived, by the settings of these rules."""
+    """All derivations, with the settings of these rules."""
     return (
         GradientCounts(rule_set.settings_of(VanishingGradient), rule_set.settings_of(ExplodingGradient)),
         FrozenCauses(rule_set.settings_of(FrozenWeight)),
@@ -35,7 +35,7 @@ def derivations(rule_set: RuleSet) -> tuple[Derivation, ...]:
 
 
 class GradientCounts(Derivation):
-    """How many tensors have a gradient that vanishes or explodes."""
+    """The number of tensors with a vanishing or exploding gradient."""
 
     rule = "vanishing-gradient"
     sources = ("gradient/norm",)
@@ -52,7 +52,7 @@ class GradientCounts(Derivation):
 
 
 class FrozenTracker:
-    """How many checks in a row each tensor has not moved."""
+    """Counts for how many checks in a row each tensor has not moved."""
 
     def __init__(self, checks: Mapping[str, int] | None = None) -> None:
         self._scopes = tuple(checks or ())
@@ -60,11 +60,11 @@ class FrozenTracker:
 
     @property
     def checks(self) -> dict[str, int]:
-        """By scope: checks in a row without a move, where there are any."""
+        """By scope: the number of checks in a row without a move, if not 0."""
         return {self._scopes[index]: int(self._checks[index]) for index in np.flatnonzero(self._checks)}
 
     def update(self, scopes: tuple[str, ...], still: Bools, stopped_by: Values, patience: int) -> Values:
-        """The `FrozenCause` of each tensor, after one more check; where `stopped_by` is NaN it does not count."""
+        """The `FrozenCause` of each tensor after one more check. A tensor with a NaN `stopped_by` is not counted."""
         if scopes is not self._scopes:
             earlier = self.checks
             self._scopes, self._checks = scopes, np.array([earlier.get(scope, 0) for scope in scopes], np.int64)
@@ -78,7 +78,7 @@ class FrozenTracker:
 
 
 class FrozenCauses(Derivation):
-    """Which tensors have not moved for as long as `frozen-weight` is patient, and why."""
+    """Which tensors have not moved for the patience of `frozen-weight`, and why."""
 
     rule = "frozen-weight"
     sources = ("update/ratio", "update/stopped_by")

@@ -1,4 +1,4 @@
-"""A stored run judged again: the alerts it gives, how serious they are, and a checklist of healthy training."""
+"""Judges a stored run again: its alerts, how serious they are, and a checklist of healthy training."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Diagnosis:
     """What a stored run looks like to the rules."""
 
     alerts: tuple[Alert, ...]
-    """Every episode that fired, in the order in which they did."""
+    """Every episode that fired, in order of firing."""
     ranked: tuple[Alert, ...]
-    """The same, most important first, those that still fire before those that were resolved."""
+    """The same alerts, most important first; open alerts come before resolved ones."""
     causes: Mapping[tuple[str, int], str]
-    """For the code and first step of each symptom: the code of the alert at the root of it."""
+    """For the code and first step of each symptom: the code of its root cause."""
     checklist: tuple[Check, ...]
     last_step: int | None
     """None if the run holds no step."""
     end: tuple[str, float] | None
-    """Why and when the run ended; None if it runs, or was killed."""
+    """Why and when the run ended; None if it is still running or was killed."""
     epochs: tuple[Epoch, ...] = ()
-    """What each epoch brought; empty if `monitor.end_epoch` was never called."""
+    """The result of each epoch; empty if `monitor.end_epoch` was never called."""
     not_judged: tuple[RuleInfo, ...] = ()
-    """Rules that judged the run live and are not loaded here; their alerts are those that were recorded."""
+    """Rules that judged the run live but are not loaded here; their alerts are the recorded ones."""
     is_falling: bool | None = None
-    """Whether the training loss is; None if that cannot be told."""
+    """Whether the training loss is falling; None if there are too few losses."""
 
     def cause_of(self, alert: Alert) -> str | None:
-        """The code of the alert at the root of this one; None if it is a root itself."""
+        """The code of the root cause of this alert; None if it has no cause."""
         return self.causes.get((alert.code, alert.since))
 
     @property
@@ -52,16 +52,17 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The run in a few words; it is not plainly healthy if a rule that judged it live is missing here."""
+        """The run in a few words. If a rule that judged it live is missing here, the words say so."""
         words = verdict(self.alerts, self.is_falling)
         return f"{words} by the rules loaded here" if self.not_judged and words == VERDICTS[HEALTHY] else words
 
 
 def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
-    """Judge every stored step as the monitor did live; `Config.from_stored(run.config).rule_set()` is the run's own.
+    """Judge every stored step as the monitor did live.
 
-    History, judge and ledger are those of the monitor and get the same float32 values, so the same rule set gives the
-    same alerts, field by field. Of a rule that is not in the rule set the alerts are those that were recorded live.
+    `Config.from_stored(run.config).rule_set()` is the rule set of the live run. History, judge and ledger are the same
+    code and get the same float32 values, so the same rule set gives the same alerts, field by field. For rules that are
+    not in the rule set, the alerts recorded live are used.
     """
     history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     for step, blocks in run.steps():

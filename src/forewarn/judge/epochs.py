@@ -1,4 +1,4 @@
-"""What an epoch has brought: how much the validation loss improved, and how far it lies above the training loss."""
+"""The result of an epoch: how much the validation loss improved, and how far it is above the training loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from forewarn.types import improvement, in_words
 
 GOOD_IMPROVEMENT = 0.05
-"""Improvement rate of the validation loss above which an epoch was a good one."""
+"""Improvement rate of the validation loss above which an epoch was good."""
 MILD_GAP = 0.1
-"""Gap between validation and training loss, as a share of the latter, up to which it is healthy."""
+"""Largest healthy gap between validation and training loss, as a fraction of the training loss."""
 
 
 def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
@@ -23,17 +23,17 @@ def is_plateau(losses: Sequence[float], change: float, window: int) -> bool:
 
 
 class Patience:
-    """How long a loss that does not improve by `min_delta` is put up with; 0 is for ever."""
+    """Counts how long a loss has not improved by `min_delta`; a patience of 0 never ends."""
 
     def __init__(self, patience: int, min_delta: float) -> None:
         self._patience = patience
         self._min_delta = min_delta
         self.best = math.inf
         self.waited = 0
-        """Losses in a row that were no improvement."""
+        """Number of losses in a row without an improvement."""
 
     def is_over(self, loss: float) -> bool:
-        """Whether this loss is one too many."""
+        """Whether patience ends with this loss."""
         if loss < self.best - self._min_delta:
             self.best, self.waited = loss, 0
         else:
@@ -49,7 +49,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One evaluation, as it was recorded; NaN and no word where something is not known."""
+    """One evaluation, as recorded. Unknown numbers are NaN, and their grades empty."""
 
     number: int
     step: int
@@ -76,21 +76,21 @@ class Epoch:
 
 
 def improvement_grade(rate: float, poor: float) -> str:
-    """An improvement rate in a word: poor below 1% (or what the run has set), good above 5%."""
+    """An improvement rate in a word: poor below 1% (or the run's own limit), good above 5%."""
     if math.isnan(rate):
         return ""
     return "poor" if rate < poor else "acceptable" if rate <= GOOD_IMPROVEMENT else "good"
 
 
 def gap_grade(share: float, severe: float) -> str:
-    """A gap between training and validation loss in a word: severe above 30% (or what the run has set)."""
+    """A gap between training and validation loss in a word: severe above 30% (or the run's own limit)."""
     if math.isnan(share):
         return ""
     return "severe" if share > severe else "healthy" if share < MILD_GAP else "mild"
 
 
 NO_VALIDATION_LOSS = (
-    "no validation loss was given, so overfitting can not be told: pass val_loss to monitor.end_epoch, or validation "
+    "no validation loss was given, so overfitting cannot be seen: pass val_loss to monitor.end_epoch, or validation "
     "data to the trainer"
 )
 
@@ -100,8 +100,8 @@ def epochs(
 ) -> tuple[Epoch, ...]:
     """Every evaluation of a run; `series` gives the readings of a metric by name, as steps and values.
 
-    An improvement below `poor` and a gap above `severe` are called so; a plateau is a `change` that small over a
-    `window` of epochs.
+    An improvement below `poor` is poor, and a gap above `severe` is severe. A plateau is a change of less than `change`
+    in each of `window` epochs.
     """
 
     def readings(name: str) -> dict[int, float]:
@@ -131,6 +131,6 @@ def epochs(
 
 
 def _percent(share: float) -> str:
-    if abs(share) >= 10:  # beyond that digits say nothing
+    if abs(share) >= 10:  # digits mean nothing beyond that
         return ">1000%" if share > 0 else "<-1000%"
     return f"{100 * share:.{2 if abs(share) < 1 else 4}g}%"

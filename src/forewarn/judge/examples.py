@@ -1,16 +1,16 @@
-"""The examples in the documentation of rules: series in shorthand, and whether the rule fires.
+"""The examples in rule documentation: short series, and whether the rule fires on them.
 
-A line is `fires:` or `quiet:` and one or more series, separated by `|`. A series is a metric, with a scope in braces if
-it has one, and its values, the first at step 0. Without a name it is the first metric that the rule reads.
+A line is `fires:` or `quiet:` and one or more series, separated by `|`. A series is a metric, a scope in braces if it
+has one, and its values, starting at step 0. Without a name, it is the first metric that the rule reads.
 
     fires: 2.0+0.001x150 9.0 9.0
     quiet: update/ratio{layer.weight} 0.5x2 0.01x3 | train/lr{0} 1e-3x5
 
-Values are numbers, `nan` and `inf`; `2.0x5` is five times 2.0; `2.0+0.5x3` is 2.0 2.5 3.0, so the count is that of the
-values (prometheus writes one value more); `_` is a step without a reading, `_x5` are five. A scope with a dot in it is
-a parameter: a vector if it ends in `.bias`, otherwise a matrix of 8 × 8 in a `Linear`. `facts/NAME` and a number is no
-series but a hyper-parameter that the user declared, such as `facts/total_steps 1000`. `healthy/METRIC` and two numbers
-is the range that was declared for a metric of the user's own.
+Values are numbers, `nan` and `inf`. `2.0x5` is 2.0 five times. `2.0+0.5x3` is 2.0 2.5 3.0: the count is the number of
+values (Prometheus writes one more). `_` is a step without a reading, and `_x5` is five of them. A scope with a dot is a
+parameter: a vector if it ends in `.bias`, otherwise an 8 × 8 matrix in a `Linear`. `facts/NAME` and a number is not a
+series but a declared hyperparameter, such as `facts/total_steps 1000`. `healthy/METRIC` and two numbers declare the
+healthy range of a user's own metric.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Example:
 
     hyperparameters: dict[str, float]
     healthy: dict[str, tuple[float, float]]
-    """By the metric that the range was declared for."""
+    """The declared healthy ranges, by metric."""
 
     @property
     def info(self) -> RunInfo:

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 
 
 class Phase(IntEnum):
-    """Where in a training step something is met, in order: of two alerts of one step the earlier is the cause."""
+    """The phases of a training step, in order. Of two alerts at one step, the earlier phase is the cause."""
 
     FORWARD = 0
     LOSS = 1
@@ -14,7 +14,7 @@ class Phase(IntEnum):
     UPDATE = 3
     WEIGHTS = 4
     REST = 5
-    """What belongs to no place in a step."""
+    """Not part of a training step."""
 
 
 class Family(Enum):
@@ -30,11 +30,11 @@ class Family(Enum):
     METRICS = "M", "metrics of your own", Phase.REST
     MONITOR = "X", "the monitor itself", Phase.REST
     OWN = "Z", "rules of your own", Phase.REST
-    """Never used by forewarn, so that no later version takes a code of yours."""
+    """Never used by forewarn, so that no later version takes one of your codes."""
 
     def __init__(self, letter: str, title: str, phase: Phase) -> None:
         self.letter = letter
-        """The first of every code of the family."""
+        """The first letter of every code in the family."""
         self.title = title
         self.phase = phase
 
@@ -43,5 +43,5 @@ BY_LETTER = {family.letter: family for family in Family}
 
 
 def is_own(code: str) -> bool:
-    """Whether this is the code of a rule of the user's own, loaded or not."""
+    """Whether this is the code of a user's own rule, loaded or not."""
     return BY_LETTER.get(code[:1]) is Family.OWN

@@ -1,4 +1,4 @@
-"""Loss forecasts: a law with an asymptote fitted to the curve, with an interval for its error."""
+"""Loss forecasts: a law with an asymptote is fitted to the curve, with an error interval."""
 
 from __future__ import annotations
 
@@ -21,48 +21,47 @@ Floats = NDArray[np.float64]
 _FITTED_BINS = 48
 """Number of medians, evenly spaced on a logarithmic scale, to which the law is fitted."""
 _LEAST_LOSSES = 200
-"""Fewest losses for a forecast."""
+"""Minimum number of losses for a forecast."""
 _FURTHEST = 4.0
-"""Furthest forecast as a multiple of the steps so far; further out the data says too little about the tail."""
+"""Furthest forecast, as a multiple of the steps so far; beyond it the data says too little."""
 _LEARNT = 0.02
-"""Share by which the loss must have fallen; a flat line cannot be extrapolated."""
+"""Fraction by which the loss must have fallen; a flat line cannot be extrapolated."""
 _EXPONENTS = np.geomspace(0.05, 2.0, 32)
 _FEWEST_FOLDS = 10.0
-"""Fewest e-folds over the curve for an exponential fit; fewer cannot be told from a power law."""
+"""Minimum e-folds over the curve for an exponential fit; with fewer it looks like a power law."""
 _MOST_FOLDS = 100.0
 _HUBER = 1.5
 """Standard errors beyond which a bin is down-weighted."""
 _CUTS = (0.4, 0.5, 0.6, 0.7, 0.8)
-"""Shares of the curve from which its end is predicted, to measure the error of such predictions."""
+"""Fractions of the curve from which its end is predicted, to measure the prediction error."""
 _WIDTH = 2.0
-"""Half-width of an interval in errors of those predictions; tested on real runs to be a 90% interval."""
+"""Half-width of the interval in prediction errors; tests on real runs show that it covers 90%."""
 _RECENT = 0.05
 """Share of the curve whose median is the current level."""
 _NINE_IN_TEN = 1.64
 """Half-width of the 90% interval of a normal distribution, in standard errors."""
 _TREND_SHARE = 0.5
-"""Share of the curve whose slope limits how far the law may carry on: of a loss that flattens, the later half."""
+"""Fraction of the curve, from its end, whose slope limits the fall that the law may predict."""
 _RISE_SHARE = 0.25
-"""Share of the curve over which a rise is looked for."""
+"""Fraction of the curve, from its end, that is searched for a rise."""
 _CERTAIN = 3.0
 """Standard errors beyond which a slope is evidence of a rise."""
 
 _LEAST_POINTS = 20
-"""Below so many losses a trend over the run says nothing."""
+"""Minimum number of losses for a trend over the run."""
 _NUM_LEVELS = 10
-"""Parts that a run is cut into; the median of a part is its level."""
+"""Number of equal parts of a run; the median of a part is its level."""
 _FALL_KEPT = 0.9
-"""Share of its fall that the loss must have kept: less, and it has risen again."""
+"""Fraction of its fall that the loss must keep; with less, it has risen again."""
 
 
 class LossCurve:
-    """The loss curve of a run in at most `most_bins` means; when it is full, neighbours are merged in pairs."""
+    """The loss curve of a run in at most `most_bins` means; when it is full, neighbors are merged in pairs."""
 
     def __init__(self, most_bins: int = 1024, *, finite_only: bool = True) -> None:
         self._most_bins = most_bins
         self._finite_only = finite_only
-        """Whether losses that are not finite are left out: a law cannot be fitted to them, a picture should show them.
-        """
+        """Whether to leave out non-finite losses: a fit cannot use them, but a picture should show them."""
         self._width = 1
         self._means: list[float] = []
         self._ends: list[int] = []
@@ -112,7 +111,7 @@ class LossCurve:
 
     @property
     def levels(self) -> Floats:
-        """The median loss in each tenth of the run; empty if there are too few losses for that."""
+        """The median loss in each tenth of the run; empty if there are too few losses."""
         if len(self._means) < _LEAST_POINTS:
             return np.empty(0)
         return _levels(self.points[1])
@@ -146,7 +145,7 @@ class Forecast:
     declined: str = ""
     """Why there is no forecast; the numbers below are NaN then."""
     open_warnings: tuple[str, ...] = ()
-    """The names of the rules with an open warning: the forecast is what happens if nothing else does."""
+    """The names of rules with an open warning, which the forecast does not take into account."""
     at: int = 0
     """The step of the forecast."""
     loss: float = math.nan
@@ -154,9 +153,9 @@ class Forecast:
     high: float = math.nan
     target: float = math.nan
     reached: bool = False
-    """Whether the level already is at or below the target; the steps below are `now` then."""
+    """Whether the level is already at or below the target; the steps below are then `now`."""
     target_step: float = math.nan
-    """The step at which the target is met; infinite if it is out of reach of the forecast."""
+    """The step at which the target is met; infinite if it is beyond the forecast."""
     target_soonest: float = math.nan
     target_latest: float = math.nan
 
@@ -178,7 +177,7 @@ class _Law:
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """A fitted law, put where the loss is now, and held to the slope that the loss has had lately."""
+    """A fitted law, shifted to the current loss and limited to the recent slope."""
 
     law: _Law
     now: float
@@ -189,9 +188,9 @@ class _Trend:
     """Steepest fall per e-fold of steps that the recent losses allow; 0 if they may not be falling at all."""
 
     def __call__(self, step: float) -> float:
-        """The expected loss: never above the level, since a law that falls is no evidence of a rise.
+        """The expected loss. It is never above the level, because a falling law is no evidence of a rise.
 
-        What is above the asymptote shrinks as it does in the law.
+        The part above the asymptote shrinks as in the law.
         """
         present, floor = float(self.law(self.now + 1)), self.law.floor
         margin = _NINE_IN_TEN * self.noise
@@ -213,10 +212,10 @@ class _Outlook:
     """Error at the current step: the noise of the level plus the misfit of the trend."""
     lowest: float
     highest: float
-    """Limits of the loss, from what it has been so far."""
+    """Limits of the loss, from its values so far."""
 
     def at(self, step: float) -> tuple[float, float, float]:
-        """The expected loss, and an interval that widens with the logarithm of the steps."""
+        """The expected loss, with an interval that widens with the logarithm of the steps."""
         middle = self.trend(step)
         half = self.unsure + _WIDTH * self.rate * math.log((step + 1) / (self.now + 1))
         return middle, max(self.lowest, middle - half), min(self.highest, middle + half)
@@ -227,7 +226,7 @@ def forecast(
 ) -> Forecast:
     """The loss at step `at` (by default twice the steps so far), and when `target` is met.
 
-    `alerts` are those of the run: open warnings are named in the forecast, and with a critical one there is none.
+    `alerts` are the alerts of the run. The forecast names open warnings, and declines if one is critical.
     """
     _check(at, target)
     warnings = [alert for alert in open_alerts(alerts) if alert.severity > Severity.INFO]
@@ -246,7 +245,7 @@ def forecast(
         middle, low, high = outlook.at(ahead)
         result = dataclasses.replace(result, at=ahead, loss=middle, low=low, high=high)
     elif not result.declined:
-        result = dataclasses.replace(result, declined="the loss does not follow a curve that could be continued")
+        result = dataclasses.replace(result, declined="the loss does not follow a curve that can be extrapolated")
     return result if target is None else _with_target(result, float(target), outlook)
 
 
@@ -279,7 +278,7 @@ def _names(alerts: Iterable[Alert]) -> tuple[str, ...]:
 
 
 def _slope(steps: Floats, losses: Floats) -> tuple[float, float]:
-    """The change of the loss per e-fold of steps, as a robust line through it, and its standard error."""
+    """The slope of a robust line, in loss per e-fold of steps, and its standard error."""
     if len(steps) < _LEAST_POINTS:
         return 0.0, math.inf
     parts = np.array_split(np.arange(len(steps)), _LEAST_POINTS)

@@ -17,10 +17,10 @@ EXPLODING = 10.0
 WINDOW = 10
 COLLAPSE = 5.0
 MINOR, SIGNIFICANT = 2.0, 3.0
-"""Ratios of two tasks' gradients up to which they are balanced, and from which the difference matters."""
+"""Ratio of two tasks' gradients up to which they are balanced, and ratio from which the difference matters."""
 
 MOST_NAMES = 4
-"""Layers that a summary names; the others are counted."""
+"""Number of layers that a summary names; the others are only counted."""
 
 
 def detect_vanishing_gradients(norms: Mapping[str, float], threshold: float = VANISHING) -> list[str]:
@@ -38,8 +38,8 @@ def detect_task_collapse(
 ) -> tuple[bool, str]:
     """Whether one of two tasks has taken over, and a sentence about it.
 
-    `ratios` are gradient norms of the first task over those of the second; the mean of the last `window_size` is judged
-    against the threshold and one over it. The rule T102 does the same on a log scale, and names the tasks.
+    `ratios` are gradient norms of the first task divided by those of the second. The mean of the last `window_size` is
+    compared with the threshold and its inverse. The rule T102 does the same on a log scale, and names the tasks.
     """
     if window_size < 1 or not collapse_threshold > 1:
         raise ValueError("window_size must be 1 or more and collapse_threshold more than 1")
@@ -48,7 +48,7 @@ def detect_task_collapse(
         return False, f"not enough data: {len(recent)} of {window_size} ratios"
     mean = sum(recent) / len(recent)
     if math.isnan(mean):
-        return False, "not enough data: a ratio is no number"
+        return False, "not enough data: a ratio is not a number"
     words = f"mean gradient ratio {in_words(mean)} over the last {window_size}"
     if mean > collapse_threshold:
         return (
@@ -137,7 +137,7 @@ class GradientTally:
         self._exploding |= dict.fromkeys(detect_exploding_gradients(norms, self.exploding_threshold))
 
     def add_ratio(self, ratio: float) -> None:
-        """The gradient norm of the first task over that of the second."""
+        """Add the gradient norm of the first task divided by that of the second."""
         if ratio > 0 and math.isfinite(ratio):
             self._ratios = [*self._ratios, ratio][-WINDOW:]
 

@@ -1,4 +1,4 @@
-"""What a finding says in words, from the message of its rule: the same sentence in every view."""
+"""A finding in words, from the message of its rule. Every view shows the same sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, figure
 
 SEPARATOR = " · "
 LONGEST_NAME = 80
-"""Longest name; longer ones are cut in the middle, where they say least."""
+"""Maximum length of a name; longer ones are cut in the middle, which says least."""
 
 
 class Message(NamedTuple):
@@ -31,7 +31,7 @@ class Message(NamedTuple):
 
     @property
     def keys(self) -> set[str]:
-        """What it is filled in with."""
+        """The names of the values in its templates."""
         return {name for template in self for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
@@ -46,7 +46,7 @@ class Telling(NamedTuple):
 
 
 def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = None) -> Telling:
-    """A finding in words, by the first of the messages whose keys it has; the last, if it has the keys of none."""
+    """A finding in words, by the first message for which it has all values, or else the last."""
     figures: dict[str, float | str] = {"value": finding.value, "bound": finding.bound}
     if finding.scope:
         figures |= {"scope": place(finding.scope, info), "group": finding.scope}
@@ -64,7 +64,7 @@ def tell(messages: Sequence[Message], finding: Finding, info: RunInfo | None = N
 
 
 def filled(template: str, figures: Mapping[str, float | str]) -> str:
-    """A template with numbers and names in it as in a message."""
+    """A template, filled in with numbers and names as in a message."""
     return template.format_map(
         {key: _Name(value) if isinstance(value, str) else _Figure(value) for key, value in figures.items()}
     )
@@ -101,7 +101,7 @@ class _Name(str):
 
 
 def in_its_words(member: str) -> str:
-    """The words of the enum member with this name in lower case; a name that is none, without its underscores."""
+    """The words of the enum member with this lower-case name; other names without their underscores."""
     for kind in (FrozenCause, BatchNormState):
         if member.upper() in kind.__members__:
             return str(kind[member.upper()])
@@ -109,6 +109,6 @@ def in_its_words(member: str) -> str:
 
 
 def _is_known(part: str, values: Mapping[str, float | str]) -> bool:
-    """Whether all of this part of the numbers is there; a value itself may be NaN."""
+    """Whether every number in this part is known; `value` itself may be NaN."""
     names = [name for _, name, _, _ in Formatter().parse(part) if name is not None]
     return all(name in values and (name == "value" or values[name] == values[name]) for name in names)

@@ -1,4 +1,4 @@
-"""Recent readings in memory: one ring [window × scopes] per metric, in float32 exactly as stored."""
+"""Recent readings in memory: one ring buffer [window × scopes] per metric, in float32 as stored."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _log = logging.getLogger("forewarn")
 
 _RULE_FAILED = "monitor/rule_failed"
 _DERIVED = "derived"
-"""Where the state of derivations is kept, among that of metrics, all of whose names have a slash."""
+"""Key of the derivations in the state. Metric names contain a slash, so it cannot clash."""
 
 _PATTERNS = 64
-"""Combinations of metrics for which it is remembered what follows from them: the steps of a run differ in few ways."""
+"""Number of cached combinations of metrics; the steps of a run differ in few ways."""
 
 _SLACK = 4
-"""A ring is a quarter longer than its window; a shorter one would be moved to the front more often."""
+"""A ring is a quarter longer than its window; in a shorter one, values would be moved more often."""
 
 _UNJUDGED_WINDOW = 8
-"""Readings kept of metrics that no rule reads, for people and snapshots."""
+"""Number of readings kept of metrics that no rule reads, for views and snapshots."""
 
 _FEW_SCOPES = 8
 """Up to this many scopes, a ring is stored scope by scope, because rules then read one series at a time."""
@@ -91,7 +91,7 @@ class _Ring:
         return self._panel
 
     def baseline(self, scope: str, spike: Spike) -> Baseline:
-        """The usual level of a scope, up to now; each reading joins it once, whoever asks."""
+        """The usual level of a scope up to now; each reading is added once, whoever asks."""
         identity = scope, spike.key
         baseline = self.baselines.get(identity)
         if baseline is None:
@@ -101,7 +101,7 @@ class _Ring:
         return baseline
 
     def rolling_median(self, scope: str, window: int) -> RollingMedian:
-        """The same for medians; they are not saved, because the readings that are kept make them anew."""
+        """The same for medians, which are not saved: the kept readings restore them."""
         rolling = self._medians.get((scope, window))
         if rolling is None:
             rolling = self._medians[scope, window] = RollingMedian(window)
@@ -114,7 +114,7 @@ class _Ring:
             new = min(self.seen - level.seen, self._end)
             for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
                 level.observe(value)
-            level.seen = self.seen  # what fell out of the ring unseen does not come back
+            level.seen = self.seen  # readings that left the ring are lost
 
     def state_dict(self) -> dict[str, Any]:
         panel = self.panel()
@@ -139,35 +139,35 @@ class _Ring:
         ring.seen = int(state["seen"])
         for plain in state["baselines"]:
             if "scope" not in plain:
-                continue  # of an earlier version: levels are found anew from the readings that are kept
+                continue  # from an earlier version: the kept readings restore the level
             spike = Spike.from_key(plain["key"])
             ring.baselines[plain["scope"], spike.key] = Baseline.from_state(spike, plain)
         return ring
 
 
 class Derivation:
-    """Readings that follow from those of a step by the settings of rules, and so are never measured."""
+    """Readings computed from other readings of a step and the settings of rules, never measured."""
 
     rule: str
-    """The name of the rule whose settings decide."""
+    """The name of the rule whose settings it uses."""
     sources: tuple[str, ...]
     """The metrics that must have a new reading."""
     gives: tuple[str, ...]
-    """The metrics that are derived; of an earlier derivation from the same sources nothing is kept."""
+    """The metrics that it computes; recorded values of them are replaced."""
 
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterable[Block]:
-        """What follows from a step whose `blocks`, here by name, have just joined the history."""
+        """The derived readings of a step whose `blocks`, by name, were just added to the history."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
 
 
 class History:
-    """The last readings of every metric, which rules read live and in replay."""
+    """The last readings of every metric, for rules to read live and in replay."""
 
     def __init__(
         self,
@@ -177,9 +177,9 @@ class History:
         derivations: Sequence[Derivation] = (),
         catalogue: Catalogue = BUILT_IN,
     ) -> None:
-        """`judged`: the metrics that rules look at, by default all; fewer readings of the others are kept.
+        """`judged`: the metrics that rules read, by default all; fewer readings of the others are kept.
 
-        One with a `*` in it stands for a family of them.
+        A name with a `*` stands for several metrics.
         """
         self._derivations = list(derivations)
         self._due = lru_cache(_PATTERNS)(self._due_for)
@@ -197,9 +197,9 @@ class History:
         return sorted(self._rings)
 
     def append(self, blocks: Iterable[Block]) -> list[Block]:
-        """Let the readings of a step join, with what is derived from them; returns all that did.
+        """Add the readings of a step and what is derived from them; returns all added blocks.
 
-        What was derived from them when they were recorded is left out: other settings may give something else.
+        Derived readings from the recording are dropped, because other settings may give other values.
         """
         joined = list(blocks)
         due = self._due(tuple([block.name for block in joined]))
@@ -218,7 +218,7 @@ class History:
         return joined
 
     def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
-        """What follows from new readings of these metrics."""
+        """The derivations for which these metrics suffice."""
         return [derivation for derivation in self._derivations if set(derivation.sources) <= set(names)]
 
     def _take(self, blocks: Iterable[Block]) -> None:
@@ -232,7 +232,7 @@ class History:
         try:
             return list(derivation.derive(self, blocks))
         except Exception:
-            _log.exception("%s could not be derived: the rule %s is switched off", derivation.gives, derivation.rule)
+            _log.exception("%s could not be computed; the rule %s is switched off", derivation.gives, derivation.rule)
             self._derivations.remove(derivation)
             self._due.cache_clear()
             source = blocks[derivation.sources[0]]

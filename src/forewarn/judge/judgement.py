@@ -1,4 +1,4 @@
-"""How rules are judged: what they are and by which settings, and what they said of a step."""
+"""Judging a step: the rules, their settings, and what they found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("forewarn")
 RULE_FAILED = "X102"
 
 _PATTERNS = 64
-"""Combinations of metrics whose rules are remembered: the steps of a run differ in few ways."""
+"""Number of cached combinations of metrics; the steps of a run differ in few ways."""
 
 _WHOLE = ("",)
 
@@ -34,15 +34,15 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """What a run is judged by; `Config.rule_set()` makes one."""
+    """The rules and settings that judge a run; `Config.rule_set()` makes one."""
 
     rules: tuple[Rule, ...]
     settings: Mapping[str, Settings]
-    """By the code of the rule, also of rules that are not judged: others show their bounds."""
+    """By rule code, including disabled rules, whose bounds some views show."""
     history_window: int = 1024
     detail_window: int = 64
     disabled: tuple[Rule, ...] = ()
-    """Rules that are loaded, but not judged."""
+    """Rules that are loaded but switched off."""
 
     @classmethod
     def of(cls, rules: Iterable[Rule]) -> RuleSet:
@@ -51,19 +51,19 @@ class RuleSet:
         return cls(rules, {rule.code: rule.settings() for rule in (*all_rules(), *rules) if rule.settings})
 
     def history(self, info: RunInfo | None = None) -> History:
-        """A history of this run, as long as these rules look back."""
+        """A history of this run, long enough for these rules."""
         judged = {name for rule in self.rules for name in rule.reads}
         return History(
             self.history_window, self.detail_window, judged, derivations(self), catalogue_of(info or RunInfo())
         )
 
     def not_loaded(self, info: RunInfo) -> tuple[RuleInfo, ...]:
-        """The rules that judged this run live and that are not here."""
+        """The rules that judged this run live but are not loaded here."""
         loaded = {(rule.code, rule.name) for rule in (*self.rules, *self.disabled)}
         return tuple(rule for rule in info.rules if (rule.code, rule.name) not in loaded)
 
     def settings_of(self, kind: type[S]) -> S:
-        """The settings of this class, which one rule has."""
+        """The settings of this class, which belongs to one rule."""
         return next(settings for settings in self.settings.values() if isinstance(settings, kind))
 
 
@@ -75,13 +75,13 @@ class Judgement:
     blocks: Sequence[Block]
     """The new readings."""
     judged: Mapping[str, Collection[str]]
-    """For the code of each rule that had something new to look at: the metrics that it was."""
+    """By rule code: the metrics with new readings. Only rules that have some are listed."""
     findings: tuple[Finding, ...]
     patterns: Collection[str] = ()
-    """The codes of rules about patterns of metrics, in whose findings the scopes are spelled out."""
+    """The codes of rules about patterns of metrics; the scopes of their findings include the metric."""
 
     def covered(self, code: str) -> set[str]:
-        """The scopes about which this rule has spoken, by a finding or by silence; what is not finite says nothing."""
+        """The scopes that this rule judged, whether or not it found something. Non-finite readings do not count."""
         names = self.judged.get(code, ())
         return {
             spelled_out(block.name, block.scopes[index]) if code in self.patterns else block.scopes[index]
@@ -92,7 +92,7 @@ class Judgement:
 
 
 _DueRule = tuple[str, tuple[str, ...], Judging, Gate | None, int]
-"""A code, the new metrics, what judges them, its gate and the place of the block that the gate looks at."""
+"""A code, its new metrics, the function that judges them, the gate, and the index of the block it tests."""
 
 
 class Judge:
@@ -110,10 +110,10 @@ class Judge:
         self._gates = {rule.code: rule.gate(rule_set.settings.get(rule.code), info) for rule in rules if rule.gate}
         self._due = lru_cache(_PATTERNS)(self._due_for)
         self._concerned: dict[str, list[str]] = {}
-        """By metric: the codes of the rules that new readings of it are for."""
+        """By metric: the codes of the rules that judge its new readings."""
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
-        """Judge the step whose blocks have just joined the history."""
+        """Judge the step whose blocks were just added to the history."""
         blocks = tuple(blocks)
         due, judgings = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []

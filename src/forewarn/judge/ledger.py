@@ -1,4 +1,4 @@
-"""The ledger: one alert per (code, scope), pending → firing → resolved, the root cause ranked above its symptoms."""
+"""The ledger: one alert per code and scope, pending → firing → resolved; causes rank above their symptoms."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Ledger:
         return self.ranked(self._with_causes(changed)) if changed else ()
 
     def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
-        """These alerts, the firing ones with the code of the alert that has caused them, as far as it is known yet."""
+        """These alerts; the firing ones carry the code of their cause, if it is known yet."""
         causes = self.causes(self.alerts)
         for index, alert in enumerate(changed := list(changed)):
             if alert.state is AlertState.FIRING and (cause := causes.get((alert.code, alert.since))):
@@ -135,7 +135,7 @@ class Ledger:
         return tuple(alerts[index] for index in sorted(range(len(alerts)), key=importance))
 
     def causes(self, alerts: Sequence[Alert]) -> dict[tuple[str, int], str]:
-        """For the code and first step of each symptom among these: the code of the alert that is its root cause."""
+        """For the code and first step of each symptom: the code of its root cause."""
         episodes = self._episodes(alerts)
         chains = _chains(list(dict.fromkeys(episodes)), self._explained)
         return {
@@ -145,7 +145,7 @@ class Ledger:
         }
 
     def _episodes(self, alerts: Sequence[Alert]) -> list[_Episode]:
-        """The episode of each alert: alerts of one code that were open at the same time share one."""
+        """The episode of each alert. Alerts of one code that were open at the same time share an episode."""
         episodes: list[_Episode] = []
         number = [0] * len(alerts)
         for index in sorted(range(len(alerts)), key=lambda index: (alerts[index].code, alerts[index].since)):
@@ -206,10 +206,10 @@ def _chains(
 ) -> dict[_Episode, tuple[_Episode, int]]:
     """For each episode its root cause, and the number of links to it.
 
-    A cause explains the symptom's code, began no later, and was not over when the symptom was first seen. Of two that
-    appear at the same step, the earlier phase of a training step counts: a non-finite loss makes non-finite gradients
-    within its own step, but such gradients make such a loss only in the next. An episode that nothing explains may
-    cause one of an earlier phase: weights that were changed from outside. Information never causes a warning.
+    A cause explains the symptom's code, began no later, and was not over when the symptom was first seen. If two appear
+    at the same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of
+    its step non-finite, but such gradients affect the loss only in the next step. An episode that nothing explains may
+    cause one in an earlier phase, as when weights were changed from outside. Information never causes a warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 
@@ -256,7 +256,7 @@ def _seen_again(alert: Alert, step: int, severity: Severity, finding: Finding) -
 
 
 def _told(rule: Rule, finding: Finding, info: RunInfo) -> Telling:
-    """A finding in the words of its rule; of a rule whose message cannot be filled in, its name."""
+    """A finding in the words of its rule; just the name of the rule if its message cannot be filled in."""
     try:
         return tell(rule.messages, finding, info)
     except Exception:
@@ -265,7 +265,7 @@ def _told(rule: Rule, finding: Finding, info: RunInfo) -> Telling:
 
 
 def prescribe(rule: Rule, finding: Finding, history: History, info: RunInfo) -> tuple[Remedy, ...]:
-    """The remedies for a finding, best first, with the numbers of this run; remedies that fail are left out."""
+    """The remedies for a finding, best first, with numbers from this run; remedies that fail are left out."""
     remedies: list[Remedy] = []
     for make in rule.remedies:
         try:

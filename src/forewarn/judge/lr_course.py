@@ -1,4 +1,4 @@
-"""The course of the learning rate, from which rules tell a planned change from a jump."""
+"""The course of the learning rate, which tells a planned change from a jump."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forewarn.types import RunInfo, Values, peak_lr
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A rise of the learning rate within one step that no schedule makes."""
+    """A sudden rise of the learning rate that no schedule makes."""
 
     step: int
     before: float
@@ -31,7 +31,7 @@ class JumpBounds(Protocol):
 
 
 def rates(lr: Panel, steps: Steps | None = None) -> Floats:
-    """The largest learning rate among the groups at each of these steps, by default at every kept one.
+    """The largest learning rate among the groups at each of these steps, by default at every step in memory.
 
     NaN for a step before the first one in memory.
     """
@@ -49,12 +49,12 @@ def _highest(rows: Values) -> Floats:
 
 
 def declared_peak(info: RunInfo) -> float:
-    """The highest learning rate that an optimizer group or its scheduler named at attach time; 0 if none did."""
+    """The highest learning rate that an optimizer group or its scheduler declared; 0 if none did."""
     return max(_named_peaks(info), default=0.0)
 
 
 def declared_peaks(lr: Panel, info: RunInfo) -> list[float]:
-    """The same for each group, in the order of the scopes; 0 if the groups have changed."""
+    """The highest declared learning rate of each group, in the order of scopes; 0 if the groups have changed."""
     named = _named_peaks(info)
     return named if len(named) == len(lr.scopes) else [0.0] * len(lr.scopes)
 
@@ -69,7 +69,7 @@ def peak_rate(lr: Panel, info: RunInfo) -> float:
 
 
 def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
-    """The same for each group."""
+    """The highest learning rate of each group, observed or declared."""
     observed = np.fmax.reduce(lr.values, axis=0, initial=0.0).tolist()
     return [max(pair) for pair in zip(declared_peaks(lr, info), observed, strict=True)]
 
@@ -80,7 +80,7 @@ def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
 
 
 def is_rising(lr: Panel, since: int) -> bool:
-    """Whether the lr is higher than at that step, or at the oldest step in memory if that is later."""
+    """Whether the lr is higher now than at step `since`, or than at the oldest step in memory if that is later."""
     if not len(lr):
         return False
     then, now = rates(lr, np.array([max(since, int(lr.steps[0])), lr.at]))
@@ -88,7 +88,7 @@ def is_rising(lr: Panel, since: int) -> bool:
 
 
 def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Jump | None:
-    """The jump at the newest step, if any; the usual answer reads only two rows."""
+    """The jump at the newest step, if any. Usually this reads only two rows."""
     if len(lr) < 2:
         return None
     before, after = lr.values[-2:].tolist()
@@ -104,7 +104,7 @@ def last_jump(lr: Panel, plan: Panel, since: int, settings: JumpBounds, info: Ru
 
 
 def planned_growth(lr: Panel, plan: Panel, steps: Steps, settings: JumpBounds, info: RunInfo) -> Floats:
-    """By how much the lr has risen since each of these steps as planned, without jumps; 1 where it has fallen.
+    """The planned growth of the lr since each of these steps, without jumps; 1 where it has fallen.
 
     NaN for a step before the first one in memory.
     """
@@ -119,10 +119,11 @@ def planned_growth(lr: Panel, plan: Panel, steps: Steps, settings: JumpBounds, i
 
 
 def _jumps(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Bools:
-    """For each kept step but the first, and each group: whether the lr jumped there, by none of these plans.
+    """For each step in memory but the first, and each group: whether the lr jumped against all plans.
 
-    A return to its peak is a restart. A step to a rate that was there before, no longer than the schedule's own gradual
-    steps were, is the next cycle: near the foot of one such a step is many times the rate. The rest is declared.
+    A return to the peak is a restart. A return to an earlier rate is the next cycle, if the change is no larger than
+    the gradual changes of the schedule. At the bottom of a cycle, such a change is many times the rate. Declared rates
+    are planned too.
     """
     before, after = lr.values[:-1].astype(np.float64), lr.values[1:].astype(np.float64)
     rises: Bools = (before > 0) & (after >= settings.factor * before)
@@ -141,7 +142,7 @@ def _jumps(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Bools
 
 
 def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
-    """For each kept step and group: whether the lr is what a plan says, within this share of the highest planned."""
+    """For each step in memory and group: whether the lr follows a plan, within this share of the highest rate."""
     if not len(plan) or plan.scopes != lr.scopes:
         return np.zeros(lr.values.shape, np.bool_)
     index = np.minimum(np.searchsorted(plan.steps, lr.steps), len(plan) - 1)

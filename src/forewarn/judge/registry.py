@@ -21,16 +21,16 @@ from forewarn.settings import Settings
 from forewarn.types import Finding, RunInfo, Severity, is_metric_name, spelled_out
 
 NO_BOUND = math.nan
-"""The bound of a finding that compares nothing: its value is a flag or a code, and no view shows the two."""
+"""The bound of a finding without a comparison. Its value is a flag or a code, and no view shows either."""
 
 _SECTIONS = ["## Why is this bad?", "## Example"]
 _GIVEN_BY_NAME = ("settings", "info", "metric")
-"""Parameters that a check takes beside what it reads."""
+"""Optional parameters of a check, besides what it reads."""
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
 Judging = Callable[[int, History, Iterable[str]], list[Finding]]
 Gate = Callable[[int, float], bool]
-"""Whether a finding is possible at a step with this new value; it is NaN if the metric is not of the run as a whole."""
+"""Whether a finding is possible at a step with this value; NaN if the metric is not of the run as a whole."""
 MakeGate = Callable[[Any, RunInfo], Gate]
 """Makes the gate of a run from the rule's settings."""
 
@@ -43,24 +43,23 @@ class Rule:
     name: str
     family: Family
     reads: tuple[str, ...]
-    """Metric names; any of them may be empty. One with a `*` in it, alone, is a family: each metric of it is judged by
-    itself, and the scope of a finding is spelled out as `family/scope/quantity`."""
+    """Metric names; any of them may have no readings. A single name with a `*` stands for several metrics. Each is
+    judged separately, and the scope of a finding is written as `family/scope/quantity`."""
     when: tuple[str, ...]
-    """Those whose new readings the rule judges. A finding has a scope of theirs, and only theirs can take it back."""
+    """The metrics whose new readings trigger the rule. Findings have their scopes, and only they can resolve them."""
     check: Check
     settings: type[Settings] | None = None
-    """Its thresholds; None if it compares with nothing that could be set."""
+    """The thresholds; None if there is nothing to set."""
     gate: MakeGate | None = None
-    """Most steps are quiet, and the newest value alone says so: one that the gate does not let pass is not checked,
-    because the check would find nothing."""
+    """A quick test of the newest value. If it returns False, the check would find nothing and is skipped."""
     per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
     hold: int = 1
-    """Checks in a row that a finding must persist for before it fires."""
+    """Number of checks in a row with this finding before it fires."""
     keep: int = 50
-    """Steps that the alert stays open for after it was last seen."""
+    """Number of steps that the alert stays open after it was last seen."""
     messages: tuple[Message, ...] = ()
-    """What it says; where findings differ in their evidence, several, and the first that can be filled in counts."""
+    """What it says. If there are several, the first one for which the evidence has all values is used."""
     remedies: tuple[Prescription, ...] = ()
     """Best first."""
     explains: tuple[str, ...] = ()
@@ -77,12 +76,12 @@ class Rule:
 
     @property
     def table(self) -> str:
-        """What its settings are called in a config, under `thresholds`."""
+        """The name of its settings in a config, under `thresholds`."""
         return self.name.replace("-", "_")
 
     @property
     def documentation(self) -> str:
-        """The docstring, the only source of what is said about the rule."""
+        """The docstring, the only source of the rule's documentation."""
         return inspect.getdoc(self.check) or ""
 
     @property
@@ -93,11 +92,11 @@ class Rule:
     def judge(
         self, step: int, history: History, settings: Settings | None, info: RunInfo, new: Iterable[str] = ()
     ) -> list[Finding]:
-        """What this rule finds in the newest readings; if it is about a pattern, in those of the `new` ones of it."""
+        """The findings in the newest readings; for a rule about a pattern, in those of the `new` metrics."""
         return self.judging(settings, info)(step, history, new)
 
     def judging(self, settings: Settings | None, info: RunInfo) -> Judging:
-        """The same as a function of the step, the history and the `new` metrics, all else looked up beforehand."""
+        """The same as a function of step, history and `new` metrics; everything else is looked up beforehand."""
         code, check, reads, per_scope = self.code, self.check, self.reads, self.per_scope
         parameters = _parameters(check)
         available: dict[str, Any] = {"settings": settings, "info": info}
@@ -153,16 +152,16 @@ def rule(
     keep: int = 50,
     explains: tuple[str, ...] = (),
 ) -> Callable[[Check], Rule]:
-    """Make a rule of a check; one that is incomplete is a ValueError that says what is missing.
+    """Turn a check function into a rule. Raises ValueError if something is missing, and says what.
 
-    It is judged where it is given: those in `forewarn.judge.rules` always, one of your own by `watch(rules=[...])`.
+    Rules in `forewarn.judge.rules` are always active. Pass your own to `watch(rules=[...])`.
 
-    The check takes one series (or panel) per name it reads, then `settings` and `info` if it names them. It is called
-    when a metric in `when` has a new reading; by default that is the first that it reads. Of a pattern such as
-    `*_metric/*` it is called for each metric that has, and takes its name if it has a parameter `metric`. With a
-    `gate` it is not called where that says False.
+    The check takes one series (or panel) per metric it reads, then `settings` and `info` if it has such parameters. It
+    is called when a metric in `when` has a new reading, by default the first metric it reads. For a pattern such as
+    `*_metric/*`, it is called for each matching metric with a new reading. It gets the name of the metric if it has a
+    parameter `metric`. With a `gate`, it is called only if the gate returns True.
 
-    A `message` that is only a headline gets the numbers of its findings by itself: value, limit and usual level.
+    If `message` is only a headline, the numbers are added: value, limit and usual level.
     """
 
     def declare(check: Check) -> Rule:
@@ -190,7 +189,7 @@ def _messages(message: str | Message | tuple[Message, ...], metric: str) -> tupl
 
 
 def _defects(declared: Rule) -> Iterable[str]:
-    """What is missing or wrong about a rule, each as the end of a sentence."""
+    """What is missing or wrong in a rule, each as the end of a sentence."""
     check, name = declared.check, declared.name
     if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name):
         yield f"its name {name!r} must be lower-case words joined by hyphens"
@@ -215,7 +214,7 @@ def _defects_of_metrics(declared: Rule) -> Iterable[str]:
     if not declared.reads or not all(is_metric_name(metric.replace("*", "any")) for metric in declared.reads):
         yield f"reads={declared.reads!r} must be names of metrics, such as train/loss"
     elif missing := unknown(declared.reads):
-        yield f"it reads {', '.join(missing)}, which nobody records: see docs/metrics.md"
+        yield f"it reads {', '.join(missing)}, which nothing records: see docs/metrics.md"
     elif not set(declared.when) <= set(declared.reads):
         yield f"when={declared.when!r} must be among what it reads"
     elif declared.gate is not None and len(declared.when) != 1:
@@ -257,7 +256,7 @@ def _defects_of_settings(declared: Rule) -> Iterable[str]:
 
 
 def finding(severity: Severity, value: float, bound: float, scope: str = "", **evidence: float | str) -> Finding:
-    """A finding as a check returns it; the rule's code and the step are filled in by `Rule.judge`."""
+    """A finding as a check returns it; `Rule.judge` fills in the code and the step."""
     plain = {name: item if isinstance(item, str) else float(item) for name, item in evidence.items()}
     return Finding("", scope, -1, severity, float(value), float(bound), plain)
 
@@ -275,6 +274,6 @@ def check_distinct(rules: Iterable[Rule]) -> None:
             )
         if declared.settings is not None and (owner := kinds.setdefault(declared.settings, declared)) is not declared:
             raise ValueError(
-                f"the settings {declared.settings.__name__} of {declared.code} {declared.name} are those of "
-                f"{owner.name}; derive a class of its own"
+                f"the settings {declared.settings.__name__} of {declared.code} {declared.name} already belong to "
+                f"{owner.name}; derive a separate class"
             )

@@ -18,26 +18,26 @@ from forewarn.suggestions import words_in
 
 MOST_HITS = 8
 REPOSITORY = Path(__file__).parents[3]
-"""Of a checkout; an installed package has no documentation beside it, and is searched without it."""
+"""The documentation in a checkout; an installed package has none and is searched without it."""
 
 NAME, SYMPTOM, SUMMARY, TEXT = 6.0, 4.0, 3.0, 0.5
-"""What a word counts by where it stands."""
+"""The weight of a word, by where it appears."""
 _OTHER_WORD = 0.7
-"""What a synonym counts, or the beginning of a longer word."""
+"""The weight of a synonym, or of the beginning of a longer word."""
 _SHORTEST_BEGINNING = 4
 _LEAST_OF_BEST = 0.3
 _SPELLED_ALIKE = 0.8
 _MISSPELLED = 0.9
-"""Likeness from which on a word is the name of a rule with a slip in it."""
+"""Minimum similarity for a word to be a mistyped rule name."""
 _LONGEST_NAME = 100
 _LEAST_KNOWN = 0.25
-"""Share of the words that must mean something here; less is noise."""
+"""Fraction of the words that must match something; with less, the result is noise."""
 _LONGEST_QUERY = 1000
 _LONGEST_WORD = 40
 """Characters."""
 _MOST_WORDS = 20
 _OPENING = 1500
-"""Characters at the beginning of a page that are searched, beside its headings."""
+"""Number of characters at the start of a page that are searched, besides its headings."""
 
 _IGNORED = frozenset(words_in("""
     a after all also am an and any are as at be but by can did do does doesn during even every for from get go goes
@@ -61,7 +61,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Something that can be found: what each of its words counts."""
+    """Something that can be found, with the weight of each of its words."""
 
     hit: Hit
     weights: dict[str, float]
@@ -92,7 +92,7 @@ def search(query: str, own: Iterable[Rule] = (), repository: Path = REPOSITORY) 
 
 
 def is_misspelled(query: str, own: Iterable[Rule] = ()) -> bool:
-    """Whether this looks like a code, or like the name of a rule but for a letter or two: then nobody searches."""
+    """Whether this looks like a code or a mistyped rule name; then there is no search."""
     word = query.strip().lower()
     if len(word.split()) != 1:
         return False
@@ -103,7 +103,7 @@ def is_misspelled(query: str, own: Iterable[Rule] = ()) -> bool:
 
 
 def stem(word: str) -> str:
-    """A word without its ending: `exploding`, `explodes` and `explode` are one."""
+    """A word without its ending: `exploding`, `explodes` and `explode` become the same."""
     bare = re.sub(r"(?<=\w{3})(?:ations?|ings?|ed|ies|es|(?<=[^su])s|e|ly|y)$", "", word)
     return bare[:-1] if bare != word and bare[-1:] == bare[-2:-1] and bare[-1:] not in "sl" else bare
 
@@ -114,12 +114,12 @@ def _query(query: str) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """Its words, and names such as `zero_grad` as a whole too."""
+    """The words of a text; names such as `zero_grad` also count as a whole."""
     return [*re.findall(r"[^\W_]+_\w+", text.casefold()), *words_in(text)]
 
 
 def _alternatives(word: str, vocabulary: Collection[str]) -> dict[str, float]:
-    """The words of the vocabulary that a word of the query stands for, with what each of them counts."""
+    """The words of the vocabulary that a query word stands for, with their weights."""
     if not 1 < len(word) <= _LONGEST_WORD or word.isdigit():
         return {}
     root = stem(word)
@@ -157,7 +157,7 @@ def _rules(rules: Iterable[Rule]) -> Iterator[_Entry]:
 
 
 def _advice(rule: Rule) -> str:
-    """The words of its remedies, as far as they are in the name of what it prescribes."""
+    """The words in the names of its remedies."""
     return " ".join(getattr(remedy, "__name__", "").replace("_", " ") for remedy in rule.remedies)
 
 

@@ -1,4 +1,4 @@
-"""Readings over time: `Series` for one scope, `Panel` for all scopes at once, `Baseline` for their usual level."""
+"""Readings over time: `Series` for one scope, `Panel` for all scopes, `Baseline` for the usual level."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Bools = NDArray[np.bool_]
 Steps = NDArray[np.int64]
 
 MAD_TO_STD = 1.4826
-"""The standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of the standard deviation to the median absolute deviation, for a normal distribution."""
 
 _MOST_EXPONENT = 709.0
-"""Its exponential is about the largest number there is."""
+"""Largest exponent whose exponential still fits in a float."""
 
 _REFRESH_AFTER = 8
-"""Accepted values after which a cached level is computed anew; a suspicious value refreshes it at once."""
+"""Accepted values after which a cached level is recomputed; a suspicious value refreshes it at once."""
 
 
 _NO_STEPS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
@@ -39,9 +39,9 @@ class Deviation(NamedTuple):
     center: float = math.nan
     """The median of the logarithms of the recent accepted values; NaN while there are too few."""
     reach: float = math.nan
-    """How far above it, as a logarithm, a value may be."""
+    """How far above the center a value may be, as a logarithm."""
     lasting: int = 0
-    """Outliers in a row up to now; 0 if the newest is none."""
+    """Number of outliers in a row up to now; 0 if the newest value is not one."""
 
     @property
     def outlier(self) -> bool:
@@ -59,12 +59,12 @@ class Deviation(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The newest value over the usual level."""
+        """The newest value divided by the usual level."""
         return self.value / self.level
 
 
 class Levels(Protocol):
-    """Keeps the levels of the scopes of a metric from one reading to the next; each reading joins them once."""
+    """Keeps the levels of a metric's scopes between readings; each reading is added once."""
 
     def baseline(self, scope: str, spike: Spike) -> Baseline: ...
 
@@ -92,26 +92,26 @@ class Panel:
         self.last: Values = values[-1] if len(steps) else np.full(len(scopes), np.nan, np.float32)
         """The newest reading of every scope; all NaN if there is none."""
         self.levels = levels
-        """Without it all readings are gone over to find a level."""
+        """If None, a level is computed from all readings each time."""
         self._series: dict[str, Series] = {}
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def series(self, scope: str = "") -> Series:
-        """One scope; empty if the metric has no such scope. Rules that read the same one share it."""
+        """One scope; empty if the metric has no such scope. Rules that read the same scope share the object."""
         series = self._series.get(scope)
         if series is None:
             series = self._series[scope] = Series(self, scope)
         return series
 
     def median(self, window: int, skip: int = 0) -> Floats:
-        """The median of the finite values of the last `window` readings per scope, the newest `skip` left out."""
+        """The median of the finite values per scope over the last `window` readings, without the newest `skip`."""
         end = len(self) - skip
         return nanmedian(self.values[max(0, end - window) : max(0, end)])
 
     def count(self) -> NDArray[np.int64]:
-        """How many finite readings each scope has."""
+        """The number of finite readings of each scope."""
         count: NDArray[np.int64] = np.isfinite(self.values).sum(axis=0)
         return count
 
@@ -146,15 +146,15 @@ class Series:
 
     @property
     def cadence(self) -> float:
-        """Steps from one reading to the next: the median, and 1 below two readings."""
+        """The median number of steps between readings; 1 if there are fewer than two."""
         return max(1.0, float(np.median(np.diff(self.steps)))) if len(self) > 1 else 1.0
 
     def readings_in(self, steps: int) -> int:
-        """How many readings so many steps hold, one at least."""
+        """The number of readings in this many steps, at least one."""
         return max(1, round(steps / self.cadence))
 
     def steps_of(self, readings: int) -> int:
-        """How many steps so many readings stand for."""
+        """The number of steps that this many readings cover."""
         return round(readings * self.cadence)
 
     def finite(self, window: int | None = None) -> Floats:
@@ -163,18 +163,18 @@ class Series:
         return recent[np.isfinite(recent)].astype(np.float64)
 
     def median(self, window: int, skip: int = 0) -> float:
-        """The median of the finite values of the last `window` readings, the newest `skip` left out."""
+        """The median of the finite values of the last `window` readings, without the newest `skip`."""
         end = max(0, len(self) - skip)
         return median(self.values[max(0, end - window) : end])
 
     def ends(self, parts: int) -> tuple[float, float]:
-        """The medians of the oldest and the newest of so many parts of the finite values; NaN if there are none."""
+        """The medians of the oldest and newest of `parts` equal parts of the finite values; NaN if there are none."""
         finite = self.finite()
         size = max(1, len(finite) // parts)
         return median(finite[:size]), median(finite[-size:])
 
     def slope(self, window: int) -> float:
-        """Least-squares change per step over the last `window` readings; NaN below three finite ones."""
+        """Least-squares change per step over the last `window` readings; NaN with fewer than three finite ones."""
         values, steps = self.values[-window:].astype(np.float64), self.steps[-window:]
         keep = np.isfinite(values)
         if keep.sum() < 3:
@@ -192,7 +192,7 @@ class Series:
         return baseline.latest
 
     def rolling_median(self, window: int) -> RollingMedian:
-        """The medians of the last `window` readings at the newest reading and at those before it."""
+        """The rolling median over `window` readings, now and at earlier readings."""
         if self._levels is not None:
             return self._levels.rolling_median(self.scope, window)
         rolling = RollingMedian(window)
@@ -202,7 +202,7 @@ class Series:
 
 
 def aligned(*series: Series) -> tuple[Steps, Floats]:
-    """The steps at which all of these have a reading, and the readings there: [series × steps], oldest first."""
+    """The steps at which all series have a reading, and the readings there: [series × steps], oldest first."""
     steps = reduce(np.intersect1d, [curve.steps for curve in series])
     return steps, np.stack([curve.values[np.searchsorted(curve.steps, steps)] for curve in series]).astype(np.float64)
 
@@ -216,18 +216,18 @@ def median(values: NDArray[Any]) -> float:
 
 
 def _middle(ordered: Sequence[Any] | NDArray[Any]) -> float:
-    """The median of values in rising order."""
+    """The median of sorted values."""
     half = len(ordered) // 2
     return (float(ordered[-half - 1]) + float(ordered[half])) / 2
 
 
 def trailing(flags: Bools) -> int:
-    """How many at the end are True in a row."""
+    """The number of True values in a row at the end."""
     return int(np.argmin(np.append(flags[::-1], False)))
 
 
 def nanmedian(rows: NDArray[Any]) -> Floats:
-    """The median down each column with non-finite values left out; NaN where nothing is left."""
+    """The median of the finite values in each column; NaN where there are none."""
     clean = np.where(np.isfinite(rows), rows, np.inf).astype(np.float64)
     clean.sort(axis=0)
     count = np.isfinite(clean).sum(axis=0)
@@ -242,7 +242,7 @@ def nanmedian(rows: NDArray[Any]) -> Floats:
 class RollingMedian:
     """The median of the finite values among the last `window` readings, now and up to two windows ago.
 
-    It costs a microsecond a reading, where sorting the window anew for each costs several.
+    A reading costs one microsecond; sorting the whole window each time would cost several.
     """
 
     def __init__(self, window: int) -> None:
@@ -251,11 +251,11 @@ class RollingMedian:
         """Values observed so far."""
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
-        """The finite ones in rising order."""
+        """The finite values, sorted."""
         self._medians: deque[float] = deque(maxlen=2 * window + 1)
 
     def observe(self, value: float) -> None:
-        """Let one value join, and the oldest leave."""
+        """Add one value, and drop the oldest."""
         self.seen += 1
         if len(self._recent) == self.window:
             oldest = self._recent.popleft()
@@ -272,13 +272,13 @@ class RollingMedian:
 
 
 class Baseline:
-    """The usual level of a series: median and MAD of recent log values, outliers kept out.
+    """The usual level of a series: median and MAD of recent log values, without outliers.
 
-    A value that exceeds the median by `k · 1.4826 · MAD`, but by `floor` at least and `ceiling` at most, is an outlier.
-    After `readmit_after` outliers in a row they become the level, so that a lasting shift is reported once and then
+    A value is an outlier if it exceeds the median by `k · 1.4826 · MAD`, limited to between `floor` and `ceiling`.
+    After `readmit_after` outliers in a row, they become the level, so a lasting shift is reported once and then
     accepted. Values that are not positive and finite have no logarithm and are ignored.
 
-    Written without arrays: it runs on every step, and for one value plain numbers are several times as fast.
+    It uses no arrays, because it runs on every step, and plain numbers are several times faster for one value.
     """
 
     def __init__(self, spike: Spike) -> None:
@@ -295,7 +295,7 @@ class Baseline:
         self._center = self._reach = math.nan
 
     def observe(self, value: float) -> Deviation:
-        """Judge one value, then let it join the level."""
+        """Judge one value, then add it to the level."""
         self.seen += 1
         if not 0 < value < math.inf:
             self.latest = Deviation(value, self._center, self._reach)

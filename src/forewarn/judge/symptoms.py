@@ -1,4 +1,4 @@
-"""What people see when training goes wrong: the guide page about it, and the rules that tell why."""
+"""What people see when training goes wrong, with the guide page about it and the rules that find the cause."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ GUIDE = "docs/guide"
 
 
 class Symptom(NamedTuple):
-    """Something that a person notices, with or without forewarn."""
+    """Something that people notice, with or without forewarn."""
 
     page: str
     """The page of the guide, in `docs/guide`."""
     title: str
-    """What is noticed, as a sentence without a full stop."""
+    """The symptom as a sentence without a period."""
     rules: tuple[str, ...] = ()
     """Names of rules that find its cause, the most likely first."""
 
@@ -51,7 +51,7 @@ SYMPTOMS = (
 
 
 def guides_of(rule: str) -> list[Symptom]:
-    """The symptoms whose guide page is about the rule of this name, the one it explains best first."""
+    """The symptoms whose guide page covers this rule, the best match first."""
     about = [symptom for symptom in SYMPTOMS if rule in symptom.rules]
     return sorted(about, key=lambda symptom: symptom.rules.index(rule))
 
@@ -73,4 +73,4 @@ SYNONYMS = {
     "unstable": "spike diverge", "up": "rise", "update": "move", "val": "validation", "vram": "memory",
     "warmup": "warm", "zero": "vanish",
 }  # fmt: skip
-"""Other words for what rules and pages say."""
+"""Synonyms for the words of rules and pages."""

@@ -20,7 +20,7 @@ def is_matrix(scopes: tuple[str, ...], info: RunInfo) -> Bools:
     """Which tensors have two or more dimensions or are unknown: all but biases, norm weights and scalars.
 
     Vectors often start at zero, and some have no gradient by construction (a bias before a batch norm, the bias of
-    attention keys), so what is a fault in a matrix is nothing there.
+    attention keys). What is a fault in a matrix can be normal there.
     """
     return _is_matrix(_Same(info), _Same(scopes))
 
@@ -42,7 +42,7 @@ class Kinds:
     members: tuple[NDArray[np.intp], ...]
     """For each kind, the indices of its tensors among the scopes."""
     root_counts: Floats
-    """The square root of the number of elements, by scope: norm over this is the root mean square."""
+    """The square root of the number of elements, by scope. A norm divided by it is the root mean square."""
 
 
 def kinds(scopes: tuple[str, ...], info: RunInfo, at_least: int) -> Kinds:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Callback:
     """Called at fixed points of a training run; override what you need. The trainer is the only argument.
 
-    `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` say where it stands;
-    `trainer.stop(reason)` ends training after the step under way.
+    `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` show the progress;
+    `trainer.stop(reason)` ends training after the current step.
     """
 
     def monitor_config(self, config: Config) -> Config:
@@ -86,7 +86,7 @@ class EarlyStopping(Callback):
 
     @property
     def waited(self) -> int:
-        """Validations since then."""
+        """Number of validations since the best one."""
         return self._patience.waited
 
     def on_validation_end(self, trainer: Trainer) -> None:
@@ -112,9 +112,9 @@ class EarlyStopping(Callback):
 class PostEpochEvaluationCallback(Callback):
     """Prints an evaluation of some epochs and what to do about them.
 
-    Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement, prints
-    the epochs in `evaluation_epochs` (None: every one) to standard error, and with `auto_adjust` applies the
-    adjustments that warnings about epochs advise; see `monitor.adjust`.
+    Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement and prints
+    the epochs in `evaluation_epochs` (None: all) to standard error. With `auto_adjust` it applies the adjustments that
+    warnings about epochs advise; see `monitor.adjust`.
     """
 
     def __init__(

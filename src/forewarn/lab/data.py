@@ -1,7 +1,7 @@
 """Data that needs no download: text that is already on this machine, and generated classification tasks.
 
-Everything is drawn from generators of its own, never from the global one, so that building a dataset changes nothing
-in a training run. The same arguments give the same data.
+Each function uses its own random generator, never the global one, so that building a dataset does not change a
+training run. The same arguments give the same data.
 """
 
 import math
@@ -47,7 +47,7 @@ def stdlib_text(max_bytes: int = 2_000_000) -> Tensor:
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(set(subfolders) - _NOT_LIBRARY_SOURCE)  # os.walk visits what stays, in this order
+        subfolders[:] = sorted(set(subfolders) - _NOT_LIBRARY_SOURCE)  # os.walk visits the remaining folders in this order
         paths = (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
         yield from filter(Path.is_file, paths)  # some distributions link to files that they do not install
 
@@ -71,7 +71,7 @@ def wikitext() -> Tensor:
         raise ValueError("the dataset wikitext needs the package datasets: pip install datasets") from error
     try:
         lines = load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="train")["text"]
-    except Exception as error:  # whatever the hub, the network and the cache have to say
+    except Exception as error:  # the hub, the network and the cache raise many kinds
         raise ValueError(f"the dataset wikitext could not be loaded ({type(error).__name__}: {error})") from error
     return torch.frombuffer(bytearray("".join(lines).encode()), dtype=torch.uint8)
 
@@ -134,7 +134,7 @@ def classification(num_samples: int, num_features: int, num_classes: int, seed: 
 def images(num_samples: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Images `[num_samples, 1, 16, 16]` and labels: noisy stripes, each class in its own direction.
 
-    The stripes are shifted at random, so that no pixel by itself says anything about the class.
+    The stripes are shifted at random, so no single pixel reveals the class.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = _balanced(num_samples, num_classes, generator)
@@ -149,7 +149,7 @@ def images(num_samples: int, num_classes: int, seed: int = 0) -> tuple[Tensor, T
 def sequences(num_samples: int, length: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Sequences `[num_samples, length, 2]` and labels: a noisy point on a circle, each class at its own speed.
 
-    The point starts anywhere, so that no step by itself says anything about the class.
+    The point starts anywhere, so no single step reveals the class.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = _balanced(num_samples, num_classes, generator)
@@ -174,7 +174,7 @@ BURST_TYPES = ("rise", "fall", "zigzag")
 def bursts(num_samples: int, length: int, seed: int = 0) -> Bursts:
     """Noise around zero with one burst in it that rises, falls or zigzags: what it is, and where, are two tasks.
 
-    All three types have the same mean, so that where a burst is says nothing about its type.
+    All three types have the same mean, so the position of a burst does not reveal its type.
     """
     generator = torch.Generator().manual_seed(seed)
     types = _balanced(num_samples, len(BURST_TYPES), generator)

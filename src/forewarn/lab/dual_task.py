@@ -20,9 +20,9 @@ from forewarn.types import AlertState, Outcome
 from forewarn.views.task_lines import TaskView
 
 CLIP = 1.0
-"""Global gradient norm to clip at: an LSTM has a steep batch now and then."""
+"""Global gradient norm to clip at, because some batches give an LSTM large gradients."""
 MEASURE_EVERY = 10
-"""Steps from one measurement of all tensors to the next."""
+"""Number of steps between measurements of all tensors."""
 KEPT_SNAPSHOTS = 3
 
 
@@ -41,14 +41,14 @@ class Epoch(NamedTuple):
     loss: float
     """The mean of the weighted sum over its batches."""
     held_out: dict[str, float]
-    """The loss of each task on what is held out, and the accuracy of the types."""
+    """The loss of each task on held-out data, and the accuracy of the types."""
 
 
 class _Data(NamedTuple):
     sequences: Tensor
     types: Tensor
     pointers: Tensor | None
-    """Standardised start and end, `[samples, 2]`."""
+    """Standardized start and end, `[samples, 2]`."""
 
     def part(self, indices: Tensor) -> _Data:
         return _Data(
@@ -60,7 +60,7 @@ class DualTaskLSTM(nn.Module):
     """An LSTM with two heads on its last state: `type` (classification) and `pointer` (regression of start and end)."""
 
     pointer_mean: Tensor
-    """Mean start and end of what was learned from."""
+    """Mean start and end in the training data."""
     pointer_std: Tensor
 
     def __init__(
@@ -73,12 +73,12 @@ class DualTaskLSTM(nn.Module):
         self.register_buffer("pointer_mean", torch.zeros(2))
         self.register_buffer("pointer_std", torch.ones(2))
         self.epochs: list[Epoch] = []
-        """How each epoch of `fit` went."""
+        """The results of each epoch of `fit`."""
         self.monitor: Monitor | None = None
         """The monitor of the last `fit` with `monitor_gradients=True`, closed."""
 
     def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits `[batch, num_types]` and standardised pointers `[batch, 2]` of `[batch, length, features]`."""
+        """Logits `[batch, num_types]` and standardized pointers `[batch, 2]` of `[batch, length, features]`."""
         states, _ = self.lstm(sequences)
         last = states[:, -1]
         return self.type_head(last), None if self.pointer_head is None else self.pointer_head(last)
@@ -158,7 +158,7 @@ class DualTaskLSTM(nn.Module):
         return Prediction(logits.argmax(dim=1), starts, ends)
 
     def _prepared(self, X: Any, y: Any, start: Any, end: Any, device: str) -> _Data:  # noqa: N803
-        """The data as tensors on the device; pointers on a scale of their own, so that chance is a loss of one half."""
+        """The data as tensors on the device. Pointers are standardized, so chance is a loss of one half."""
         sequences, types = _sequences(X), torch.as_tensor(y).long()
         if len(sequences) != len(types):
             raise ValueError(f"X has {len(sequences)} sequences and y {len(types)} types; there must be one for each")
@@ -182,7 +182,7 @@ class DualTaskLSTM(nn.Module):
         logits, pointers = self(batch.sequences)
         losses = {}
         if pointers is not None and batch.pointers is not None:
-            losses["pointer"] = 0.5 * functional.mse_loss(pointers, batch.pointers)  # as a Gaussian likelihood has it
+            losses["pointer"] = 0.5 * functional.mse_loss(pointers, batch.pointers)  # as in a Gaussian likelihood
         losses["type"] = functional.cross_entropy(logits, batch.types)
         return losses
 
@@ -227,7 +227,7 @@ class DualTaskLSTM(nn.Module):
 
 
 def _sequences(X: Any) -> Tensor:  # noqa: N803
-    """Sequences `[samples, length, features]`; one feature may be left without a dimension of its own."""
+    """Sequences `[samples, length, features]`; with one feature, its dimension may be left out."""
     sequences = torch.as_tensor(X).float()
     if sequences.ndim == 2:
         sequences = sequences.unsqueeze(-1)

@@ -18,7 +18,7 @@ class GPTConfig:
     """Number of different tokens; 256 reads any text byte by byte."""
 
     context: int = 64
-    """Number of tokens the model can look back on."""
+    """Number of tokens that the model can see."""
 
     depth: int = 4
     """Number of blocks."""
@@ -33,7 +33,7 @@ class GPTConfig:
     """Share of the attention weights and of the block outputs set to zero while training."""
 
     qk_norm: bool = False
-    """Normalise queries and keys, which bounds the attention logits (Henry et al. 2020)."""
+    """Normalize queries and keys, which bounds the attention logits (Henry et al. 2020)."""
 
     tied: bool = True
     """Use the token embedding as the output head too: one parameter in two places."""
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them, applied to each token by itself."""
+    """Two linear layers with a GELU between them, applied to each token separately."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each normalised before and added to the residual stream after."""
+    """Attention, then feed-forward, each normalized before and added to the residual stream after."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw all weights anew from the global generator, as needed after `to_empty()` on a meta model."""
+        """Draw new weights from the global generator, as needed after `to_empty()` on a meta model."""
         # Each block adds twice to the residual stream: smaller additions keep its variance from growing with depth.
         residual_std = INIT_STD / math.sqrt(2 * self.config.depth)
         for name, module in self.named_modules():
@@ -147,5 +147,5 @@ class GPT(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of every position, as `criterion(model(inputs), targets)` wants it."""
+    """The mean cross-entropy over all positions, for use as `criterion(model(inputs), targets)`."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

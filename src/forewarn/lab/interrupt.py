@@ -1,4 +1,4 @@
-"""Ctrl-C that ends training at a point from which it can be resumed."""
+"""Ctrl-C ends training at a point from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def interruptible(trainer: Trainer) -> Iterator[None]:
-    """Let the first Ctrl-C end training after the step under way, and the second one at once."""
+    """Let the first Ctrl-C end training after the current step, and the second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""The example GPT at any width, in standard parametrisation or in muP (Yang et al. 2022, Tensor Programs V).
+"""The example GPT at any width, in standard parametrization or in muP (Yang et al. 2022, Tensor Programs V).
 
-A parametrisation says how initial weights, learning rates and multipliers change with width. Both are the example GPT
-itself at the base width, and differ in what a wider model keeps: standard keeps the size of its first activations,
-muP also that of its updates, so that the learning rate found on a narrow model is right for a wide one.
+A parametrization says how initial weights, learning rates and multipliers change with width. At the base width both are
+the example GPT itself. In a wider model, standard keeps the size of the first activations. muP also keeps the size of
+the updates, so that the best learning rate of a narrow model suits a wide one.
 
 | with growth = width / base width | standard          | muP                  |
 |----------------------------------|-------------------|----------------------|
@@ -48,7 +48,7 @@ class Readout(nn.Linear):
 def gpt_at_width(config: GPTConfig, base_width: int, parametrization: Parametrization) -> GPT:
     """A new GPT whose weights are drawn from the global generator, scaled to its width."""
     if config.tied:
-        raise ValueError("an embedding that is also the head can not be scaled for both: set tied=False")
+        raise ValueError("an embedding that is also the head cannot be scaled for both: set tied=False")
     model = GPT(config)
     growth = config.width / base_width
     is_mup = parametrization is Parametrization.MUP

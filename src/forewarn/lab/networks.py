@@ -16,7 +16,7 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for num_inputs, num_outputs in pairwise(sizes):
             layers += [nn.Linear(num_inputs, num_outputs), activation()]
-        self.layers = nn.Sequential(*layers[:-1])  # the last layer gives logits, which no activation may bend
+        self.layers = nn.Sequential(*layers[:-1])  # the last layer's output are logits
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits `[batch, sizes[-1]]` of features `[batch, sizes[0]]`."""
@@ -25,7 +25,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Stages of convolution, batch normalisation, ReLU and pooling; `channels` starts with the image's own."""
+    """Stages of convolution, batch normalization, ReLU and pooling; `channels` starts with the image's own."""
 
     def __init__(self, channels: Sequence[int], num_classes: int) -> None:
         super().__init__()

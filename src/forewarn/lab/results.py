@@ -23,7 +23,7 @@ _log = logging.getLogger("forewarn")
 
 
 def free_results(path: Path) -> Path:
-    """The directory, or if it holds an earlier run the next free one of `lm-2`, `lm-3`, …; the log says so."""
+    """The directory, or the next free one of `lm-2`, `lm-3`, … if it holds an earlier run; the log says so."""
     if not any(os.path.exists(path / name) for name in ("model.json", "run/run.json")):
         return path
     free = new_directory(path)
@@ -32,9 +32,9 @@ def free_results(path: Path) -> Path:
 
 
 def delete_results(path: Path) -> None:
-    """Delete an earlier run with its snapshots and TensorBoard events; other files stay, and so does all without a run.
+    """Delete an earlier run with its snapshots and TensorBoard events, if there is one; other files stay.
 
-    Raises FileExistsError if a process is still writing the run, or if it is not forewarn's.
+    Raises FileExistsError if a process is still writing the run, or if forewarn did not write it.
     """
     if not os.path.exists(path / "run" / "run.json"):
         return
@@ -53,7 +53,7 @@ class ResultDirectory:
         self._shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
 
     def check(self) -> None:
-        """Refuse to go on with the results of another model."""
+        """Refuse to continue with the results of another model."""
         file = self.path / "model.json"
         if file.exists() and self._stored(file) != self._shapes:
             raise ValueError(
@@ -67,7 +67,7 @@ class ResultDirectory:
             raise ValueError(f"{file} cannot be read ({error}); name another result_dir or model_name") from error
 
     def claim(self) -> None:
-        """Write down whose results these are; the monitor reports a directory that cannot be written."""
+        """Record which model these results belong to. The monitor reports a directory that cannot be written."""
         file = self.path / "model.json"
         with contextlib.suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True)

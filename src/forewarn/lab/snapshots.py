@@ -27,13 +27,13 @@ class Snapshots:
         self._keep = keep
 
     def save(self, step: int, state: dict[str, Any]) -> Path | None:
-        """Write a snapshot; None if the disk refuses, in which case every older snapshot is still there."""
+        """Write a snapshot; None if writing fails, in which case all older snapshots are still there."""
         target = self.folder / f"step-{step:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(target) as file:
                 torch.save(to_tensors(state), file)
-        except (OSError, RuntimeError) as error:  # torch wraps what the disk says into a RuntimeError
+        except (OSError, RuntimeError) as error:  # torch turns disk errors into a RuntimeError
             _log.error("the snapshot of step %d could not be saved (%s); training goes on", step, error)
             return None
         for old in self.all()[: -self._keep]:
@@ -45,7 +45,7 @@ class Snapshots:
         return sorted(path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name))
 
     def newest(self) -> dict[str, Any] | None:
-        """What the newest readable snapshot holds; None if there is none. A damaged one is passed over."""
+        """The contents of the newest readable snapshot; None if there is none. Damaged ones are skipped."""
         for path in reversed(self.all()):
             try:
                 return load_snapshot(path)
@@ -60,10 +60,10 @@ class Snapshots:
 
 
 def load_snapshot(path: Path) -> dict[str, Any]:
-    """What a snapshot holds. Only tensors and plain values are read: a file can not make this run code."""
+    """The contents of a snapshot. Only tensors and plain values are read, so a file cannot run code."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch, pickle and zipfile say of a damaged file
+    except Exception as error:  # torch, pickle and zipfile raise many kinds for a damaged file
         raise ValueError(f"{path} is not a readable snapshot ({type(error).__name__}: {error})") from error
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError(f"{path} is not a snapshot of a training run")

@@ -43,9 +43,9 @@ def never(step: int) -> bool:
 class Trainer:
     """Trains `model` on batches of (inputs, targets) by `criterion(model(inputs), targets)`.
 
-    Everything that a run leaves behind is under `config.directory`: `run/` (readings and alerts), `snapshots/` and, if
-    asked for, `tensorboard/`. A run that was interrupted goes on from its newest snapshot with `train(resume=True)`,
-    bit for bit as if it had not been.
+    All results of a run are in `config.directory`: `run/` (readings and alerts), `snapshots/` and, if asked for,
+    `tensorboard/`. `train(resume=True)` continues an interrupted run from its newest snapshot, bit for bit as if it had
+    not been interrupted.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Trainer:
         self.views = views
         """The views of the run; None for a progress line and alerts."""
         self.rules = rules
-        """Rules of the user's own, as `watch` takes them."""
+        """The user's own rules, as for `watch`."""
         self.monitor: Monitor | None = None
         self.step = 0
         """Optimizer steps done."""
@@ -90,7 +90,7 @@ class Trainer:
         self._epoch_generators: list[Tensor] = []
 
     def stop(self, reason: str) -> None:
-        """End training after the step under way."""
+        """End training after the current step."""
         self.stop_reason = self.stop_reason or reason
 
     def train(
@@ -221,7 +221,7 @@ class Trainer:
             self.save_snapshot(data)
 
     def _train_step(self, batches: list[Batch]) -> None:
-        """One optimizer step over the batches whose gradients are added up."""
+        """One optimizer step over the batches whose gradients are accumulated."""
         assert self.monitor is not None
         began = time.perf_counter()
         self._call("on_step_begin")
@@ -276,10 +276,10 @@ class Trainer:
             yield group
 
     def _replayed(self, data: Iterable[Batch], count: int) -> Iterator[Batch]:
-        """Data that can not say where it is: begun again as the epoch began, and read up to the same place."""
+        """Data that cannot save its position: restarted as at the start of the epoch, and read up to the same place."""
         now = random_state()
         generators = [generator.get_state() for generator in _generators(data)]
-        iter(data)  # workers that persist draw a seed when they start, and none when an epoch does
+        iter(data)  # persistent workers draw a seed when they start, but not at each epoch
         restore_random_state(self._epoch_random)
         for generator, began in zip(_generators(data), self._epoch_generators, strict=False):
             generator.set_state(began)
@@ -313,7 +313,7 @@ class Trainer:
         restore_random_state(state["random"])
 
     def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
-        """Callbacks by class, and by number among those of one class: the names of what is saved of them."""
+        """Callbacks by class name and number, the names under which their state is saved."""
         counts: dict[str, int] = {}
         for callback in self.callbacks:
             kind = type(callback).__name__

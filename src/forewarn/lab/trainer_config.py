@@ -23,24 +23,24 @@ class TrainerConfig(Settings):
     result_dir: str = "results"
     """The directory of all results."""
     device: str = "cpu"
-    """Where the model and the batches are put."""
+    """The device of the model and the batches."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Mixed precision by autocast; fp16 comes with a gradient scaler."""
     epochs: int = between(1, 1)
     """Passes over the training data."""
     steps_per_epoch: int | None = between(None, 1)
-    """Optimizer steps that make an epoch, for data without an end; None: until the data is used up."""
+    """Number of optimizer steps in an epoch, for endless data; None: until the data ends."""
     max_steps: int | None = between(None, 1)
     """Optimizer steps after which training ends, whatever the epoch."""
     accumulation_steps: int = between(1, 1)
-    """Batches whose gradients are added up for one optimizer step."""
+    """Number of batches whose gradients are accumulated for one optimizer step."""
     gradient_clip: float = between(1.0, 0.0)
     """Global gradient norm above which gradients are scaled down; 0: never."""
     log_interval: int = between(100, 1)
-    """One line on the console every so many steps."""
+    """Number of steps between lines on the console."""
 
     snapshot_interval: int | None = between(None, 1)
-    """A snapshot every so many steps; None: none between epochs."""
+    """Number of steps between snapshots; None: only at epochs."""
     snapshot_per_epoch: bool = True
     """A snapshot at the end of every epoch."""
     keep_last_n_snapshots: int = between(3, 1)
@@ -54,11 +54,11 @@ class TrainerConfig(Settings):
     Without it only loss, learning rate, the norm that clipping computes anyway and the time of a step are read.
     """
     weight_monitor_interval: int = between(100, 1)
-    """Every tensor is measured on the first 10 steps and then every so many."""
+    """Number of steps between measurements of every tensor, after the first 10 steps."""
     weight_monitor_sample_size: int = between(1024, 1)
     """Weights sampled per tensor for the measured update."""
     monitor_topk: int = between(5, 0)
-    """How many tensors are named: in the list of frozen parameters, and as tags in TensorBoard."""
+    """Number of tensors to name in the list of frozen parameters and as tags in TensorBoard."""
     vanishing_grad_threshold: float = between(1e-7, 0.0)
     """Gradient norm of a tensor below which it vanishes."""
     exploding_grad_threshold: float = between(1e2, 0.0)
@@ -66,7 +66,7 @@ class TrainerConfig(Settings):
     frozen_update_ratio_threshold: float = between(1e-12, 0.0)
     """Update ratio at or below which a weight does not move."""
     frozen_patience_steps: int = between(3, 1)
-    """Checks in a row at or below it after which a weight counts as frozen."""
+    """Number of checks in a row at or below it that make a weight frozen."""
     enable_ema_loss: bool = True
     """Whether the moving average of the loss is recorded and shown."""
     ema_decay: float = between(0.99, 0.0, 0.99999)

@@ -1,4 +1,4 @@
-"""The writer thread: rows arrive ready-made and in batches, so that SQLite does the work and training keeps the GIL."""
+"""The writer thread. It gets finished rows in batches, so SQLite does the work and training keeps the GIL."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from forewarn.store.run_summary import SummaryKeeper
 from forewarn.store.tail import INSERT_ROW
 
 _PAUSE_SECONDS = 0.5
-"""Longest time that a row waits, and so the most that a killed process loses."""
+"""Longest time that a row waits. A killed process loses at most this much."""
 _RETRY_SECONDS = 5.0
 _HURRY_BYTES = 4 << 20
 _ITEM_BYTES = 256
 """Bytes of a queued item apart from its values."""
 _MOST_BYTES = 64 << 20
-"""Most bytes held in memory for a slow or full disk; further rows are dropped."""
+"""Maximum bytes held in memory while the disk is slow or full; further rows are dropped."""
 _STOP_SECONDS = 60.0
 _RUN_INODES = 5
 """A directory, run.json, run.db, and SQLite's log with its index."""
@@ -48,12 +48,12 @@ _SUPERSEDED = SupersededError, FileExistsError, BlockingIOError
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A database that is there to be written to."""
+    """A database that is ready for writing."""
 
     journal: str
     generation: int
     waiting: Sequence[Item] = ()
-    """Statements of rows that came before it was there."""
+    """Statements of rows that arrived before the database was ready."""
 
 
 Begin = Callable[[], Beginning]
@@ -62,8 +62,8 @@ Begin = Callable[[], Beginning]
 class BackgroundWriter:
     """Executes statements from the training thread, in order and in batches.
 
-    When the disk refuses, `failure` says so, what came is kept up to a limit, and the thread tries again. That is so
-    from the start: `beginning` may be why the first call of `begin` failed, and then the thread calls it again.
+    If a write fails, `failure` says why. Rows are kept up to a limit, and the thread tries again. The same holds at the
+    start: if `beginning` is an exception, the first call of `begin` failed, and the thread calls it again.
     """
 
     def __init__(self, database: Path, begin: Begin, beginning: Beginning | Exception) -> None:
@@ -74,7 +74,7 @@ class BackgroundWriter:
         self._catalog = Catalog()
         self._summary: SummaryKeeper | None = None
         self._lock = threading.RLock()
-        """For the training thread: it is entered in one go, unlike a condition, so no interrupt leaves it locked."""
+        """For the training thread. Unlike a condition it is acquired in one step, so no interrupt leaves it locked."""
         self._changed = threading.Condition(self._lock)
         self._items: list[Item] = []
         self._batch: list[Item] = []
@@ -95,7 +95,7 @@ class BackgroundWriter:
 
     @property
     def journal(self) -> str | None:
-        """How SQLite journals; None while there is no database."""
+        """The journal mode of SQLite; None while there is no database."""
         return None if self._beginning is None else self._beginning.journal
 
     @property
@@ -104,7 +104,7 @@ class BackgroundWriter:
         return self._num_bytes >= _MOST_BYTES or self._superseded
 
     def put(self, items: Sequence[Item], num_bytes: int = 0) -> None:
-        """Queue statements that belong together; `num_bytes` is the size of the values and text in them."""
+        """Queue statements that belong together; `num_bytes` is the size of their values and text."""
         with self._lock:
             self._items += items
             self._num_put += len(items)
@@ -132,7 +132,7 @@ class BackgroundWriter:
                 self._changed.wait(_PAUSE_SECONDS)
 
     def stop(self, last: Sequence[Item]) -> None:
-        """Write what is left and `last`, compact it, and end the thread. Give up on a hanging disk after a minute.
+        """Write the remaining rows and `last`, compact them, and end the thread. Give up after a minute.
 
         Called again after an interrupt, it waits again.
         """
@@ -143,14 +143,14 @@ class BackgroundWriter:
                 self.put(last)
             self._stopping = self._urgent = True
             self._changed.notify_all()
-        if threading.current_thread() is self._thread:  # collected as garbage, and the collector ran in the thread
+        if threading.current_thread() is self._thread:  # the garbage collector ran in this thread
             return
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
-            self.failure = f"writing to {self._database} took over {_STOP_SECONDS:.0f} s at the end and was given up"
+            self.failure = f"writing to {self._database} took over {_STOP_SECONDS:.0f} s at the end; forewarn gave up"
 
     def _work(self) -> None:
-        # The connection lives only in this frame: a forked child never closes it, which could undo the parent's work.
+        # The connection lives only in this frame, so a forked child cannot close it and undo the parent's work.
         connection: sqlite3.Connection | None = None
         stopping = False
         while not (stopping or self._superseded):
@@ -162,7 +162,7 @@ class BackgroundWriter:
                 self._recover(connection)
                 if self._summary is not None:
                     self._summary.write()
-            except Exception as error:  # whatever it is, training goes on
+            except Exception as error:  # training must go on, whatever the error
                 self._fail(error)
                 if connection is not None:
                     with suppress(sqlite3.Error):
@@ -202,7 +202,7 @@ class BackgroundWriter:
             num_bytes = self._num_bytes
         if not self._batch:
             return
-        if not self._database.exists():  # SQLite would go on writing into a file that has no name any more
+        if not self._database.exists():  # SQLite would keep writing into the deleted file
             raise FileNotFoundError("the database was removed")
         with transaction(connection):
             if self._beginning is None or generation_of(connection) != self._beginning.generation:
@@ -215,7 +215,7 @@ class BackgroundWriter:
                 self._tail_bytes += len(parameters[-1])
         if self._summary is not None:
             self._summary.take(connection, self._batch)
-            self._summary.write()  # before anybody is told, so that a flush waits for it
+            self._summary.write()  # before the rows count as written, so that a flush waits for it
         with self._changed:
             self._num_written += len(self._batch)
             self._batch = []
@@ -223,7 +223,7 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def _tidy(self, connection: sqlite3.Connection, all_of_it: bool) -> None:
-        """Compact and merge what is due; new rows are written in between, so that none waits long."""
+        """Compact and merge what is due. New rows are written in between, so none waits long."""
         compacted = False
         while self._tail_rows >= TAIL_ROWS or self._tail_bytes >= TAIL_BYTES or (all_of_it and self._tail_rows):
             compacted = compact(connection, self._catalog)
@@ -254,7 +254,7 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def _sentence(self, error: Exception) -> str:
-        """What happened and until when nothing is recorded."""
+        """What happened, and until when nothing is recorded."""
         directory = self._database.parent
         what = "this run is not recorded" if self._beginning is None else "nothing is recorded"
         if isinstance(error, _SUPERSEDED):
@@ -271,7 +271,7 @@ class BackgroundWriter:
 
 
 def _leave(connection: sqlite3.Connection) -> None:
-    """Make the database one plain file again, unless somebody is reading it."""
+    """Make the database a single file again, unless someone is reading it."""
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -280,10 +280,10 @@ def _leave(connection: sqlite3.Connection) -> None:
 
 
 def _is_out_of_inodes(directory: Path) -> bool:
-    """Whether the file system can hold no further run; SQLite only says that it cannot open a file."""
+    """Whether the file system has no inodes left for a run; SQLite only says that it cannot open a file."""
     try:
         directory = directory.absolute()
         status = os.statvfs(next(path for path in (directory, *directory.parents) if os.path.exists(path)))
-    except (AttributeError, OSError):  # Windows, or a directory that is gone meanwhile
+    except (AttributeError, OSError):  # Windows, or a directory deleted meanwhile
         return False
     return 0 <= status.f_favail < _RUN_INODES < status.f_files

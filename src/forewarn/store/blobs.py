@@ -1,9 +1,9 @@
 """Histograms as bytes: one blob holds those of several scopes at one step.
 
-A blob holds only the range of bins in which anything was counted, in as few bytes per count as the largest needs; the
-low bytes of all counts come first, then the next ones: what is alike lies together. Most of these bytes are zero and
-are left out: a map with a bit for each says which are there, and the zeros of the map are left out in the same way.
-That is almost as small as a general compression and takes a fraction of its time.
+A blob holds only the bins from the first to the last nonzero one. Each count takes as few bytes as the largest needs.
+The low bytes of all counts come first, then the next bytes, so similar bytes lie together. Most of these bytes are zero
+and are left out: a bitmap marks the nonzero ones, and its own zero bytes are left out in the same way. The result is
+almost as small as with a general compressor, in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from forewarn.store.errors import RunError
 from forewarn.types import Counts, Distribution
 
 _BAND_BYTES = 16 << 10
-"""Bytes scanned to read one histogram: more is slower to read, less is slower to write."""
+"""Bytes scanned to read one histogram. A larger band is slower to read, a smaller one slower to write."""
 
 _KIND = 1
 _HEADER = struct.Struct("<BBBB")
 """The kind of the blob, the first bin, the number of bins, the bytes of a count."""
 _CHECKSUM = struct.Struct("<I")
 _MOST_BYTES = 1 << 20
-"""Most bytes of counts in a blob; the largest that was ever written had 66 KB."""
+"""Maximum bytes of counts in a blob; the largest one ever written had 66 KB."""
 
 _ZLIB = 0x78
 """First byte of a blob of format 1, which is a zlib stream of all bytes, zeros included."""
 _HEADER_OF_FORMAT_1 = struct.Struct("<BBB")
-"""The same without a kind."""
+"""The same header without the kind."""
 
 Bytes = NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ def bands(distribution: Distribution) -> Iterator[tuple[int, int, bytes, memoryv
             f"{distribution.name} of step {distribution.step} has counts of shape {counts.shape} and zeros of shape"
             f" {zeros.shape} for {num_scopes} scopes; ({num_scopes}, 2, {NUM_BINS}) and ({num_scopes},) are expected"
         )
-    # Whatever was counted sets a bit: one pass tells the bins in use and the bytes that the largest count needs.
+    # One pass over all bits finds both the bins in use and the bytes that the largest count needs.
     bits = np.bitwise_or.reduce(counts.reshape(num_scopes, 2 * NUM_BINS), axis=0)
     used = np.flatnonzero(bits) % NUM_BINS
     bins = slice(int(used.min()), int(used.max()) + 1) if len(used) else slice(0, 0)
@@ -75,7 +75,7 @@ def packed(header: bytes, counts: bytes) -> bytes:
 
 
 def unpacked(blob: bytes, num_scopes: int, place: int) -> tuple[Counts, int]:
-    """The counts and the zeros of the scope at `place` among those of a blob. Raises RunError if it is damaged."""
+    """The counts and zeros of the scope at `place` in a blob. Raises RunError if the blob is damaged."""
     try:
         if not 0 <= place < num_scopes:
             raise ValueError(f"it is not of {num_scopes} scopes")
@@ -95,7 +95,7 @@ def _row(blob: bytes, num_scopes: int, place: int) -> tuple[int, Bytes]:
     kind, lowest, width, size = _HEADER.unpack_from(blob)
     end = len(blob) - _CHECKSUM.size
     if kind != _KIND or _CHECKSUM.unpack_from(blob, end) != (zlib.adler32(blob[:end]),):
-        raise ValueError("its bytes are not those that were written")
+        raise ValueError("its checksum does not match")
     stored = np.frombuffer(blob, np.uint8)[_HEADER.size : end]
     row_bytes = 2 * width + 1
     num_bytes = _num_bytes(size, num_scopes, row_bytes)
@@ -118,14 +118,14 @@ def _row_of_format_1(blob: bytes, num_scopes: int, place: int) -> tuple[int, Byt
     stream = zlib.decompressobj()
     lowest, width, size = _HEADER_OF_FORMAT_1.unpack(stream.decompress(blob, _HEADER_OF_FORMAT_1.size))
     num_bytes = _num_bytes(size, num_scopes, 2 * width + 1)
-    plain = stream.decompress(stream.unconsumed_tail, num_bytes + 1)  # one more than there should be
+    plain = stream.decompress(stream.unconsumed_tail, num_bytes + 1)  # one extra byte shows that there are too many
     if len(plain) != num_bytes or not stream.eof or stream.unused_data:
         raise ValueError(f"it is not of {num_scopes} scopes")
     return lowest, np.frombuffer(plain, np.uint8).reshape(size, num_scopes, 2 * width + 1)[:, place]
 
 
 def _num_bytes(size: int, num_scopes: int, row_bytes: int) -> int:
-    """The bytes of counts in a blob. What it says of itself is checked before memory is taken for it."""
+    """The bytes of counts in a blob, checked before any memory is allocated for them."""
     num_bytes = size * num_scopes * row_bytes
     if not 0 < num_bytes <= _MOST_BYTES:
         raise ValueError(f"it is not of {num_scopes} scopes")

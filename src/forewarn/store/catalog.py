@@ -14,7 +14,7 @@ from forewarn.store.plain import decoded
 LAYOUT_IDS = np.dtype("<i4")
 
 _MOST_VALUES = 1 << 28
-"""Most values in a row: a GB, the most that SQLite stores in one blob."""
+"""Maximum values in a row: one GB, the largest blob that SQLite stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PatternTable:
 
     num_times: NDArray[np.int64]
     one_time: bool
-    """Whether every pattern has exactly one time, as is usual: then a row's number is the number of its time."""
+    """Whether every pattern has exactly one time, the usual case: rows and times then have the same numbers."""
     num_values: NDArray[np.int64]
     shared: NDArray[np.bool_]
     members: NDArray[np.int64]
@@ -59,7 +59,7 @@ class PatternTable:
 
 
 class Catalog:
-    """The layouts and patterns behind the numbers in the database. `refresh` reads new ones; none ever changes."""
+    """The layouts and patterns behind the numbers in the database. `refresh` reads new ones; they never change."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
@@ -105,7 +105,7 @@ class Catalog:
             except (TypeError, ValueError) as error:
                 raise RunError(f"the scopes of {name} are damaged ({error})") from error
             if not all(isinstance(scope, str) for scope in scopes):
-                raise RunError(f"the scopes of {name} are damaged: they are not all words")
+                raise RunError(f"the scopes of {name} are damaged: they are not all text")
             self._scopes[number] = scopes
         return self._scopes[number]
 

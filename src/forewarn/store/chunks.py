@@ -14,9 +14,9 @@ from forewarn.types import Values
 FLOATS = np.dtype("<f4")
 
 _BAND_VALUES = 4000
-"""A band is almost 16 KB: what is read to get one series out of thousands, and few enough rows to write quickly.
+"""Values in a band, almost 16 KB: little to read for one series among thousands, and few rows to write.
 
-It stays a little below, so that one with all that SQLite adds fits in a page of 16 KB, and four in one of 64.
+It is slightly less than 16 KB so that a band with SQLite's header fits in a page of 16 KB, and four in one of 64 KB.
 """
 
 _COLUMNS = "id, layout, first, last, count, level, band, band_scopes"
@@ -31,20 +31,20 @@ class Chunk:
     last: int
     """The row of its last value."""
     count: int
-    """How many values each scope has."""
+    """Number of values of each scope."""
     level: int
-    """How often it was merged from smaller ones."""
+    """Number of times it was merged from smaller chunks."""
     band: int
     """The number of its first band; the others follow."""
     band_scopes: int
-    """How many scopes a band holds; the last may hold fewer."""
+    """Number of scopes in a band; the last band may hold fewer."""
 
     def num_bands(self, num_scopes: int) -> int:
         return -(-num_scopes // self.band_scopes)
 
 
 def write_chunk(connection: sqlite3.Connection, layout: int, first: int, last: int, level: int, values: Values) -> None:
-    """Store `values` of shape [scopes, count]. Bands are slices of its bytes, so nothing is done per value."""
+    """Store `values` of shape [scopes, count]. Bands are slices of its bytes, so no value is touched."""
     count = values.shape[1]
     band_scopes = max(1, _BAND_VALUES // count)
     band = connection.execute("SELECT coalesce(max(id) + 1, 0) FROM bands").fetchone()[0]
@@ -91,14 +91,14 @@ def chunks_backwards(connection: sqlite3.Connection, layout: int) -> Iterator[Ch
 
 
 def num_values(connection: sqlite3.Connection, layout: int) -> int:
-    """How many values each scope has, in all chunks."""
+    """The number of values of each scope in all chunks."""
     return int(
         connection.execute("SELECT coalesce(sum(count), 0) FROM chunks WHERE layout = ?", [layout]).fetchone()[0]
     )
 
 
 def column_of(connection: sqlite3.Connection, layout: int, num_scopes: int, column: int) -> list[Values]:
-    """The values of one scope, chunk by chunk. Of each chunk only one band is read."""
+    """The values of one scope, chunk by chunk. Only one band of each chunk is read."""
     parts = []
     rows = connection.execute(
         f"SELECT {', '.join('chunks.' + name for name in _COLUMNS.split(', '))}, body FROM chunks"

@@ -1,4 +1,4 @@
-"""A run directory belongs to one live process: the one that holds its lock, which the system frees when it ends."""
+"""A run directory belongs to the live process that holds its lock. The system frees the lock when the process ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if sys.platform != "win32":
 
 
 class Claim:
-    """The lock on a run directory, held while the run is written. No file is made for it."""
+    """The lock on a run directory, held while the run is written. It creates no file."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def take(self, directory: Path) -> None:
-        """Raises BlockingIOError if another writer has taken it. Where directories have no locks, nobody ever has."""
+        """Raises BlockingIOError if another writer has taken it. Does nothing where directories cannot be locked."""
         if sys.platform == "win32" or self._descriptor is not None:
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -34,7 +34,7 @@ class Claim:
             self._descriptor = descriptor
 
     def release(self) -> None:
-        """Free the directory, also where a forked child has inherited the lock."""
+        """Free the directory, even if a forked child has inherited the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if sys.platform != "win32" and descriptor is not None:
             with suppress(OSError):
@@ -45,14 +45,14 @@ class Claim:
 def numbered(path: Path) -> Iterator[Path]:
     """`exp1`, `exp1-2`, `exp1-3`, …"""
     yield path
-    named = path if path.name not in ("", "..") else path.resolve()  # of "." and "..", which have no name
+    named = path if path.name not in ("", "..") else path.resolve()  # "." and ".." have no name
     yield from (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
 
 
 def new_directory(path: Path) -> Path:
-    """Make the first of `exp1`, `exp1-2`, … that does not exist; no two processes ever get the same one.
+    """Create the first of `exp1`, `exp1-2`, … that does not exist; no two processes ever get the same one.
 
-    Where none can be made it is returned all the same: whoever writes there says why.
+    If a directory cannot be created, its path is still returned. Writing to it then reports the reason.
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

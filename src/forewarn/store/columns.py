@@ -14,10 +14,10 @@ PATTERNS = np.dtype("<i4")
 TIMES = np.dtype("<f8")
 
 MOST_ROWS = 1 << 18
-"""Most rows in a span, so that a damaged one cannot exhaust a reader's memory."""
+"""Maximum rows in a span, so that a damaged span cannot exhaust a reader's memory."""
 
 _PROGRESSION = 2
-"""Evenly spaced steps, the usual case, are packed as the first step and the distance."""
+"""Evenly spaced steps, the usual case, are packed as two numbers: the first step and the distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Columns:
     steps: NDArray[np.int64]
     patterns: NDArray[np.int32]
     times: NDArray[np.float64]
-    """One after the other for all rows; a row has as many as its pattern says."""
+    """The times of all rows in order. The pattern of a row says how many it has."""
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -1,4 +1,4 @@
-"""Compacting the tail: from one blob per row to one span for all rows and one chunk per layout."""
+"""Compacting the tail: many rows of one blob each become one span, and one chunk per layout."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from forewarn.store.database import transaction
 from forewarn.store.tail import by_layout, oldest_rows
 
 TAIL_ROWS = 256
-"""Least rows in a chunk, unless they are very wide or the run ends."""
+"""Minimum rows in a chunk, unless they are very wide or the run ends."""
 
 TAIL_BYTES = 16 << 20
-"""The tail is compacted at this size even if it has fewer rows: this limits the memory for compaction."""
+"""The tail is compacted at this size even if it has fewer rows, which limits memory use."""
 
 
 def compact(connection: sqlite3.Connection, catalog: Catalog) -> bool:
     """Move the oldest rows of the tail, up to `TAIL_BYTES`, into a span and chunks; False if there were none.
 
-    Readers see all of it or nothing. numpy and SQLite do the work, so the interpreter is free for training.
+    Readers see all of the change or nothing. numpy and SQLite do the work, so the GIL is free for training.
     """
     with transaction(connection):
         catalog.refresh(connection)
         rows = oldest_rows(connection, TAIL_BYTES, MOST_ROWS)
         if not rows:
             return False
-        # Deleting first lets the chunks reuse the pages of the tail: the file does not grow by compaction.
+        # Deleting first lets the chunks reuse the pages of the tail, so compaction does not grow the file.
         connection.execute("DELETE FROM tail WHERE row <= ?", [rows[-1].row])
         connection.execute(
             "INSERT INTO spans VALUES (?, ?, 0, ?, ?, ?)",

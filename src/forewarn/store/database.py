@@ -1,13 +1,13 @@
 """run.db: its tables, and how it is opened for writing and for reading.
 
-A *row* is one call of `RunWriter.append`: the blocks of one step. Rows are numbered from 0 without a gap and written
-to the *tail* as they come. Behind it they lie turned round: a *span* holds the steps and times of many rows, a *chunk*
-the values of one layout over many rows, cut into *bands* of a few scopes: one series is read without the others.
+A *row* is one call of `RunWriter.append`: the blocks of one step. Rows are numbered from 0 without a gap and first
+written to the *tail*. Compaction then stores them by column. A *span* holds the steps and times of many rows. A *chunk*
+holds the values of one layout over many rows, in *bands* of a few scopes, so one series can be read without the others.
 
-A *layout* is a metric's name with its scopes, a *pattern* the layouts of a row in order. Both recur, so a row names
-them by number.
+A *layout* is the name of a metric with its scopes. A *pattern* is the ordered list of layouts in a row. Both recur, so
+a row refers to them by number.
 
-Histograms lie beside the rows, in a table of their own: nothing is judged by them, so no replay reads them.
+Histograms are in a separate table. No rule reads them, so no replay does either.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _APPLICATION = int.from_bytes(b"4wrn", "big")
 _BUSY_SECONDS = 20.0
 _LEFT_BEHIND_SECONDS = 30.0
 _CHECKPOINT_BYTES = 16 << 20
-"""The log is copied into the database every 16 MB rather than SQLite's 4: each time costs an fsync."""
+"""The log is copied into the database every 16 MB instead of SQLite's 4 MB, because each copy costs an fsync."""
 _LOG_BYTES = 64 << 20
 _PAGE_BYTES = 1 << 12, 1 << 16
-"""The smallest page, SQLite's own choice, and the largest that it can have."""
+"""The smallest page, which is SQLite's default, and the largest that it supports."""
 _PAGE_BYTES_PER_TENSOR = 64
-"""Half of what a tensor that is measured in detail writes at a step."""
+"""Half of the bytes that a tensor writes on a step measured in detail."""
 
 _TABLES = """
 CREATE TABLE generation (number INTEGER NOT NULL);
@@ -72,26 +72,26 @@ CREATE TABLE IF NOT EXISTS distributions (
     first INTEGER NOT NULL, count INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS distributions_by_name ON distributions (name, scopes, first);
 """
-"""Made when they are missing, too: a run that was begun by an older version is resumed by this one."""
+"""Also created on resume, because a run started by an older version lacks them."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database, under its name with this at the end."""
+"""Suffixes of the files that SQLite keeps beside a database."""
 _ANOTHER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""The end of a journal that names a further file, which SQLite deletes; we write none of this kind."""
+"""The end of a journal that names another file, which SQLite would delete. We never write such a journal."""
 
 
 def page_bytes_for(num_tensors: int) -> int:
-    """The size of a page for a run of so many tensors, a power of two.
+    """The page size for a run with this many tensors, a power of two.
 
-    SQLite copies, checks and writes page by page: wide rows are cheaper in large pages. Each table takes a page at
-    least, and each commit writes a few: a run with little to record stays small.
+    SQLite copies, checks and writes whole pages, so large pages make wide rows cheaper. Each table takes at least one
+    page and each commit writes a few, so small pages keep small runs small.
     """
     smallest, largest = _PAGE_BYTES
     return min(largest, max(smallest, 1 << (num_tensors * _PAGE_BYTES_PER_TENSOR - 1).bit_length()))
 
 
 def create_database(path: Path, journal: str, page_bytes: int) -> None:
-    """A new database with empty tables. Raises FileExistsError if there is a file already."""
+    """Create a database with empty tables. Raises FileExistsError if the file exists."""
     path.open("xb").close()
     try:
         connection = open_for_writing(path, journal, page_bytes)
@@ -123,7 +123,7 @@ def _own_schema() -> frozenset[tuple[str, str, str]]:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise RunError unless all tables and indexes are our own: a view or a trigger is a program of somebody else."""
+    """Raise RunError unless all tables and indexes are ours: a foreign view or trigger could run code."""
     for kind, name, statement in connection.execute(_SCHEMA):
         if (kind, name, statement) not in _own_schema():
             raise RunError(
@@ -132,7 +132,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring a database of an older version up to date: what is written to it from now on is of this one."""
+    """Upgrade a database of an older version, so that this version can write to it."""
     for statement in _TABLES_OF_HISTOGRAMS.split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -145,9 +145,9 @@ def delete_database(path: Path) -> None:
 
 
 def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) -> sqlite3.Connection:
-    """A connection that writes without waiting for the disk: a killed process loses nothing that was committed.
+    """A connection that writes without waiting for the disk. A killed process loses nothing that was committed.
 
-    `page_bytes` is for a new database; one that has content keeps the size of its pages.
+    `page_bytes` is for a new database; an existing one keeps its page size.
     """
     connection = _connected(path, "mode=rw")
     try:
@@ -168,7 +168,7 @@ def open_for_writing(path: Path, journal: str, page_bytes: int | None = None) ->
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A connection that cannot write. Raises RunError if the database is not one of ours."""
-    path = Path(os.path.realpath(path))  # where SQLite keeps its other files
+    path = Path(os.path.realpath(path))  # SQLite keeps its other files there
     try:
         return _checked(path, "mode=ro")
     except sqlite3.OperationalError as error:
@@ -177,7 +177,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             _checked(path, "mode=rw").close()
             return _checked(path, "mode=ro")
         if reason == sqlite3.SQLITE_CANTOPEN and not _size(path, "-wal"):
-            return _checked(path, "mode=ro&immutable=1")  # SQLite cannot make its files on read-only media: do without
+            return _checked(path, "mode=ro&immutable=1")  # on read-only media SQLite cannot create its other files
         raise
 
 
@@ -187,7 +187,7 @@ def _checked(path: Path, options: str) -> sqlite3.Connection:
         connection.execute("PRAGMA cell_size_check = ON")
         ReadLimits(connection, path)
         if not _is_ours(connection):
-            raise RunError(f"{path} is a database of something else; restore it from a copy")
+            raise RunError(f"{path} is a database of another program; restore it from a copy")
         check_schema(connection, path)
         connection.execute("PRAGMA query_only = ON")
     except BaseException:
@@ -197,7 +197,7 @@ def _checked(path: Path, options: str) -> sqlite3.Connection:
 
 
 def _connected(path: Path, options: str) -> sqlite3.Connection:
-    """A connection to a regular file that trusts nothing in it. SQLite itself opens whatever has the right name."""
+    """A connection that accepts only a regular file and trusts nothing in it. SQLite itself opens any kind of file."""
     path = Path(os.path.realpath(path))
     check_regular(path)
     for suffix in _BESIDE:
@@ -209,10 +209,10 @@ def _connected(path: Path, options: str) -> sqlite3.Connection:
 
 
 def _left_behind(path: Path) -> bool:
-    """Whether a killed writer left half a transaction, which somebody who may write must undo.
+    """Whether a killed writer left half a transaction, which a process with write access must undo.
 
-    Only a writer without a write-ahead log does. On a network its locks may not be seen: that the journal is old is
-    the only safe sign that nobody is at work.
+    Only a writer without a write-ahead log leaves one. On a network its locks may be invisible, so an old journal is
+    the only safe sign that no process is writing.
     """
     journal = path.with_name(path.name + "-journal")
     if _size(path, "-journal") == 0 or time.time() - journal.stat().st_mtime <= _LEFT_BEHIND_SECONDS:
@@ -253,6 +253,6 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # SQLite may have rolled back by itself, as it does on a full disk
+        with suppress(sqlite3.Error):  # on a full disk SQLite has already rolled back
             connection.execute("ROLLBACK")
         raise

@@ -1,4 +1,4 @@
-"""Deleting the run in a directory, for a new one that takes its place."""
+"""Deleting the run in a directory, to make room for a new one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from forewarn.store.errors import RunError
 
 
 def delete_run(path: Path) -> None:
-    """Delete the files of the run in a directory; other files stay, and without a run nothing happens.
+    """Delete the files of the run in a directory, if there is one; other files stay.
 
-    Raises FileExistsError if a process is still writing the run, or if forewarn did not write what is there.
+    Raises FileExistsError if a process is still writing the run, or if forewarn did not write these files.
     """
     files = path / manifest.NAME, path / database.NAME
     if not any(map(os.path.lexists, files)):
@@ -31,7 +31,7 @@ def delete_run(path: Path) -> None:
         _check_ours(*files)
         database.delete_database(path / database.NAME)
         (path / run_summary.NAME).unlink(missing_ok=True)
-        (path / manifest.NAME).unlink(missing_ok=True)  # last: it says whose files the others are
+        (path / manifest.NAME).unlink(missing_ok=True)  # last, because it shows that the other files are ours
     except (OSError, RunError, sqlite3.Error) as error:
         raise FileExistsError(
             f"{path} is not overwritten, because it does not hold a run that forewarn can delete ({error}); name "
@@ -44,5 +44,5 @@ def delete_run(path: Path) -> None:
 def _check_ours(facts: Path, readings: Path) -> None:
     if os.path.lexists(facts):
         manifest.read_manifest(facts.parent)
-    else:  # a process was killed before it wrote the other file
+    else:  # a process was killed before it wrote run.json
         database.open_for_reading(readings).close()

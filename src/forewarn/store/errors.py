@@ -4,19 +4,19 @@ from __future__ import annotations
 
 
 class RunError(ValueError):
-    """A path that holds no readable run. The message says what was found and what to do."""
+    """The path holds no readable run. The message says what was found and what to do."""
 
 
 class ResumedError(RunError):
-    """A run that was resumed from an earlier step while it was read, so that what was read is no longer in it."""
+    """The run was resumed from an earlier step while it was read, so some of what was read no longer exists."""
 
 
 class RunExistsError(FileExistsError):
-    """A directory that already holds a run, or the remains of one; no process is writing it."""
+    """The directory already holds a run, or the remains of one, that no process is writing."""
 
 
 class UnknownSeriesError(KeyError):
-    """A series that the run does not hold. Unlike a plain KeyError it prints its sentence without quotes."""
+    """The run does not hold this series. Unlike a plain KeyError, its message prints without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,7 +1,7 @@
-"""How far a run had come at a moment. A reader that looks no further sees that moment, however long it reads.
+"""The extent of a run at one moment. A reader that stops there sees that moment, however long it reads.
 
-Nothing is locked for it: within a run rows, records and events are only added, and compaction moves them about without
-a change. Only a resume deletes, and it says so.
+This needs no lock. Rows, records and events are only ever added, and compaction moves them without changing them. Only
+a resume deletes some, and it leaves an event that says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Extent:
     distributions: int = _EVERYTHING
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Raises ResumedError if a part of what was there has been deleted since."""
+        """Raises ResumedError if anything within the extent has been deleted since."""
         generation = generation_of(connection)
         if self.generation is None or generation == self.generation:
             return
@@ -38,13 +38,11 @@ class Extent:
             "SELECT time, kind, data FROM events WHERE kind = 'resume' ORDER BY id DESC LIMIT ?", [num_resumes]
         ).fetchall()
         if len(resumes) != num_resumes or any(event_from(*row).data.get("deleted") != 0 for row in resumes):
-            raise ResumedError(
-                "it was resumed by another process while it was read, from an earlier step; read it again"
-            )
+            raise ResumedError("another process resumed it from an earlier step while it was read; read it again")
 
 
 def extent_of(connection: sqlite3.Connection, num_rows: int, num_layouts: int) -> Extent:
-    """How far the run has come."""
+    """The extent of the run now."""
     return Extent(
         generation=generation_of(connection),
         rows=num_rows,

@@ -1,6 +1,6 @@
 """Histograms in the database: one blob per group of scopes and step, packed by the writer thread.
 
-Scopes are cut into bands, so that the histograms of one tensor over a whole run are read without those of all others.
+Scopes are stored in bands, so the histograms of one tensor can be read without those of all others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSERT_DISTRIBUTION = (
 
 @dataclass(frozen=True, slots=True)
 class StoredHistograms:
-    """The histograms of one metric of one scope over the whole run, in the order in which they were recorded."""
+    """The histograms of one metric and scope over the whole run, in the order they were recorded."""
 
     steps: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -38,12 +38,12 @@ class StoredHistograms:
 
 
 def teach_packing(connection: sqlite3.Connection) -> None:
-    """Let statements call `packed`, so that the thread that queues them does not wait for the packing."""
+    """Let statements call `packed`, so that packing happens on the writer thread."""
     connection.create_function("packed", 2, packed, deterministic=True)
 
 
 def names_in(connection: sqlite3.Connection, last: int) -> dict[str, list[int]]:
-    """The metrics that have histograms, each with the numbers of its tuples of scopes, in the order of appearance.
+    """The metrics with histograms, and the numbers of the scope tuples of each, in order of appearance.
 
     `last` is the number of the last blob to look at.
     """
@@ -68,7 +68,7 @@ def histograms_of(connection: sqlite3.Connection, name: str, places: dict[int, i
         ).fetchall()
     rows.sort()
     entries = [(step, time, *unpacked(body, count, place - first)) for _, step, time, first, count, body, place in rows]
-    entries = [entry for entry in entries if entry[3] or entry[2].any()]  # without the steps that had no histogram
+    entries = [entry for entry in entries if entry[3] or entry[2].any()]  # empty where a step had no histogram
     return StoredHistograms(
         np.array([entry[0] for entry in entries], np.int64),
         np.array([entry[1] for entry in entries], np.float64),

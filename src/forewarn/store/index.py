@@ -13,9 +13,9 @@ from forewarn.store.columns import MOST_ROWS, PATTERNS, STEPS, TIMES, Columns, j
 from forewarn.store.errors import RunError
 
 _MOST_REPEATED = 1 << 22
-"""Most occurrences of a metric that some rows hold several times, so that they fit in memory."""
+"""Maximum occurrences of a metric that a row may hold more than once, so that they fit in memory."""
 _MOST_EMPTY_ROWS = 1 << 20
-"""Rows without a block take no room in a database, so it could hold any number of them."""
+"""Maximum rows without a block. They take no space, so a damaged database could claim any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Index:
     steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, STEPS))
     patterns: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, PATTERNS))
     times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, TIMES))
-    """One after the other for all rows; a row has as many as its pattern says."""
+    """The times of all rows in order. The pattern of a row says how many it has."""
     begins: NDArray[np.int64] | None = None
-    """Where the times of a row begin; None if every row has one."""
+    """Where the times of each row begin; None if every row has exactly one."""
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def until(self, row: int) -> Index:
-        """The same without the rows from `row` on."""
+        """The index of the rows before `row`."""
         if row >= len(self):
             return self
         last_time = row if self.begins is None else int(self.begins[row])
@@ -47,7 +47,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """Where one layout occurs, in order: the row, and the position among the row's blocks."""
+    """Where one layout occurs, in order: the row, and the position among its blocks."""
 
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -56,7 +56,7 @@ class Occurrences:
 
 
 def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) -> Index:
-    """The index of all compacted rows; `earlier` is the result of an earlier call, so that only new rows are read."""
+    """The index of all compacted rows. `earlier` is the result of an earlier call, so only new rows are read."""
     parts: list[Columns] = []
     after, num_empty = len(earlier), 0
     for first, last, *columns in connection.execute(
@@ -71,19 +71,19 @@ def compacted(connection: sqlite3.Connection, catalog: Catalog, earlier: Index) 
         if _num_times(span.patterns, catalog) != len(span.times):
             raise RunError(f"rows {first} to {last} are damaged: their times do not add up")
         num_empty += max(0, len(span) - len(span.times))
-        if num_empty > MOST_ROWS:  # a few bytes may stand for many of them
-            raise RunError(f"rows {first} to {last} are damaged: they and those before hold nothing")
+        if num_empty > MOST_ROWS:  # a few bytes may stand for many empty rows
+            raise RunError(f"rows {first} to {last} are damaged: these and the rows before them are empty")
         skipped_times = _num_times(span.patterns[:skipped], catalog)
         parts.append(Columns(span.steps[skipped:], span.patterns[skipped:], span.times[skipped_times:]))
         after = last + 1
         num_empty += len(span) - min(len(span), len(span.times))
         if num_empty > _MOST_EMPTY_ROWS:
-            raise RunError(f"rows {first} to {last} are damaged: they hold nothing")
+            raise RunError(f"rows {first} to {last} are damaged: they are empty")
     return _extended(earlier, catalog, parts)
 
 
 def with_tail(connection: sqlite3.Connection, catalog: Catalog, behind: Index) -> Index:
-    """The index of all rows, those of the tail included."""
+    """The index of all rows, including the tail."""
     rows = connection.execute("SELECT row, step, pattern, times FROM tail ORDER BY row").fetchall()
     if not rows:
         return behind
@@ -109,7 +109,7 @@ def occurrences(index: Index, catalog: Catalog, layout: int, first: int = 0, end
     everywhere, once = counts.min(initial=1) > 0, bool(counts.max(initial=0) <= 1)
     rows = np.arange(len(patterns)) if everywhere else np.flatnonzero(counts.astype(np.bool_)[patterns])
     places = table.positions[members]
-    if once and (places == places[:1]).all():  # the usual case, in which millions of rows are not looked at
+    if once and (places == places[:1]).all():  # the usual case, which skips a pass over millions of rows
         return Occurrences(rows + first, np.broadcast_to(places[:1], rows.shape) if len(places) else rows, once)
     begins = (np.cumsum(counts) - counts)[patterns[rows]]
     if not once:  # a metric appended twice in one call
@@ -136,7 +136,7 @@ def times_at(index: Index, catalog: Catalog, places: Occurrences) -> NDArray[np.
 
 
 def _rows(places: Occurrences) -> slice | NDArray[np.int64]:
-    """Neighbouring rows as a slice, which copies nothing."""
+    """Consecutive rows as a slice, which avoids a copy."""
     rows = places.rows
     if places.once and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)

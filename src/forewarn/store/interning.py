@@ -1,4 +1,4 @@
-"""Numbers for layouts and patterns: a metric's scopes are written once, and rows refer to them by number."""
+"""Numbers for layouts and patterns. The scopes of a metric are written once, and rows refer to them by number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from forewarn.store.catalog import LAYOUT_IDS, Catalog
 from forewarn.store.plain import encoded, storable
 
 _MOST_IDENTITIES = 4096
-"""Limit of the cache by identity, for callers that build a new tuple of scopes on every step."""
+"""Maximum entries in the cache by identity, for callers that build a new tuple of scopes on every step."""
 
 
 class Interning:
-    """Assigns numbers to layouts and patterns, and remembers which have yet to be written."""
+    """Assigns numbers to layouts and patterns, and remembers which are not written yet."""
 
     def __init__(self) -> None:
         self._news: list[tuple[str, tuple[Any, ...]]] = []
@@ -45,7 +45,7 @@ class Interning:
             number = self._new_layout(name, scopes)
         if len(self._by_identity) >= _MOST_IDENTITIES:
             self._by_identity.clear()
-        self._by_identity[name, id(scopes)] = number, scopes  # holding the tuple keeps its identity from being reused
+        self._by_identity[name, id(scopes)] = number, scopes  # keeping the tuple prevents reuse of its id
         return number
 
     def pattern(self, shared: bool, layouts: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from forewarn.store import database, manifest
 
 _DEPTH = 4
-"""Runs lie a few directories down at most; a whole home directory is not searched."""
+"""How many directories deep to search: enough for runs, but not a whole home directory."""
 
 
 def list_runs(root: str | Path, depth: int = _DEPTH) -> list[Path]:
@@ -25,7 +25,7 @@ def _runs_below(directory: Path, depth: int, visited: dict[tuple[int, int], int]
             return []
         visited[identity] = depth
         entries = {entry.name: entry for entry in os.scandir(directory)}
-    except OSError:  # gone meanwhile, or not ours to read
+    except OSError:  # deleted meanwhile, or not readable
         return []
     if manifest.NAME in entries and database.NAME in entries:
         return [(_written(entries), directory)]

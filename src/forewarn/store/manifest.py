@@ -1,4 +1,4 @@
-"""run.json: the fixed facts about a run, and how its database is journalled."""
+"""run.json: the fixed facts about a run, and the journal mode of its database."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from forewarn.types import RunInfo
 NAME = "run.json"
 
 FORMAT = 2
-"""The version of the run directory; raised when an older reader would misread a newer run.
+"""The version of the run directory, raised when older readers would misread newer runs.
 
 2: histograms are packed without zlib. Runs of format 1 are read, and become 2 when they are resumed.
 """
 
 _MOST_BYTES = 16 << 20
-"""Largest run.json; a model of 100,000 tensors has one of about this size."""
+"""Maximum size of run.json; a model with 100,000 tensors comes close to it."""
 _MOST_VALUES = 1_500_000
-"""Most values in it: small ones take many times as much memory as text."""
+"""Maximum number of values: a small value takes far more memory than its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Manifest:
     info: RunInfo
     config: Mapping[str, Any]
     journal: str
-    """How SQLite journals: `WAL` on a local disk, `TRUNCATE` on a network file system."""
+    """The journal mode of SQLite: `WAL` on a local disk, `TRUNCATE` on a network file system."""
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

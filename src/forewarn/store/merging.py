@@ -1,7 +1,7 @@
 """Merging small chunks and spans into larger ones, so that a long series is read in few pieces.
 
-Each merge takes sixteen neighbours of one level. A value is therefore written about once per factor of sixteen: for a
-million steps three times, and for a metric of every hundredth step just as often.
+Each merge joins sixteen neighbors of one level, so a value is rewritten once per factor of sixteen. For a million steps
+that is three times, whether a metric is recorded on every step or on every hundredth.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from forewarn.store.database import transaction
 _NEIGHBOURS = 16
 
 _MOST_BYTES = 16 << 20
-"""Largest merged chunk; merging and replaying hold one in memory."""
+"""Maximum size of a merged chunk, since merging and replaying hold one in memory."""
 
 _SETTLED = 99
 """The level of chunks and spans that are large enough."""
 
 
 def merges(connection: sqlite3.Connection, catalog: Catalog) -> Iterator[None]:
-    """Merge what is due, one transaction at a time; the caller may do something else in between."""
+    """Merge what is due, one transaction at a time, so the caller can do other work in between."""
     while True:
         due = _due_chunks(connection)
         changed = False
@@ -65,7 +65,7 @@ def _merge_chunks(connection: sqlite3.Connection, catalog: Catalog, layout: int,
 
 
 def _newest_of_level(newest_first: Iterator[Chunk], level: int) -> list[Chunk]:
-    """Neighbours of one level, oldest first. Anything else between two chunks keeps them apart."""
+    """Neighbors of one level, oldest first. A chunk of another level ends the group."""
     run: list[Chunk] = []
     for chunk in newest_first:
         if chunk.level > level or (run and chunk.level != level):

@@ -1,4 +1,4 @@
-"""Which file system a path lies on: the write-ahead log needs shared memory, which network file systems lack."""
+"""The file system of a path. SQLite's write-ahead log needs shared memory, which network file systems lack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 # https://www.sqlite.org/wal.html: "All processes using a database must be on the same host computer; WAL does not work
-# over a network filesystem." Shares between a virtual machine and its host (9p, virtiofs, vboxsf) are no better.
+# over a network filesystem." The same holds for shares between a virtual machine and its host (9p, virtiofs, vboxsf).
 _NETWORK = frozenset(
     (
         *("9p", "drvfs", "prl_fs", "vboxsf", "virtiofs", "vmhgfs"),
@@ -47,7 +47,7 @@ _NETWORK = frozenset(
 def network_file_system(path: Path, mounts: Iterable[tuple[str, str]] | None = None) -> str | None:
     """The type of the network file system that `path` lies on, such as `nfs4`; None on a local disk.
 
-    `mounts` are pairs of mount point and type, in the order of mounting; by default those of this machine.
+    `mounts` are pairs of mount point and type in mounting order; by default those of this machine.
     """
     place = PurePath(path.resolve())
     kind, depth = "", -1
@@ -55,7 +55,7 @@ def network_file_system(path: Path, mounts: Iterable[tuple[str, str]] | None = N
         directory = PurePath(point)
         if place.is_relative_to(directory) and len(directory.parts) >= depth:
             kind, depth = candidate.lower(), len(directory.parts)
-    # A FUSE mount may be local, but only a few are, and the slower journal is right on all of them.
+    # Few FUSE mounts are local, and the slower journal works on all of them.
     return kind if kind in _NETWORK or kind.startswith("fuse.") else None
 
 

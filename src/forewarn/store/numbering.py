@@ -1,4 +1,4 @@
-"""Rows as statements, with numbers for themselves, their layouts, patterns and scopes."""
+"""Turns rows into SQL statements, and numbers the rows, layouts, patterns and scopes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Band = tuple[int, int, bytes, memoryview]
 
 
 class Row(NamedTuple):
-    """What one call of `append` brought, copied. A tuple, for it is made on the training thread at every step."""
+    """A copy of the data of one `append` call. A tuple, because the training thread makes one on every step."""
 
     step: int
     layouts: list[tuple[str, tuple[str, ...]]]
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Numbering:
-    """Numbers rows from where a run stands. Until that is known, because the run could not be opened, they wait."""
+    """Numbers rows, continuing from the rows of the run. While the run cannot be opened, rows wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,14 +39,14 @@ class Numbering:
         self._waiting: list[Row] = []
 
     def begin(self, interning: Interning, num_rows: int) -> list[Item]:
-        """Go on after `num_rows` rows; returns the statements of those that waited."""
+        """Continue after `num_rows` rows; returns the statements of the rows that waited."""
         with self._lock:
             self._interning, self._num_rows = interning, num_rows
             waiting, self._waiting = self._waiting, []
             return [item for row in waiting for item in self._items(row, interning)]
 
     def add(self, row: Row, put: Callable[[Sequence[Item], int], None]) -> None:
-        """Hand the statements of a row to `put`, with their size, in the order of the rows' numbers."""
+        """Pass the statements of a row and their size to `put`, in the order of row numbers."""
         with self._lock:
             num_bytes = len(row.body)
             for *_, bands in row.histograms:

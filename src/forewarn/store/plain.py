@@ -9,11 +9,11 @@ from typing import Any
 
 from forewarn.codec import check_depth
 
-# JSON has no word for a float that is not finite: {"__float__": "nan"} stands for it, so that any reader can parse it.
+# JSON cannot express NaN and infinity. They become {"__float__": "nan"}, which any JSON reader can parse.
 _FLOAT = "__float__"
 
 _MOST_DIGITS = 300
-"""A whole number with more of them is no float, so nothing can be reckoned with it: it is read as text."""
+"""Integers with more digits do not fit in a float, so they are read as text."""
 
 
 def encoded(value: Any) -> str:

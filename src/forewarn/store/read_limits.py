@@ -1,4 +1,4 @@
-"""Limits on reading a database that may be damaged or made to harm: no more time and memory than its size explains."""
+"""Limits on reading a database that may be damaged or malicious, in proportion to its size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from forewarn.store.errors import RunError
 
 _INSTRUCTIONS = 10_000
-"""Of SQLite's machine between two looks at the clock: a fraction of a millisecond."""
+"""SQLite instructions between two looks at the clock, a fraction of a millisecond."""
 _SECONDS = 0.5
 _SECONDS_PER_BYTE = 1e-7
-"""CPU time of one transaction, a hundred times what reading takes; a slow disk is waited for without limit."""
+"""CPU time limit of one transaction, a hundred times what reading takes. Waiting for a slow disk does not count."""
 _BYTES = 48 << 20
 _TIMES_READ = 2
-"""What one transaction may read: the file so many times, which no query of ours does, and this in any case."""
+"""One transaction may read `_BYTES` plus this many times the file, which none of our queries does."""
 
 
 class ReadLimits:
-    """Ends a transaction that reads more than a file of this size can hold, as pages that lead in circles do."""
+    """Ends a transaction that reads more than the file can hold, as when its pages form a cycle."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         path = Path(os.path.realpath(path))
@@ -32,7 +32,7 @@ class ReadLimits:
         connection.row_factory = self._counted
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """Start counting anew, for a new transaction."""
+        """Reset the limits for a new transaction."""
         size = sum(map(_size_on_disk, self._files))
         self._bytes_left = _BYTES + _TIMES_READ * size
         self._end = time.thread_time() + _SECONDS + _SECONDS_PER_BYTE * size
@@ -46,12 +46,12 @@ class ReadLimits:
             if isinstance(value, bytes | str):
                 self._bytes_left -= len(value)
         if self._bytes_left < 0:
-            raise RunError("more is read from it than it can hold: the database is damaged")
+            raise RunError("the database is damaged: more data was read than it can hold")
         return row
 
 
 def _size_on_disk(path: Path) -> int:
-    """Without the holes of a sparse file, which can be as long as you like."""
+    """The size without the holes of a sparse file, which can be of any length."""
     try:
         status = os.stat(path)
     except OSError:

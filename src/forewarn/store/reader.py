@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredSeries:
-    """One metric of one scope over the whole run, in the order in which it was recorded."""
+    """One metric and scope over the whole run, in the order it was recorded."""
 
     steps: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -51,10 +51,10 @@ class StoredSeries:
 
 
 class Run:
-    """A stored run. Every call reads what is there at that moment, in one consistent state.
+    """A stored run. Every call reads one consistent state of the run at that moment.
 
-    A run that is being written can be read at the same time; `freeze` makes several calls agree. Not for use from
-    several threads: open one for each.
+    A run can be read while it is written; `freeze` makes several calls see the same state. Not thread-safe: open a run
+    once per thread.
     """
 
     def __init__(self, path: Path, description: Manifest, connection: sqlite3.Connection) -> None:
@@ -81,9 +81,9 @@ class Run:
         self._connection.close()
 
     def freeze(self) -> Self:
-        """Let every later call see the run as it is now, while it is written further.
+        """Let every later call see the run as it is now, even if more is written.
 
-        Nothing is locked. Raises ResumedError, now or later, once the run was resumed from an earlier step.
+        This takes no lock. Later calls raise ResumedError if the run is resumed from an earlier step.
         """
         with self._reading() as connection:
             self._extent = self._extent_now(connection, self._index(connection))
@@ -117,12 +117,12 @@ class Run:
         return float(times[-1]) if len(times) else None
 
     def names(self) -> list[str]:
-        """The metrics of the run, in the order of their first appearance."""
+        """The metrics of the run, in order of first appearance."""
         with self._reading():
             return self._names()
 
     def scopes(self, name: str) -> tuple[str, ...]:
-        """What a metric was measured for, in the order of first appearance; `("",)` for the run as a whole."""
+        """The scopes of a metric, in order of first appearance; `("",)` for the run as a whole."""
         with self._reading() as connection:
             layouts = self._layouts_of(name)
             return tuple(
@@ -177,9 +177,9 @@ class Run:
     def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
         """The step and blocks of every call of `append`, in order and bit for bit.
 
-        A step that was appended to twice comes twice. `start` leaves out the steps before it. The run is read piece by
-        piece up to where it was when the iteration began; the values are views into such a piece and cannot be written.
-        Raises ResumedError if the run is resumed from an earlier step meanwhile.
+        A step that was appended twice comes twice. Steps before `start` are left out. The iteration covers the run as
+        it was when it began, and reads it piece by piece. Values are read-only views into a piece. Raises ResumedError
+        if the run is resumed from an earlier step meanwhile.
         """
         with self._reading() as connection:
             index = self._index(connection).until(self._extent.rows)
@@ -195,14 +195,14 @@ class Run:
         return replay(reading, index, selected)
 
     def alerts(self) -> list[Alert]:
-        """The newest state of every episode, in the order in which they began."""
+        """The newest state of every episode, in the order they began."""
         newest: dict[tuple[str, str, int], Alert] = {}
         for change in self.alert_changes():
             newest[change.alert.code, change.alert.scope, change.alert.since] = change.alert
         return list(newest.values())
 
     def alert_changes(self) -> list[Change]:
-        """Every change of state or severity of every alert, in the order in which they were recorded."""
+        """Every change of state or severity of every alert, in the order they were recorded."""
         return self._records("alert", lambda time, step, body: Change(float(time), int(step), from_text(Alert, body)))
 
     def findings(self) -> list[Finding]:
@@ -271,7 +271,7 @@ class Run:
                 yield self._connection
         except RunError as error:
             raise type(error)(f"{self.path}: {error}") from error
-        except sqlite3.ProgrammingError:  # closed, or used from another thread: not the run's fault
+        except sqlite3.ProgrammingError:  # closed, or used from another thread: the run itself is fine
             raise
         except (sqlite3.Error, IndexError, OverflowError, TypeError, ValueError) as error:
             if (advice := _advice(error)) is not None:
@@ -279,7 +279,7 @@ class Run:
             raise RunError(f"{self.path} cannot be read: {database.NAME} is damaged or in use ({error})") from error
 
     def _index(self, connection: sqlite3.Connection) -> Index:
-        """All rows, also those after the extent: a chunk may hold both."""
+        """All rows, including those after the extent, because a chunk may hold both."""
         return with_tail(connection, self._catalog, self._compacted(connection))
 
     def _compacted(self, connection: sqlite3.Connection) -> Index:
@@ -331,14 +331,14 @@ def open_run(path: str | Path) -> Run:
     if not (path / manifest.NAME).exists():
         below = [str(run) for run in list_runs(path)[:3]]
         advice = f"it has runs below, such as {', '.join(below)}" if below else "name the directory of a run"
-        raise RunError(f"{path} holds no run, for {manifest.NAME} is missing; {advice}")
+        raise RunError(f"{path} holds no run: {manifest.NAME} is missing; {advice}")
     description = read_manifest(path)
     file = path / database.NAME
     if not file.exists():
         raise RunError(f"{path} has a {manifest.NAME} but no {database.NAME}; restore it from a copy")
     try:
         return Run(path, description, _opened(file))
-    except (OSError, UnicodeError, sqlite3.Error) as error:  # SQLite may quote names that are no text
+    except (OSError, UnicodeError, sqlite3.Error) as error:  # SQLite may quote names that are not valid text
         reason = getattr(error, "strerror", None) or error
         advice = _advice(error) or "it is damaged; restore it from a copy"
         raise RunError(f"{file} cannot be opened ({reason}): {advice}") from error
@@ -364,19 +364,19 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _advice(error: Exception) -> str | None:
-    """What to do if a run cannot be read just now or just here; None if it is damaged."""
+    """What to do if a run cannot be read now or from here; None if it is damaged."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_READONLY:
-            return "its writer was killed; try again in a minute, or copy its directory to where you may write"
+            return "its writer was killed; try again in a minute, or copy its directory to a writable place"
         case sqlite3.SQLITE_CANTOPEN:
-            return "the run was not closed and is read-only; copy its directory to where you may write"
+            return "the run was not closed and is read-only; copy its directory to a writable place"
         case sqlite3.SQLITE_BUSY:
             return "another process holds it; try again in a minute"
     return None
 
 
 def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Values]:
-    """Readings of one scope under different layouts, in the order in which they were recorded."""
+    """Readings of one scope under different layouts, in the order they were recorded."""
     if len(parts) == 1:
         return parts[0]
     rows = np.concatenate([places.rows for places, _ in parts])
@@ -388,7 +388,7 @@ def _in_order(parts: list[tuple[Occurrences, Values]]) -> tuple[Occurrences, Val
 
 
 def _unknown(kind: str, name: str, names: list[str] | dict[str, str]) -> str:
-    """What to say of a name that is not among these; a dict tells what people call each."""
+    """The error message for an unknown name. `names` may map each name to what people call it."""
     some = ", ".join(map(repr, list(names)[:3]))
     others = f"the run has {some}{' and others' if len(names) > 3 else ''}" if some else "the run holds none"
     return f"there is no {kind} {name!r}; {did_you_mean(name, names) or others}"

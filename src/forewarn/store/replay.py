@@ -1,4 +1,4 @@
-"""Rows as they were appended, read back in order, bit for bit and in bounded memory."""
+"""Reads rows back in order, bit for bit as they were appended, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from forewarn.store.tail import by_layout, num_bytes_between, rows_between
 from forewarn.types import Block, Values
 
 Reading = Callable[[], AbstractContextManager[tuple[sqlite3.Connection, Catalog, Index]]]
-"""Opens one read transaction, with the catalog and the index of at least all compacted rows as they are in it."""
+"""Opens a read transaction; yields it with its catalog and an index of at least all compacted rows."""
 
 _WINDOW_ROWS = 16384
 _WINDOW_BYTES = 32 << 20
-"""Held in memory at once: enough that large chunks are not read too often."""
+"""Maximum held in memory at once: enough that large chunks are not read too often."""
 
 
 def replay(reading: Reading, index: Index, selected: NDArray[np.bool_]) -> Iterator[tuple[int, list[Block]]]:
-    """The step and the blocks of each selected row. `index` is the index when the replay began.
+    """The step and blocks of each selected row. `index` is the index when the replay began.
 
-    Rows are read in windows, each in a transaction of its own: a slow consumer does not hold up the writer's log.
-    Between two of them rows may be compacted together with newer ones, which `index` does not have.
+    Rows are read in windows, each in its own transaction, so that a slow consumer does not hold up the writer's log.
+    Between two windows, rows may be compacted together with newer ones that `index` lacks.
     """
     following = np.flatnonzero(selected)
     while len(following):
@@ -95,7 +95,7 @@ def _from_tail(
         raise RunError(f"rows {first} to {end - 1} are damaged: {num_values} values were expected")
     rows = rows_between(connection, first, end)
     if [row.pattern for row in rows] != index.patterns[first:end].tolist():
-        raise RunError(f"rows {first} to {end - 1} are damaged: they are not those that were there before")
+        raise RunError(f"rows {first} to {end - 1} are damaged: they have changed since the replay began")
     return {layout: part.values for layout, part in by_layout(rows, catalog).items()}
 
 

@@ -1,4 +1,4 @@
-"""summary.json: a run in a few numbers, kept by its writer, so that a list of runs opens no database."""
+"""summary.json: a run in a few numbers. Its writer keeps it, so that listing runs opens no database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forewarn.types import Alert, Severity
 
 NAME = "summary.json"
 _FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
-"""What a summary is about: it counts as long as these are as its writer left them."""
+"""The files that a summary describes. It is valid until one of them changes."""
 _MOST_BYTES = 1 << 16
 _LOSS = "train/loss"
 
@@ -42,7 +42,7 @@ Stamp = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Summary(Noun):
-    """How far a run has come, and how it stands."""
+    """The progress and state of a run."""
 
     model: str
     num_steps: int
@@ -53,7 +53,7 @@ class Summary(Noun):
     end: str | None
     """Why the run ended; None while it runs, or if it was killed."""
     severities: Mapping[str, int]
-    """How many alerts there are of each severity, by the worst that was seen of each."""
+    """Number of alerts of each severity; each alert counts at its worst severity."""
 
     @property
     def state(self) -> str:
@@ -80,9 +80,9 @@ def summary_of(run: Run) -> Summary:
 
 
 def kept_summary(directory: Path) -> Summary | None:
-    """The summary that the writer has kept; None if there is none, or if the run has changed since.
+    """The summary that the writer kept; None if there is none, or if the run has changed since.
 
-    Then the database tells: a run of an earlier version has no summary, and after a kill the last one may be too old.
+    In that case read the database. Runs of earlier versions have no summary, and after a kill it may be out of date.
     """
     try:
         plain = decoded(read_regular(directory / NAME, _MOST_BYTES).decode())
@@ -96,7 +96,7 @@ def kept_summary(directory: Path) -> Summary | None:
 
 
 def _stamp(directory: Path) -> Stamp:
-    """The size and the time of the last change of each file; a log that is empty is as good as none."""
+    """The size and modification time of each file. An empty log counts as missing."""
     stamp: Stamp = {}
     for name in _FILES:
         try:
@@ -109,9 +109,9 @@ def _stamp(directory: Path) -> Stamp:
 
 
 class SummaryKeeper:
-    """Follows what is written to a run, batch by batch, and keeps its summary beside it.
+    """Follows the writes to a run, batch by batch, and keeps its summary up to date.
 
-    It never raises: a summary that cannot be kept is left alone, and readers turn to the database.
+    It never raises. If the summary cannot be kept, readers use the database.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -127,7 +127,7 @@ class SummaryKeeper:
             self._guarded(self._take, connection, batch)
 
     def write(self) -> None:
-        """Put the summary in place."""
+        """Write the summary to its file."""
         if self._summary is not None:
             self._guarded(self._write, self._summary)
 
@@ -135,7 +135,7 @@ class SummaryKeeper:
         try:
             work(*arguments)
         except Exception:
-            _log.debug("the summary of %s is not kept any more", self._directory, exc_info=True)
+            _log.debug("the summary of %s is no longer kept", self._directory, exc_info=True)
             self._summary = None
 
     def _begin(self) -> None:
@@ -173,7 +173,7 @@ class SummaryKeeper:
         num_steps, last = self._summary.num_steps, self._summary.last_step
         for row in rows:
             if last is not None and row.step < last:
-                return self._begin()  # only the database tells whether this step is a new one
+                return self._begin()  # only the database knows whether this step is new
             num_steps += row.step != last
             last = row.step
         self._change(num_steps=num_steps, last_step=last)
@@ -186,7 +186,7 @@ class SummaryKeeper:
         return None
 
     def _losses(self, connection: Connection, row: TailRow) -> Iterator[float]:
-        """The training losses in a row, the last first."""
+        """The training losses in a row, last one first."""
         pattern = self._catalog.patterns[row.pattern]
         end = pattern.num_values
         for number in reversed(pattern.layouts):

@@ -29,7 +29,7 @@ class TailRow:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRows:
-    """The values of one layout in the order in which they were appended."""
+    """The values of one layout in the order they were appended."""
 
     rows: NDArray[np.int64]
     values: Values
@@ -65,13 +65,13 @@ def rows_between(connection: sqlite3.Connection, first: int, end: int) -> list[T
 
 
 def num_bytes_between(connection: sqlite3.Connection, first: int, end: int) -> int:
-    """The bytes of values in these rows, which SQLite knows without reading them."""
+    """The size of the values in these rows in bytes. SQLite knows it without reading them."""
     sizes = connection.execute("SELECT sum(length(body)) FROM tail WHERE row >= ? AND row < ?", [first, end])
     return int(sizes.fetchone()[0] or 0)
 
 
 def column_in_tail(connection: sqlite3.Connection, catalog: Catalog, layout: int, column: int) -> Values:
-    """The values of one scope. SQLite cuts them out of the blobs, so that little is copied."""
+    """The values of one scope. SQLite cuts them out of the blobs, so little is copied."""
     rows, positions, values = [], [], []
     used = {number for (number,) in connection.execute("SELECT DISTINCT pattern FROM tail")}
     owners = set(catalog.table.owners[catalog.table.members == layout].tolist())
@@ -123,7 +123,7 @@ def _check_size(row: int, size: int, num_values: int) -> None:
 
 
 def _in_order(parts: list[_Part]) -> LayoutRows:
-    """Rows of different patterns alternate: put their values back in the order in which they came."""
+    """Join rows of different patterns, which alternate, in the order they were appended."""
     if len(parts) == 1:
         return LayoutRows(parts[0].rows, parts[0].values)
     rows = np.concatenate([part.rows for part in parts])

@@ -20,8 +20,8 @@ from forewarn.store.tail import TailRow
 def truncate(connection: sqlite3.Connection, step: int, now: float) -> None:
     """Delete everything recorded at `step` or later, and increment the generation.
 
-    Rows lie in the order in which they came, which is almost always that of their steps. What was logged late for an
-    earlier step is kept: it moves to the cut.
+    Rows are stored in the order they were appended, which is almost always the order of steps. A row logged late for
+    an earlier step is kept and moves to the cut.
     """
     with transaction(connection):
         catalog = Catalog()
@@ -86,7 +86,7 @@ def _cut_spans(connection: sqlite3.Connection, index: Index, cut: int) -> None:
 
 
 def _forget_unused(connection: sqlite3.Connection, catalog: Catalog, used: list[int]) -> None:
-    """Delete names that first appeared after the cut. Numbers stay without a gap."""
+    """Delete names that first appeared after the cut. The remaining numbers have no gap."""
     patterns = 1 + max((int(number) for number in used), default=-1)
     layouts = 1 + max((id for pattern in catalog.patterns[:patterns] for id in pattern.layouts), default=-1)
     connection.execute("DELETE FROM patterns WHERE id >= ?", [patterns])

@@ -38,25 +38,25 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class RunWriter:
     """Records a run in a directory: `run.json` for fixed facts, `run.db` for readings and events.
 
-    `append` copies the values and returns; a thread writes them twice a second. A disk that is full or cannot be
-    written never raises here: `failure` says what is wrong, and the run goes on unrecorded until it works again.
-    After a fork only the process that made the writer writes.
+    `append` copies the values and returns; a thread writes them twice a second. A full or failing disk never raises
+    here: `failure` says what is wrong, and the run continues unrecorded until the disk works again. After a fork, only
+    the process that created the writer writes.
     """
 
     def __init__(
         self, path: str | Path, *, info: RunInfo, config: Mapping[str, Any], resume_at: int | None = None
     ) -> None:
-        """Begin a new run, or with `resume_at` go on with the one that is there, without anything from that step on.
+        """Begin a new run. With `resume_at`, continue the existing run and delete everything from that step on.
 
-        Unless it is resumed, a path that holds a run is refused with RunExistsError, and one that a live process writes
-        to with FileExistsError. A path that is a file is refused with NotADirectoryError, and a run that is to be
-        resumed but is missing or damaged with RunError.
+        Raises RunExistsError if the path holds a run, unless it is resumed, and FileExistsError if a live process
+        writes to it. Raises NotADirectoryError if the path is a file. Raises RunError if the run to resume is missing
+        or damaged.
         """
         self.path = Path(path)
         self._process = os.getpid()
         self._numbering = Numbering()
         self._claim = Claim()
-        if os.path.exists(self.path) and not os.path.isdir(self.path):  # unlike Path's these never raise
+        if os.path.exists(self.path) and not os.path.isdir(self.path):  # unlike the methods of Path, these never raise
             raise NotADirectoryError(f"{self.path} is a file; a run needs a directory, so name another path with run=")
         begin: Begin
         if resume_at is None:
@@ -65,11 +65,11 @@ class RunWriter:
             begin = _Resume(self.path, info, config, self._numbering, self._claim, resume_at)
         beginning = self._first_try(begin)
         self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
-        # Not only at the end of the process: a writer that nobody holds any more is closed as well.
+        # Also closes a writer that is no longer referenced, not only at the end of the process.
         self._finalizer = weakref.finalize(self, _finish, self._background, self._claim, "not closed")
 
     def _first_try(self, begin: Begin) -> Beginning | Exception:
-        """What `begin` returns, or why the disk refused it; whatever else it raises, the user is told."""
+        """The result of `begin`, or the disk error that it raised. Other errors are raised to the user."""
         try:
             return begin()
         except BlockingIOError as error:
@@ -81,16 +81,16 @@ class RunWriter:
             self._claim.release()
             if not os.path.exists(self.path / manifest.NAME):
                 raise RunExistsError(
-                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}, as if a process were starting a"
-                    " run there or was killed at it; name another path with run="
+                    f"{self.path} holds a {database.NAME} without its {manifest.NAME}: a process is starting a run"
+                    " there, or was killed while it did; name another path with run="
                 ) from error
             raise RunExistsError(
-                f"{self.path} already holds a run; go on with it by resume=True, or name another path with run="
+                f"{self.path} already holds a run; continue it with resume=True, or name another path with run="
             ) from error
         except RunError:
             self._claim.release()
             raise
-        except (ImportError, OSError, sqlite3.Error) as error:  # also a module for which no file could be opened
+        except (ImportError, OSError, sqlite3.Error) as error:  # ImportError: no file could be opened for a module
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._claim.release()
                 raise RunError(f"{self.path} cannot be resumed: {database.NAME} is damaged ({error})") from error
@@ -103,13 +103,13 @@ class RunWriter:
 
     @property
     def journal(self) -> str | None:
-        """`WAL`, or on a network file system `TRUNCATE`; None until the run could be begun."""
+        """`WAL`, or `TRUNCATE` on a network file system; None until the run has begun."""
         return self._background.journal
 
     def append(self, step: int, blocks: Sequence[Block], distributions: Sequence[Distribution] = ()) -> None:
         """Record the blocks of one step, in order, and its histograms: some tens of microseconds for 2,000 values.
 
-        A step may be appended to again, also later.
+        The same step may be appended again, even later.
         """
         background = self._ready()
         if background is None:
@@ -160,11 +160,11 @@ class RunWriter:
             background.flush()
 
     def close(self, reason: str = "completed") -> None:
-        """Record the end of the run and leave one tidy file. Closing again does nothing."""
+        """Record the end of the run and compact it into one file. Closing again does nothing."""
         background = self._ready()
         if background is not None:
             _finish(background, self._claim, reason)
-            self._finalizer.detach()  # only now: an interrupt in between must not lose what is queued
+            self._finalizer.detach()  # last, so that an interrupt does not lose queued rows
 
     def _ready(self) -> BackgroundWriter | None:
         """The background writer; None after closing and in a forked child."""
@@ -178,7 +178,7 @@ class RunWriter:
 
 
 def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, claim: Claim) -> Beginning:
-    """A new run; nothing is left of it if that fails, so that it can be tried again."""
+    """Create a new run. If this fails, nothing is left behind, so it can be tried again."""
     path.mkdir(parents=True, exist_ok=True)
     claim.take(path)
     if (path / manifest.NAME).exists():
@@ -194,7 +194,7 @@ def _create(path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Num
 
 
 class _Resume:
-    """Goes on with a run, cut off at a step. It may be tried again unless somebody else has resumed the run since."""
+    """Continues a run from a step. It can be tried again unless another process has resumed the run since."""
 
     def __init__(
         self, path: Path, info: RunInfo, config: Mapping[str, Any], numbering: Numbering, claim: Claim, step: int
@@ -210,9 +210,9 @@ class _Resume:
     def __call__(self) -> Beginning:
         path, file, interning = self._path, self._path / database.NAME, Interning()
         if not (path / manifest.NAME).exists() or not file.exists():
-            raise RunError(f"{path} holds no run to resume; begin one by leaving resume out, or name another path")
+            raise RunError(f"{path} holds no run to resume; leave out resume to begin one, or name another path")
         started = read_manifest(path).info.started
-        with suppress(BlockingIOError):  # a process that hangs, say: it notices that it was left behind
+        with suppress(BlockingIOError):  # such as a hanging process, which will notice that it was superseded
             self._claim.take(path)
         journal = _journal_for(path)
         connection = database.open_for_writing(file, journal)
@@ -237,7 +237,7 @@ class _Resume:
 
 
 def _joined(values: Sequence[Values]) -> memoryview:
-    """The bytes of many arrays in a row: one copy on the training thread, which SQLite reads in place."""
+    """The bytes of many arrays in one block, copied once on the training thread. SQLite reads it in place."""
     if not values:
         return memoryview(b"")
     joined = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")

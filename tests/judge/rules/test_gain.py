@@ -54,3 +54,4 @@ def test_a_gradient_that_falls_with_the_loss_is_information(loss, severity):
     finding = gradient_decay(Series.of([0.005]), Series.of(loss), GradientDecay())
     assert finding is not None
     assert finding.severity is severity
+    assert finding.bound == (0.01 if severity is Severity.WARNING else 0.1), "the limit that this severity crossed"

@@ -26,7 +26,7 @@ class DeadUnits(Settings):
     share: float = between(0.5, 0.0, 1.0)
     """Fraction of a layer's units that must be dead to warn."""
     critical: float = between(0.99, 0.0, 1.0)
-    """Fraction of dead units that is critical: almost nothing passes through the layer any more."""
+    """Fraction of dead units that is critical: almost nothing passes through the layer."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:

@@ -240,7 +240,7 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     medians = loss.rolling_median(window)
     level = medians.at(0)
     if level <= medians.at(1) or medians.at(1) <= medians.at(2):
-        return None  # nothing has risen; where a median is missing, the losses themselves are looked at
+        return None  # nothing has risen; if a median is missing, use the losses themselves
     if not level > settings.factor * np.float64(np.fmin.reduce(values)):
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)

@@ -24,6 +24,22 @@ _SLOPE_ERROR = math.sqrt(12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossNotStarting(Settings):
+    """When `loss-not-starting` fires."""
+
+    gain: float = between(0.02, 0.0, 1.0)
+    """Minimum steady fall over the run, as a fraction of the first loss."""
+    first_fall: float = between(0.1, 0.0, 1.0)
+    """Minimum fall from the first loss, as a fraction of it: a smaller one may only fit the scale of the output."""
+    significance: float = between(2.0, 0.0)
+    """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
+    levels: int = between(12, 4, counts="readings")
+    """Minimum number of loss levels; one level is the median of 32 steps."""
+    settled_steps: int = between(256, 1, counts="steps")
+    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlateau(Settings):
     """When `loss-plateau` fires."""
 
@@ -62,7 +78,8 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
 
     The rule fits a Theil–Sen slope to the medians of 32 steps over the second half. It fires only if even the steepest
     slope that the noise allows is too small. So a noisy loss that may be improving does not fire. Neither does a loss
-    near zero, a run whose learning rate is still rising, or one whose learning rate has decayed.
+    near zero, a run whose learning rate is still rising, or one whose learning rate has decayed. A loss that never fell
+    is reported by `loss-not-starting` instead.
 
     ## Example
     fires: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x51
@@ -86,23 +103,11 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     bound = settings.gain * min(1.0, span / half) * now
     if not (now > 0 and steepest < bound and error < 2 * bound):  # with a larger error nothing can be concluded
         return None
+    if _not_started(level.series(), LossNotStarting()):  # it needs a higher lr, not a lower one
+        return None
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossNotStarting(Settings):
-    """When `loss-not-starting` fires."""
-
-    gain: float = between(0.02, 0.0, 1.0)
-    """Minimum fall from the first value, as a fraction of it."""
-    significance: float = between(2.0, 0.0)
-    """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
-    levels: int = between(12, 4, counts="readings")
-    """Minimum number of loss levels; one level is the median of 32 steps."""
-    settled_steps: int = between(256, 1, counts="steps")
-    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
 
 
 @rule(
@@ -121,7 +126,7 @@ class LossNotStarting(Settings):
                "a model cannot learn from shuffled labels"),
     ),
 )  # fmt: skip
-def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: RunInfo) -> Finding | None:
+def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting) -> Finding | None:
     """The training loss has barely moved from its first value.
 
     ## Why is this bad?
@@ -129,16 +134,27 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: 
     about the targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other rules
     report. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
+    A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
+    10% of the first loss.
+
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    steps, levels = _finite(level.series())
-    if len(levels) <= settings.levels or int(level.series().steps[0]) > 0:
-        return None
     if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
+        return None
+    return _not_started(level.series(), settings)
+
+
+def _not_started(level: Series, settings: LossNotStarting) -> Finding | None:
+    """What `loss-not-starting` finds, whatever the learning rate does.
+
+    The slope shows a steady fall; a fall within the first steps shows only in the very first loss.
+    """
+    steps, levels = _finite(level)
+    if len(levels) <= settings.levels or int(level.steps[0]) > 0:
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)
@@ -146,8 +162,8 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting, info: 
     fall = -slope * float(since[-1] - since[0])
     bound = settings.gain * abs(first)
     now = float(np.median(rest[-settings.levels // 2 :]))
-    sudden = max(bound, _noise_of_one(rest, slope, since) * settings.significance * 2)
-    if not (bound > 0 and fall + error < bound and error < 2 * bound and first - now < sudden):
+    is_flat = bound > 0 and fall + error < bound and error < 2 * bound
+    if not (is_flat and first - now < settings.first_fall * abs(first)):
         return None
     return finding(
         Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
@@ -253,12 +269,6 @@ def _residual(levels: Floats, slope: float, steps: Steps) -> float:
     """The robust standard deviation of the levels around their slope."""
     rest = levels - slope * steps
     return MAD_TO_STD * float(np.median(np.abs(rest - np.median(rest))))
-
-
-def _noise_of_one(levels: Floats, slope: float, steps: Steps) -> float:
-    """The standard deviation of a single loss, estimated from that of the levels, which are medians of many."""
-    between = float(np.median(np.diff(steps)))
-    return _residual(levels, slope, steps) * math.sqrt(between)
 
 
 def _correlation(values: Values) -> float:

@@ -182,7 +182,7 @@ class WarmUpWithoutEnd(Settings):
 
 
 def _longest_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> tuple[Severity, float]:
-    """How bad it is to have none that ends, and the step by which it should have."""
+    """The severity of a warm-up that does not end, and the step by which it should have ended."""
     total = declared(info, "total_steps")
     return (Severity.INFO, settings.steps) if math.isnan(total) else (Severity.WARNING, settings.share * total)
 

@@ -62,7 +62,7 @@ class Contender:
     period: int = 1
     """A real run does the rare work once in this many steps."""
     is_process_wide: ClassVar[bool] = False
-    """Whether it also affects loops it is not attached to; the bare loop then runs before it instead of beside it."""
+    """Whether it also affects other loops; the bare loop then runs before it instead of beside it."""
     package: ClassVar[str | None] = None
     """The module that must be importable."""
     install: ClassVar[str] = ""

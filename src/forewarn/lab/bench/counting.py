@@ -1,4 +1,4 @@
-"""Torch operations and memory of a step, counted in passes of their own that are not timed."""
+"""Torch operations and memory of a step, counted in separate passes that are not timed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def held_bytes(workload: Workload, contender: Contender, turn: Turn) -> int:
     """Bytes held at the end of a turn by tensors, and by Python and numpy.
 
     Tensors are those that the garbage collector tracks, each storage counted once; the rest is what tracemalloc has
-    recorded since the contender was attached. Libraries with allocators of their own are not seen.
+    recorded since the contender was attached. Libraries with their own allocators are not seen.
     """
     gc.collect()
     before = _tensor_bytes()

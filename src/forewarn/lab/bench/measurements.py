@@ -51,7 +51,7 @@ class Cost:
     name: str
     description: str
     added_share: Spread
-    """Of the bare step beside it: 0.1 is 10% more."""
+    """As a fraction of the bare step beside it: 0.1 is 10% more."""
     added_seconds: Spread
     reads: float
     """The added time as a multiple of one streaming read of all gradients."""
@@ -123,7 +123,7 @@ class Machine:
 
 
 def this_machine(packages: Iterable[str]) -> Machine:
-    """This machine now, with the versions of those of these packages that are installed."""
+    """This machine now, with the versions of these packages, if installed."""
     versions = {"python": platform.python_version()}
     for name in packages:
         try:

@@ -23,7 +23,7 @@ _MEASURED_BY = "gradient/norm"
 
 
 class TimedJudge(Judge):
-    """The monitor's judge with a clock: CPU time of the training thread, measured steps apart from the others."""
+    """The monitor's judge with a clock: CPU time of the training thread, separately for measured steps."""
 
     def __init__(self, judge: Judge, seconds: dict[bool, list[float]]) -> None:
         super().__init__(judge.rule_set, judge.info)

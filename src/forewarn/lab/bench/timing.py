@@ -1,6 +1,6 @@
-"""CPU time by pairs: each step of a contender runs next to a bare step, so that both see the same machine state.
+"""CPU time in pairs: each step of a contender runs next to a bare step, so that both see the same machine state.
 
-Beside that, the least that measuring gradients can cost, and the cost of one pass by forewarn's engine.
+Also measures the lower limit of reading all gradients, and the cost of one pass by forewarn's engine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _by_itself(workload: Workload, contender: Contender, turn: Turn, training: T
 def _crossed(workload: Workload, contender: Contender, turn: Turn) -> tuple[list[float], list[float]]:
     """Seconds of each timed step of the bare loop and of the contender, which swap models halfway.
 
-    Two equal models differ in speed by their place in memory, by more than most contenders add.
+    The place in memory changes the speed of a model by more than most contenders add.
     """
     first_model, second_model = workload.build(), workload.build()
     first_half = _side_by_side(workload, contender, turn, first_model, second_model)

@@ -86,8 +86,8 @@ Growths = Mapping[str, Mapping[Term, Growth]]
 def unstable(growths: Growths) -> dict[str, tuple[Term, Growth]]:
     """The layers that change with width, with the term that changes most.
 
-    Nothing may grow, and no layer may learn less; the part that it only passes on may shrink, as for the first weights
-    of a muP head by design.
+    Nothing may grow, and no layer may learn less. The part that a layer only passes on may shrink, as it does by design
+    for the first weights of a muP head.
     """
     worst: dict[str, tuple[Term, Growth]] = {}
     for layer, terms in growths.items():

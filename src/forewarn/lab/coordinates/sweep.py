@@ -22,12 +22,12 @@ from forewarn.standalone import ModuleMonitor, RefinedCoordinateCheck
 DEPTH, HEADS, CONTEXT, BATCH_SIZE = 2, 4, 32, 8
 
 ADAM_EPS = 1e-12
-"""Gradients shrink with width; torch's own 1e-8 would in time bound the updates of wide models only."""
+"""Gradients shrink with width; torch's default of 1e-8 would limit the updates of wide models only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The measurements of one parametrisation."""
+    """The measurements of one parametrization."""
 
     parametrization: Parametrization
     widths: tuple[int, ...]
@@ -58,7 +58,7 @@ def sweep(
 ) -> Sweep:
     """Train at every width from every seed; `tell` is called before each run with its description.
 
-    At the smallest width both parametrisations are the example GPT itself, and `lr` is the one found for it.
+    At the smallest width both parametrizations are the example GPT itself, and `lr` is the one found for it.
     """
     check_widths(widths)
     text = stdlib_text()
