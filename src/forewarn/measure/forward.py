@@ -114,14 +114,15 @@ class _Tapped(NamedTuple):
     targets: list[_Target]
 
 
-def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor | None], None]:
     """Pass a gradient on to a probe that is still switched on; a tensor may keep its hook after the monitor is closed.
 
-    It must not hold the tensor, which would then hold itself.
+    It must not hold the tensor, which would then hold itself. Torch passes None where an operation has several outputs
+    and the loss uses only others.
     """
 
-    def reached(gradient: Tensor) -> None:
-        if not loop.is_closed and not (loop.failures and not loop.runs(probe)):
+    def reached(gradient: Tensor | None) -> None:
+        if gradient is not None and not loop.is_closed and not (loop.failures and not loop.runs(probe)):
             with loop.stopwatch:
                 loop.guard(probe, target, gradient)
 
