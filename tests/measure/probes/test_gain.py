@@ -191,31 +191,3 @@ def test_blocks_are_found_or_named(tmp_path):
             tmp_path / "run",
             config=forewarn.Config(measure=forewarn.Measure(blocks="x")),
         )
-
-
-class HalfUsed(nn.Module):
-    """Returns two halves of one tensor; the next block takes the second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 12)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        unused, used = self.inner(hidden).chunk(2, -1)
-        return unused, used
-
-
-def test_an_output_without_a_gradient_is_passed_over(tmp_path):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([HalfUsed(), HalfUsed()])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)[1]
-            return x.square().mean()
-
-    with measured(Net(), [torch.ones(2, 6)], tmp_path / "run") as run:
-        assert "X101" not in {alert.code for alert in run.alerts()}
-        assert len(run.series("gradient/global_norm").values) > 0
