@@ -201,3 +201,38 @@ def accumulate(rank: int, folder: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["synced", "no_sync", "sharded"])
 def test_micro_batches_are_compared_only_where_their_gradients_are_those_of_all_ranks(tmp_path, how):
     in_two_processes(accumulate, str(tmp_path), how)
+
+
+class WithLoss(nn.Module):
+    """Makes the loss itself and returns the logits as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.idle = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(x)
+        return logits, nn.functional.cross_entropy(logits, targets)
+
+
+def train_with_unused_logits(rank: int, folder: str) -> None:
+    model = DistributedDataParallel(WithLoss(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    x, targets = torch.arange(24.0).reshape(6, 4) / 10, torch.arange(6) % 3
+    for _ in range(3):
+        logits, loss = model(x, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    monitor.close()
+    if rank == 0:
+        assert "X101" not in {alert.code for alert in monitor.alerts}
+        log_z = logits.detach().double().logsumexp(-1).mean().item()
+        assert monitor.history.series("activation/log_z").values.tolist() == pytest.approx([log_z] * 2, rel=1e-6)
+
+
+def test_under_ddp_a_model_that_returns_its_logits_unused_is_read_like_any_other(tmp_path):
+    in_two_processes(train_with_unused_logits, str(tmp_path))

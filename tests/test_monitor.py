@@ -1,3 +1,4 @@
+import copy
 import gc
 import io
 import math
@@ -138,6 +139,39 @@ def test_the_stop_policy_asks_for_a_stop_and_the_default_never_does(small, watch
         assert monitor.should_stop is expected
         assert bool(outcome.actions) is expected
         assert outcome.alerts[0].name == "non-finite-loss"
+
+
+@pytest.mark.parametrize("how", ["state", "replay"])
+def test_a_run_is_asked_to_stop_once_and_once_more_if_it_is_resumed_and_fails_again(how, small, watch, tmp_path):
+    def steps(monitor, losses):
+        for factor in losses:
+            loss = model(torch.ones(2, 4)).square().mean() * factor
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield from monitor.step(loss).actions
+
+    model, optimizer = small
+    good, nan = copy.deepcopy(model.state_dict()), float("nan")
+    monitor = watch(model, optimizer, run=tmp_path / "run", policy="stop")
+    stops = list(steps(monitor, [1.0, 1.0, nan, nan, nan]))
+    assert [(action.step, action.code) for action in stops] == [(2, "L101")], "gradients and weights are NaN as well"
+    state = monitor.state_dict()
+    monitor.close()
+
+    model.load_state_dict(good)
+    monitor = watch(model, optimizer, run=tmp_path / "run", policy="stop", resume=True)
+    if how == "state":
+        monitor.load_state_dict(state)
+    assert not monitor.should_stop
+    assert not list(steps(monitor, [1.0, 1.0]))
+    assert not monitor.should_stop
+    stops = list(steps(monitor, [nan, nan]))
+    assert [(action.step, action.code) for action in stops] == [(7, "L101")], "the alert of before is still open"
+    assert monitor.should_stop
+    monitor.close()
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert [action.step for action in run.actions()] == [2, 7]
 
 
 def test_an_exception_that_ends_the_run_is_recorded_as_its_end(small, tmp_path):

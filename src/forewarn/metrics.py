@@ -87,7 +87,7 @@ _CATALOGUE = (
     Metric("weight/global_norm", MODEL, MEASURED, "", L2, "L2 norm of all weights together."),
     *_of_tensors("weight", "the tensor after the step"),
     Metric("update/ratio", PARAMETER, MEASURED, "", DERIVED,
-           "Measured ‖Δw‖ / (‖w‖ + 1e-12); for large tensors, over 1024 sampled weights."),
+           "Measured ‖Δw‖ / (‖w‖ + 1e-12); for large tensors, over 1024 sampled weights. None for a step away from 0."),
     Metric("update/norm", PARAMETER, MEASURED, "", L2, "‖Δw‖, scaled up from the sample."),
     Metric("update/stopped_by", PARAMETER, MEASURED, "code", MIN,
            "What would stop the parameter at this check, even if it moved; NaN on steps its optimizer skips."),

@@ -454,7 +454,7 @@ class Monitor:
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
-        actions = act(changed, self._policy, step.step)
+        actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
         self._stop = self._stop or any(action.action == "stop" for action in actions)
         if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
             self._schedule.escalate(step.step)

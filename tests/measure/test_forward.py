@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import forewarn
 from forewarn.measure.forward import hookable_modules
-from forewarn.measure.probe import ModuleTap, Probe
+from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 
 class Onlooker(Probe):
@@ -201,3 +201,43 @@ def test_nothing_of_a_step_stays_alive(tmp_path):
             optimizer.zero_grad()
             monitor.step(loss)
     assert [at for at, each in enumerate(kept) if each() is not None] == [5]
+
+
+class Follower(Probe):
+    """Follows every output of the first layer into the backward pass."""
+
+    name = "follower"
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+        self.gradients: list[object] = []
+
+    def module_taps(self) -> list[ModuleTap]:
+        return [ModuleTap(self._layer, left=self._left)]
+
+    def _left(self, args: object, kwargs: object, output: tuple[torch.Tensor, ...]) -> list[GradientTap]:
+        return [GradientTap(tensor, self.gradients.append) for tensor in output]
+
+
+class Halves(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = super().forward(x).chunk(2, -1)
+        return first, second
+
+
+def test_an_output_that_the_loss_does_not_use_has_no_gradient_to_pass_on(tmp_path):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.halves = Halves(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.halves(x)[1].square().mean()
+
+    model = Net()
+    monitor, _ = watched(model, tmp_path / "run")
+    follower = Follower(model.halves)
+    monitor._loop.probes.append(follower)
+    model(torch.ones(2, 3)).backward()
+    monitor.close()
+    assert [type(gradient) for gradient in follower.gradients] == [torch.Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from forewarn.types import Action, Alert, AlertState, Remedy, Severity
+from forewarn.types import Action, Alert, Remedy, Severity
 
 _KNOWN = frozenset({"stop"})
 
@@ -35,12 +35,16 @@ class Policy:
         return named[policy]
 
 
-def act(changed: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ...]:
-    """Take the actions that the policy allows for changed alerts; a critical alert asks the loop to stop."""
+def act(firing: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ...]:
+    """Take the actions that the policy allows for open alerts, most important first: ask the loop to stop, once.
+
+    A critical alert asks at the step at which it fires or, in a resumed run, is seen again.
+    """
     if "stop" not in policy.allow:
         return ()
-    critical = [alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING]
-    return tuple(Action(step, alert.code, alert.scope, "stop") for alert in critical)
+    critical = (alert for alert in firing if alert.severity is Severity.CRITICAL)
+    now = next((alert for alert in critical if step in (alert.fired, alert.finding.step)), None)
+    return () if now is None else (Action(step, now.code, now.scope, "stop"),)
 
 
 ADJUSTMENTS = frozenset({"lower_lr", "raise_weight_decay"})

@@ -114,15 +114,15 @@ class _Tapped(NamedTuple):
     targets: list[_Target]
 
 
-def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor | None], None]:
     """A hook that passes a gradient on to a probe while the probe is switched on.
 
     A tensor may keep its hook after the monitor is closed. The hook must not hold the tensor, or the tensor would keep
-    itself alive.
+    itself alive. Torch passes None if an operation has several outputs and the loss uses only others.
     """
 
-    def reached(gradient: Tensor) -> None:
-        if not loop.is_closed and not (loop.failures and not loop.runs(probe)):
+    def reached(gradient: Tensor | None) -> None:
+        if gradient is not None and not loop.is_closed and not (loop.failures and not loop.runs(probe)):
             with loop.stopwatch:
                 loop.guard(probe, target, gradient)
 

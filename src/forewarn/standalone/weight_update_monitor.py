@@ -51,7 +51,7 @@ class UpdateDiagnostic(_Diagnostic):
     """How far one parameter moved between `check_gradients` and `check_updates`."""
 
     update_ratio: float
-    """‖Δw‖ / (‖w‖ + ε) over the sample; NaN if it was not sampled before."""
+    """‖Δw‖ / (‖w‖ + ε) over the sample; NaN if it was not sampled before, or has just moved away from exactly zero."""
     update_norm: float
     is_frozen: bool
     """At or below the threshold in `frozen_patience_steps` consecutive checks, and not on purpose."""

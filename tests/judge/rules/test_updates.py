@@ -26,7 +26,7 @@ def train(
             transient = 1 + 4 * math.exp(-step / 15) if adam else 1.0
             typical = 8 * lr * transient
             each = {scope: typical * math.exp(noise * rng.normal()) for scope in WEIGHTS}
-            started_at_zero = {"a.bias": 1e9 if step == 0 else 1 / step}
+            started_at_zero = {"a.bias": math.nan if step == 0 else 1 / step}
             readings["update/ratio"] = each | started_at_zero
             readings["monitor/update_ratio_median"] = float(np.median(list(each.values())))
         run.feed(readings)
@@ -183,13 +183,28 @@ def test_an_lr_that_is_far_too_high_from_the_start_is_named_within_three_steps()
     assert run.ledger.alerts[0].fired == 2
 
 
+@pytest.mark.parametrize("begins", [0, 500], ids=["from the start", "later"])
 @pytest.mark.parametrize("growth", [1, 2], ids=["constant lr", "warm-up"])
-def test_a_matrix_that_starts_at_zero_is_left_alone_while_it_grows(growth):
+@pytest.mark.parametrize("number", [1, 3], ids=["one", "all"])
+def test_matrices_that_start_at_zero_are_left_alone_while_they_grow(growth, begins, number):
     run = Run("U102", info=KNOWN)
-    for step in range(100):
-        ratio = 1e9 if step == 0 else growth / step
-        run.feed({"update/ratio": {"a.weight": ratio, "b.weight": 1e-3, "c.weight": 1e-3}})
+    for step in range(begins + 64):
+        moved = step - begins
+        ratio = 0.0 if moved < 0 else math.nan if moved == 0 else growth / moved
+        ratios = dict.fromkeys(WEIGHTS, 1e-3) | dict.fromkeys(WEIGHTS[:number], ratio)
+        norms = dict.fromkeys(WEIGHTS, 0.1) | dict.fromkeys(WEIGHTS[:number], 0.1 if moved >= 0 else 0.0)
+        middle = sorted(ratios.values())[1] if moved else math.nan
+        run.feed({"update/ratio": ratios, "update/norm": norms, "monitor/update_ratio_median": middle})
     assert run.ledger.alerts == ()
+
+
+def test_a_step_without_a_ratio_that_nothing_moved_in_is_no_start_at_zero():
+    """A gradient scaler skips its first steps: then there is neither a ratio nor a norm."""
+    run = Run("U102", info=KNOWN)
+    for ratio in (math.nan, math.nan, 0.9, 0.8, 0.7):
+        each = dict.fromkeys(WEIGHTS, ratio)
+        run.feed({"update/ratio": each, "update/norm": each, "monitor/update_ratio_median": ratio})
+    assert set(run.loud()) == {("U102", scope, 2) for scope in ("", *WEIGHTS)}
 
 
 def test_a_hopeless_lr_is_named_and_says_how_far_to_raise_it():

@@ -105,6 +105,60 @@ def test_a_model_that_gives_only_its_loss_is_read_at_its_last_linear_layer(watch
     assert last(monitor, "activation/log_z") == pytest.approx(log_z(model(tokens)), rel=1e-5)
 
 
+class Copied(torch.autograd.Function):
+    """Returns copies and passes on missing gradients as None, as DDP and compiled code do."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
+
+
+class WithLoss(nn.Module):
+    """Makes the loss itself and returns the logits as well."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.net, self.copied = net(), copied
+
+    def forward(self, x: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        logits = self.net(x)
+        outputs = (logits, functional.cross_entropy(logits, targets))
+        return Copied.apply(*outputs) if self.copied else outputs
+
+
+@pytest.mark.parametrize("how", ["plain", "copied", "compiled"])
+def test_logits_that_are_returned_unused_are_read_at_the_last_linear_layer(how, watch):
+    inner = WithLoss(how == "copied")
+    model = torch.compile(inner, backend="aot_eager") if how == "compiled" else inner
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = watch(model, optimizer)
+    for _ in range(3):
+        model(X, TARGETS)[1].backward()
+        optimizer.step()
+        monitor.step(1.0)
+    assert "X101" not in {alert.code for alert in monitor.alerts}
+    readings = monitor.history.series("activation/log_z").values
+    assert len(readings) == {"plain": 3, "copied": 2, "compiled": 0}[how], "compiled code has no layers to look at"
+    assert readings == pytest.approx(log_z(inner.net(X)), rel=1e-6)
+
+
+def test_an_unused_micro_batch_does_not_count(watch):
+    """The first of these forward passes has no gradient; the reading is that of the second alone."""
+    model = nn.Sequential(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = watch(model, optimizer)
+    model(10 * X)
+    functional.cross_entropy(model(X), TARGETS).backward()
+    optimizer.step()
+    monitor.step(1.0)
+    assert last(monitor, "activation/log_z") == pytest.approx(log_z(model(X)), rel=1e-6)
+
+
 def test_a_large_output_is_read_in_evenly_spaced_rows(watch, monkeypatch):
     monkeypatch.setattr("forewarn.measure.probes.logits._MAX_VALUES", 12)
     monkeypatch.setattr("forewarn.measure.probes.logits._FEWEST_ROWS", 4)

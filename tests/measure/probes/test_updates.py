@@ -51,6 +51,45 @@ def test_the_update_norm_is_that_of_the_whole_tensor_though_a_sample_is_read(wat
     assert last(monitor, "update/norm", "0.weight") == pytest.approx(0.01 * math.sqrt(64 * 64), rel=1e-3)
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, whose second half starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 6).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+@pytest.mark.parametrize(("make", "lr"), [(torch.optim.SGD, 0.1), (torch.optim.AdamW, 1e-3)])
+def test_a_weight_has_no_ratio_until_it_has_moved_away_from_zero(make, lr, watch):
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
+    monitor = watch(model, optimizer)
+    for step in range(20):
+        before = model[0].b.detach().double().clone()
+        train(model, optimizer, monitor, steps=1)
+        moved = (model[0].b.detach().double() - before).norm().item()
+        assert last(monitor, "update/norm", "0.b") == pytest.approx(moved, rel=1e-5)
+        ratio = moved / before.norm().item() if step else math.nan
+        assert last(monitor, "update/ratio", "0.b") == pytest.approx(ratio, rel=1e-5, nan_ok=True)
+        assert last(monitor, "monitor/update_ratio_max") < 3
+    assert not monitor.alerts
+
+
+def test_a_zero_that_does_not_move_is_still_frozen(watch):
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
+    nn.init.zeros_(model[1].weight)
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.0}], 0.1)
+    monitor = watch(model, optimizer)
+    train(model, optimizer, monitor)
+    assert last(monitor, "update/ratio", "1.weight") == 0
+    assert cause_of(monitor, "1.weight") is FrozenCause.ZERO_LR
+
+
 def test_a_healthy_run_freezes_nothing(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer)

@@ -22,7 +22,7 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.rules.loss import is_solved
-from forewarn.judge.series import Floats, Panel, Series, median, trailing
+from forewarn.judge.series import Bools, Floats, Panel, Series, median, trailing
 from forewarn.judge.tensor_kinds import is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
@@ -37,7 +37,8 @@ class UpdateRatioHigh(Settings):
     median: float = between(3e-2, 0.0)
     """Median update ratio over all tensors from which the learning rate is too high."""
     start_steps: int = between(100, 0, counts="steps")
-    """First steps, with wider limits: weights start small, and the first steps of Adam are its largest."""
+    """First steps, with wider limits: weights start small, and the first steps of Adam are its largest. For as many
+    steps, a tensor that was exactly zero is ignored."""
     start_ratio: float = between(0.2, 0.0)
     """Both limits during the first steps."""
     near_zero_ratio: float = between(10.0, 0.0)
@@ -47,7 +48,7 @@ class UpdateRatioHigh(Settings):
 
 
 @rule(
-    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss"),
+    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104",
@@ -65,7 +66,7 @@ class UpdateRatioHigh(Settings):
     ),
 )  # fmt: skip
 def update_ratio_high(
-    ratios: Panel, median: Panel, loss: Panel, settings: UpdateRatioHigh, info: RunInfo
+    ratios: Panel, median: Panel, loss: Panel, norms: Panel, settings: UpdateRatioHigh, info: RunInfo
 ) -> Iterator[Finding]:
     """Each step changes too much of the weights.
 
@@ -74,16 +75,16 @@ def update_ratio_high(
     survives more than a few steps. The learning rate is too high for this tensor, or, if the median over all tensors
     is high, for the model.
 
-    Only tensors with two or more dimensions count, since biases and the like start at zero. Some matrices do too, and
-    the first steps of Adam are its largest. So the limits are wider during the first steps, and nothing fires then
-    while the loss falls.
+    Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
+    such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
+    the limits are wider during the first steps, and nothing fires then while the loss falls.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
     fires: monitor/update_ratio_median 0.01x100 0.05x3
     fires: monitor/update_ratio_median 5.0 0.7 0.4 0.2
     quiet: update/ratio{layer.weight} 0.01x100 0.2x2 0.05x3
-    quiet: update/ratio{layer.weight} 1e9 1.0 0.5 0.33 0.25 0.2x5
+    quiet: update/ratio{layer.weight} nan 1.0 0.5 0.33 0.25 0.2x5 | update/norm{layer.weight} 0.1x10
     quiet: update/ratio{layer.bias} 0.2x120
     quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
@@ -92,16 +93,18 @@ def update_ratio_high(
     starting = now < settings.start_steps
     if starting and _has_fallen(loss.series(), settings.learning):
         return
+    from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
-        typical = _median_of_matrices(ratios, info, settings.near_zero_ratio) if ratios.at == now else overall.last
-        typical = overall.last if np.isnan(typical) else typical
+        near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
+        typical = _median_of_matrices(ratios, info, ~(near_zero | from_zero)) if ratios.at == now else overall.last
+        typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= bound:
             yield finding(Severity.WARNING, typical, bound)
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > bound).any():
         return
-    for index in matrices(high, ratios.scopes, info):
+    for index in matrices(high & ~from_zero, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
             yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
@@ -113,12 +116,17 @@ def _has_fallen(loss: Series, share: float) -> bool:
     return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
 
 
-def _median_of_matrices(ratios: Panel, info: RunInfo, near_zero_ratio: float) -> float:
-    """The median over tensors with two or more dimensions that moved, without those that started near zero."""
-    if not len(ratios):
-        return np.nan
-    from_zero = ratios.values[0] >= near_zero_ratio
-    moved = ratios.last[is_matrix(ratios.scopes, info) & ~from_zero]
+def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
+    """Which tensors moved away from exactly zero after step `since`: that update has a norm, but no ratio."""
+    rows, moved = ratios.values[ratios.steps > since], norms.values[norms.steps > since]
+    if ratios.scopes != norms.scopes or len(rows) != len(moved):
+        return np.zeros(len(ratios.scopes), bool)
+    return np.array((np.isnan(rows) & (moved > 0)).any(axis=0), bool)
+
+
+def _median_of_matrices(ratios: Panel, info: RunInfo, eligible: Bools) -> float:
+    """The median over eligible tensors with two or more dimensions that moved."""
+    moved = ratios.last[is_matrix(ratios.scopes, info) & eligible]
     return median(moved[moved > 0])
 
 

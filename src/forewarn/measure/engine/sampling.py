@@ -16,7 +16,7 @@ from forewarn.measure.engine.portable import dense_values, num_elements, wide
 from forewarn.measure.engine.statistics import Numbers
 
 EPSILON = 1e-12
-"""Added to the weight norm of an update ratio, so that a tensor of zeros has one."""
+"""Added to the weight norm of an update ratio, so that a tensor of zeros that does not move has one: 0."""
 
 _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # the published constants of 64-bit FNV-1a
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment and multipliers of SplitMix64

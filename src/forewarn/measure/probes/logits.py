@@ -29,8 +29,8 @@ class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
     The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
-    zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, the
-    output of the last linear layer that ran is used.
+    zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, or
+    logits that the loss does not use, the output of the last linear layer that ran is used.
     """
 
     name = "logits"
@@ -40,6 +40,8 @@ class LogitsProbe(Probe):
         self._model = model
         self._given = True
         """Whether the model's own output has contained logits so far."""
+        self._unused = False
+        """Whether a backward pass went through the output but not through its logits: the loss is made inside."""
         self._last: Any = None
         self._total: Tensor | None = None
         self._rows = 0
@@ -51,7 +53,7 @@ class LogitsProbe(Probe):
         self._last = None
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        if self._given:
+        if self._given and not self._unused:
             return ()
         modules = hookable_modules(self._model)
         return [
@@ -67,7 +69,7 @@ class LogitsProbe(Probe):
         last, self._last = self._last, None
         if output is None:
             return
-        candidate = output_logits(output)
+        candidate = None if self._unused else output_logits(output)
         self._given = candidate is not None
         if candidate is None and (candidate := output_logits(last)) is None:
             return
@@ -75,15 +77,18 @@ class LogitsProbe(Probe):
         with torch.no_grad():
             rows = _rows(candidate, every)
             total = rows.float().logsumexp(-1).sum(dtype=wide(rows.device))
-        self._total = total if self._total is None else self._total + total
-        self._rows += len(rows)
-        candidate.register_hook(Hook(self._gradient_of(every), self._fail, traced=True))
+        candidate.register_hook(Hook(self._gradient_of(every, total, len(rows)), self._fail, traced=True))
 
-    def _gradient_of(self, every: int) -> Callable[[Tensor], None]:
-        def seen(gradient: Tensor) -> None:
+    def _gradient_of(self, every: int, total: Tensor, num_rows: int) -> Callable[[Tensor | None], None]:
+        def seen(gradient: Tensor | None) -> None:
+            if gradient is None:  # DDP and compiled code return a copy, and the loss was made from the original
+                self._unused = True
+                return
             with torch.no_grad():
                 rows = _rows(gradient, every).to(wide(gradient.device))
                 sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
+            self._total = total if self._total is None else self._total + total
+            self._rows += num_rows
             self._shift = sums if self._shift is None else self._shift + sums
 
         return seen

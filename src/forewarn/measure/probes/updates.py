@@ -26,14 +26,16 @@ from forewarn.types import FrozenCause
 def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
     """The ratio ‖Δw‖ / (‖w‖ + ε) and the norm ‖Δw‖ of each tensor, from what `UpdateSampler.moved` measured.
 
-    An empty tensor has neither: NaN.
+    An empty tensor has neither: NaN. Nor is there a ratio for a step away from exactly zero; without a step it is 0.
     """
     step, weight = np.full(len(shares), np.nan), np.full(len(shares), np.nan)
     if len(order):
         step, weight = in_order(order, sums).T.copy()
     step[shares == 0] = np.nan
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sqrt(step) / (np.sqrt(weight) + EPSILON), np.sqrt(step / shares)
+        ratios = np.sqrt(step) / (np.sqrt(weight) + EPSILON)
+        ratios[(weight == 0) & (step > 0)] = np.nan
+        return ratios, np.sqrt(step / shares)
 
 
 @dataclass(frozen=True, slots=True)
