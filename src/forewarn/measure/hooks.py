@@ -96,6 +96,9 @@ class Hooks:
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
+
     def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
         """Register a hook by this method of its owner, which may refuse: that raises."""
         hook = Hook(target, self._failed, self._traced)
