@@ -115,7 +115,7 @@ def test_training_is_bit_identical_with_a_reference_and_hooks_are_gone(watch):
     assert all(torch.equal(one, other) for one, other in zip(bare.parameters(), compared.parameters(), strict=True))
     assert torch.equal(bare.norm.running_mean, compared.norm.running_mean)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in references[0].modules())
-    assert not monitor._probes["metrics"]._references[0]._kept, "what was compared is released"
+    assert not monitor._probes["metrics"]._references[0].kept, "what was compared is released"
 
 
 def test_the_reference_runs_on_measured_steps_only(watch):

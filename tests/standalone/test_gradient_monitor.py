@@ -131,9 +131,92 @@ def test_the_summary_has_mean_spread_peak_layers_and_balance(model):
 
 
 def test_an_empty_summary_says_that_there_is_not_enough_data():
-    assert str(forewarn.GradientMonitor().get_summary()).count("not enough data") == 2
+    assert str(forewarn.GradientMonitor().get_summary()).count("not enough data") == 3
     with pytest.raises(ValueError, match="at least 1"):
         forewarn.GradientMonitor(log_frequency=0)
+
+
+def test_the_summary_has_mean_and_maximum_over_layers(model):
+    monitor = forewarn.GradientMonitor(log_frequency=1)
+    norms = []
+    for epoch in range(3):
+        for parameter in model.parameters():
+            parameter.grad *= 2
+        model[0].bias.grad[0] = math.nan
+        norms += [{n: float(p.grad.double().norm()) for n, p in model.named_parameters() if n != "0.bias"}]
+        monitor.update(epoch, model)
+    summary = monitor.get_summary()
+    values = [norm for check in norms for norm in check.values()]
+    assert summary.layer_mean == pytest.approx(np.mean(values), rel=1e-5)
+    assert summary.layer_max == pytest.approx(max(values), rel=1e-5)
+    assert summary.layer_max_in == max(norms[-1], key=norms[-1].get)
+    assert f"norm of a layer:   mean {forewarn.types.in_words(summary.layer_mean)}, highest" in str(summary)
+
+
+@pytest.mark.parametrize(("ratio", "winner"), [(8.0, "first"), (0.1, "second")])
+def test_the_summary_of_a_collapsed_run_says_collapsed(model, ratio, winner):
+    monitor = forewarn.GradientMonitor()
+    for epoch in range(9):
+        monitor.update(epoch, model, task_ratio=ratio)
+    assert "collapsed" not in str(monitor.get_summary()), "one check short of a window"
+    monitor.update(9, model, task_ratio=ratio)
+    summary = monitor.get_summary()
+    assert summary.collapsed
+    assert summary.task_balance.startswith(f"collapsed, the {winner} task dominates: the tasks {ratio:g} over")
+    for epoch in range(10, 20):
+        monitor.update(epoch, model, task_ratio=1.5)
+    assert not monitor.get_summary().collapsed
+
+
+def test_a_verbose_monitor_prints_a_line_for_each_measured_epoch(model, capsys):
+    monitor = forewarn.GradientMonitor(log_frequency=2, verbose=True)
+    for epoch in range(4):
+        monitor.update(epoch, model, task_ratio=4.0 if epoch else None)
+    first, second = capsys.readouterr().out.splitlines()
+    norms = forewarn.compute_layer_gradient_norms(model)
+    highest = max(norms, key=norms.get)
+    assert first.startswith("epoch 0: gradient norm ")
+    assert f" | layers: mean {np.mean(list(norms.values())):.3g}, max {norms[highest]:.3g} in {highest}" in first
+    assert "task" not in first
+    assert second.endswith(" | task ratio 4 (uneven)")
+    forewarn.GradientMonitor(log_frequency=1).update(0, model)
+    forewarn.GradientMonitor(log_frequency=1, verbose=True, unit="step").update(7, nn.Linear(2, 2))
+    assert capsys.readouterr().out == "step 7: gradient norm NaN | no layer has a finite gradient\n"
+
+
+def test_names_of_layers_can_not_write_to_the_terminal(capsys):
+    model = nn.ModuleDict({"\x1b[2J": nn.Linear(1, 1)})
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e9)
+    monitor = forewarn.GradientMonitor(verbose=True)
+    monitor.update(0, model)
+    assert "\x1b" not in str(monitor.get_summary()) + capsys.readouterr().out
+
+
+def test_what_was_added_up_goes_on_from_a_state(model):
+    whole, first, second = (forewarn.GradientMonitor(1) for _ in range(3))
+    for epoch in range(4):
+        whole.update(epoch, model, task_ratio=2.0)
+        (first if epoch < 2 else second).update(epoch, model, task_ratio=2.0)
+        if epoch == 1:
+            second.load_state_dict(first.state_dict())
+        for parameter in model.parameters():
+            parameter.grad *= 1.5
+    assert second.get_summary() == whole.get_summary()
+
+
+def test_parameters_may_be_given_by_their_usual_names_elsewhere(model):
+    norms = {"a": 1e-9, "b": 11.0}
+    assert forewarn.detect_vanishing_gradients(gradient_norms=norms) == ["a"]
+    assert forewarn.detect_exploding_gradients(gradient_norms=norms, threshold=5) == ["b"]
+    assert forewarn.detect_task_collapse(gradient_ratios=[9.0] * 10)[0]
+    loss = model(torch.ones(1, 4)).sum()
+    assert forewarn.compute_task_gradient_ratio(task1_loss=3 * loss, task2_loss=loss, model=model) == pytest.approx(3)
+    assert forewarn.compute_task_gradient_ratio(loss_a=loss, task2_loss=loss, model=model) == pytest.approx(1)
+    with pytest.raises(TypeError, match="norms and gradient_norms are the same; give one of them"):
+        forewarn.detect_vanishing_gradients(norms=norms, gradient_norms=norms)
+    with pytest.raises(TypeError, match="norms"):
+        forewarn.detect_vanishing_gradients(norms, gradient_norms=norms)
 
 
 def test_everything_comes_from_the_engine(model, monkeypatch):

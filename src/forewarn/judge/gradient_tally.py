@@ -6,8 +6,10 @@ Plain arithmetic on norms that were measured elsewhere; neither torch nor a mode
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
 
 from forewarn.standing import TOO_EARLY
 from forewarn.types import in_words
@@ -23,16 +25,39 @@ MOST_NAMES = 4
 """Number of layers that a summary names; the others are only counted."""
 
 
+Result = TypeVar("Result")
+
+
+def also_named(**others: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Let a function take parameters by the names that they have elsewhere too, given as `other="ours"`."""
+
+    def renaming(function: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(function)
+        def called(*args: Any, **keywords: Any) -> Result:
+            for other in others.keys() & keywords.keys():
+                if others[other] in keywords:
+                    raise TypeError(f"{function.__name__}: {others[other]} and {other} are the same; give one of them")
+                keywords[others[other]] = keywords.pop(other)
+            return function(*args, **keywords)
+
+        return called
+
+    return renaming
+
+
+@also_named(gradient_norms="norms")
 def detect_vanishing_gradients(norms: Mapping[str, float], threshold: float = VANISHING) -> list[str]:
-    """The layers whose gradient norm is below `threshold`."""
+    """The layers whose gradient norm is below `threshold`; `norms` may be called `gradient_norms`."""
     return [name for name, norm in norms.items() if norm < threshold]
 
 
+@also_named(gradient_norms="norms")
 def detect_exploding_gradients(norms: Mapping[str, float], threshold: float = EXPLODING) -> list[str]:
-    """The layers whose gradient norm is above `threshold`, or is not a finite number."""
+    """The layers whose gradient norm is above `threshold`, or not finite; `norms` may be called `gradient_norms`."""
     return [name for name, norm in norms.items() if not norm <= threshold]
 
 
+@also_named(gradient_ratios="ratios")
 def detect_task_collapse(
     ratios: Sequence[float], window_size: int = WINDOW, collapse_threshold: float = COLLAPSE
 ) -> tuple[bool, str]:
@@ -40,6 +65,7 @@ def detect_task_collapse(
 
     `ratios` are gradient norms of the first task divided by those of the second. The mean of the last `window_size` is
     compared with the threshold and its inverse. The rule T102 does the same on a log scale, and names the tasks.
+    `ratios` may also be called `gradient_ratios`.
     """
     if window_size < 1 or not collapse_threshold > 1:
         raise ValueError("window_size must be 1 or more and collapse_threshold more than 1")
@@ -87,6 +113,14 @@ class GradientSummary:
     """The mean ratio of the last checks in words, or why there is none."""
     unit: str = "epoch"
     """Of `peak_at`."""
+    layer_mean: float = math.nan
+    """Mean norm over all layers and checks."""
+    layer_max: float = math.nan
+    """Largest norm of any layer at any check."""
+    layer_max_in: str = ""
+    """The layer that had it."""
+    collapsed: bool = False
+    """Whether one of two tasks dominates the last checks by more than a factor of 5."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values."""
@@ -94,8 +128,13 @@ class GradientSummary:
         if self.count:
             norm = f"mean {in_words(self.mean)} ± {in_words(self.std)}, "
             norm += f"highest {in_words(self.peak)} in {self.unit} {self.peak_at}"
+        layers = "not enough data"
+        if self.layer_max_in:
+            layers = f"mean {in_words(self.layer_mean)}, "
+            layers += f"highest {in_words(self.layer_max)} in {_printable(self.layer_max_in)}"
         return [
             ("gradient norm", norm),
+            ("norm of a layer", layers),
             ("vanishing layers", _listed(self.vanishing)),
             ("exploding layers", _listed(self.exploding)),
             ("task balance", self.task_balance),
@@ -121,6 +160,9 @@ class GradientTally:
     _vanishing: dict[str, None] = field(default_factory=dict)
     _exploding: dict[str, None] = field(default_factory=dict)
     _ratios: list[float] = field(default_factory=list)
+    _layer_norms: tuple[float, int] = (0.0, 0)
+    """Sum and number of the finite norms of layers."""
+    _layer_peak: tuple[float, str] = (-math.inf, "")
 
     def add_norm(self, position: int, norm: float) -> None:
         """Add the global norm at an epoch or step; a non-finite one shows up in the list of layers instead."""
@@ -135,6 +177,11 @@ class GradientTally:
     def add_layers(self, norms: Mapping[str, float]) -> None:
         self._vanishing |= dict.fromkeys(detect_vanishing_gradients(norms, self.vanishing_threshold))
         self._exploding |= dict.fromkeys(detect_exploding_gradients(norms, self.exploding_threshold))
+        finite = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
+        total, count = self._layer_norms
+        self._layer_norms = (total + sum(finite.values()), count + len(finite))
+        peaks = ((norm, name) for name, norm in finite.items())
+        self._layer_peak = max([self._layer_peak, *peaks], key=lambda peak: peak[0])
 
     def add_ratio(self, ratio: float) -> None:
         """Add the gradient norm of the first task divided by that of the second."""
@@ -148,19 +195,41 @@ class GradientTally:
 
     def summary(self, pair: str = "the tasks") -> GradientSummary:
         balance, ratio, words = "not enough data", in_words(self.mean_ratio), balance_in_words(self.mean_ratio)
-        if len(self._ratios) == WINDOW:
+        collapsed = len(self._ratios) == WINDOW and not 1 / COLLAPSE <= self.mean_ratio <= COLLAPSE
+        if collapsed:
+            winner = "first" if self.mean_ratio > 1 else "second"
+            balance = f"collapsed, the {winner} task dominates: {pair} {ratio} over the last {WINDOW} checks"
+        elif len(self._ratios) == WINDOW:
             balance = f"{words}: {pair} {ratio} over the last {WINDOW} checks"
         elif self._ratios:
             balance = f"{TOO_EARLY} ({len(self._ratios)} of {WINDOW} checks): {pair} {ratio} so far, {words}"
+        total, count = self._layer_norms
         std = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else 0.0
         return GradientSummary(
             self._count, self._mean if self._count else math.nan, std, self._peak[0], self._peak[1],
             tuple(self._vanishing), tuple(self._exploding), balance, self.unit,
+            total / count if count else math.nan, self._layer_peak[0] if count else math.nan, self._layer_peak[1],
+            collapsed,
         )  # fmt: skip
+
+
+def layers_in_words(norms: Mapping[str, float]) -> str:
+    """`layers: mean 0.12, max 0.4 in 2.weight`, of those that are finite."""
+    finite = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
+    if not finite:
+        return "no layer has a finite gradient"
+    highest = max(finite, key=finite.__getitem__)
+    mean = sum(finite.values()) / len(finite)
+    return f"layers: mean {in_words(mean)}, max {in_words(finite[highest])} in {_printable(highest)}"
 
 
 def _listed(names: Sequence[str]) -> str:
     if not names:
         return "none"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    return ", ".join(map(_printable, names[:MOST_NAMES])) + more
+
+
+def _printable(name: str) -> str:
+    """A layer's name, its control characters escaped."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

@@ -96,6 +96,9 @@ class Hooks:
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
+
     def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
         """Register a hook with this method of its owner; raises if the owner refuses."""
         hook = Hook(target, self._failed, self._traced)

@@ -49,7 +49,7 @@ class NamedModules:
         self._parameters: tuple[int, list[tuple[str, nn.Parameter]]] | None = None
         """The parameters by name, and the version of the parameter index they belong to."""
         self._failed = failed
-        self._hooks = ModuleHooks(failed, traced=True)
+        self.hooks = ModuleHooks(failed, traced=True)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every current parameter that has values, once, with the name it is logged under."""
@@ -69,7 +69,7 @@ class NamedModules:
 
     def listen(self, begins: Callable[[], None], returned: Returned, ended: Callable[[], None]) -> None:
         """Call `begins` and `ended` around each forward of the model, `returned(name, output)` after each module."""
-        if self._hooks:
+        if self.hooks:
             return
         self._put_on(ModuleTap(self.root, entered=lambda args, kwargs: begins()))
         for name, module in self.heard:
@@ -77,11 +77,11 @@ class NamedModules:
         self._put_on(ModuleTap(self.root, left=lambda args, kwargs, output: ended()), always_call=True)
 
     def stop_listening(self) -> None:
-        self._hooks.remove()
+        self.hooks.remove()
 
     def _put_on(self, tap: ModuleTap, always_call: bool = False) -> None:
         try:
-            self._hooks.put_on(tap, always_call)
+            self.hooks.put_on(tap, always_call)
         except Exception as error:
             if self._failed is None:
                 raise

@@ -45,7 +45,8 @@ class Reference:
         self._evaluation = evaluation
         self._cpu_offload = cpu_offload
         self._missing = missing
-        self._kept: dict[str, list[Tensor]] = {}
+        self.kept: dict[str, list[Tensor]] = {}
+        """The activations by name, one per call of a module."""
         self._compared: Counter[str] = Counter()
 
     @property
@@ -74,7 +75,7 @@ class Reference:
             if self._is_asked(place):
                 copied = tensor.detach()
                 copied = copied.cpu() if self._cpu_offload and not copied.is_cpu else copied.clone()
-                self._kept.setdefault(place, []).append(copied)
+                self.kept.setdefault(place, []).append(copied)
 
     def restart(self) -> None:
         """The other model begins a forward: calls are matched from the first again."""
@@ -84,7 +85,7 @@ class Reference:
         """Evaluate all differences from the reference's output at the same call of the same module."""
         if not self._is_asked(name):
             return
-        activations, call = self._kept.get(name, []), self._compared[name]
+        activations, call = self.kept.get(name, []), self._compared[name]
         self._compared[name] += 1
         if call < len(activations):
             activation = activations[call].to(tensor.device)
@@ -94,7 +95,7 @@ class Reference:
 
     def forget(self) -> None:
         """Release all activations."""
-        self._kept = {}
+        self.kept = {}
         self._compared.clear()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ class RefinedCoordinateCheck:
         if not self._measured and not self._failed.issuperset(self._names):
             sides = {is_reference for calls in self._waiting.values() for is_reference, _ in calls}
             absent = "reference" if sides == {False} else "monitored"
-            raise ValueError(f"the {absent} module did not run in this step: run both on the same input first")
+            raise ValueError(f"No inputs found for the {absent} module. Run both modules on the same input first")
         for key, norms in self._measured:
             self._monitor.log_tensor(key, norms)
         self._release()
@@ -114,9 +114,11 @@ class RefinedCoordinateCheck:
     def _models(self) -> tuple[NamedModules, Reference]:
         """The monitor's module and reference."""
         if self._monitor.modules is None:
-            raise ValueError("the monitor has no module: call monitor.set_module(model) first")
+            raise ValueError("Set the module to monitor before the coordinate check: monitor.set_module(model)")
         if self._monitor.reference is None:
-            raise ValueError("the monitor has no reference module: call monitor.set_reference_module(reference) first")
+            raise ValueError(
+                "Set the reference module before the coordinate check: monitor.set_reference_module(model)"
+            )
         return self._monitor.modules, self._monitor.reference
 
     def _listener(self, name: str, is_reference: bool) -> Callable[..., None]:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from forewarn.judge.gradient_tally import EXPLODING, VANISHING, GradientSummary, GradientTally
+from forewarn.judge.gradient_tally import (
+    EXPLODING,
+    VANISHING,
+    GradientSummary,
+    GradientTally,
+    also_named,
+    balance_in_words,
+    layers_in_words,
+)
 from forewarn.measure.engine import COLUMNS, measure, summarize
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array
 from forewarn.measure.probes.tasks import Shared, TaskProbe
 from forewarn.measure.transfer import on_host, rows_on_host
-from forewarn.types import Reason
+from forewarn.types import Reason, in_words
 
 
 def compute_gradient_statistics(model: nn.Module) -> dict[str, float]:
@@ -49,10 +59,12 @@ def compute_layer_gradient_norms(model: nn.Module) -> dict[str, float]:
     return dict(zip(names, map(float, norms), strict=True))
 
 
+@also_named(task1_loss="loss_a", task2_loss="loss_b")
 def compute_task_gradient_ratio(loss_a: Tensor, loss_b: Tensor, model: nn.Module, *, shared: Shared = None) -> float:
     """The gradient norm of one loss over that of another, on the last layer that both reach, or on `shared`.
 
-    Call it before `backward()`: the graph is kept and `.grad` is not touched. Waits for the result.
+    Call it before `backward()`: the graph is kept and `.grad` is not touched. Waits for the result. The losses may be
+    called `task1_loss` and `task2_loss`.
     """
     losses = {"a": loss_a, "b": loss_b}
     probe = TaskProbe(ParameterIndex(model, []), None)
@@ -70,16 +82,23 @@ class GradientMonitor:
     """Follows the gradients of a model in any loop: `update` after `backward()`, `get_summary` at the end.
 
     It measures on every `log_frequency`-th epoch and waits for the result. To watch a whole run without waiting, use
-    `forewarn.watch`.
+    `forewarn.watch`. With `verbose` it prints a line each time. If you count something other than epochs,
+    such as steps, name it in `unit`.
     """
 
     def __init__(
-        self, log_frequency: int = 10, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING
+        self,
+        log_frequency: int = 10,
+        vanishing_threshold: float = VANISHING,
+        exploding_threshold: float = EXPLODING,
+        verbose: bool = False,
+        unit: str = "epoch",
     ) -> None:
         if log_frequency < 1:
             raise ValueError(f"log_frequency must be at least 1, not {log_frequency!r}")
         self._every = log_frequency
-        self._tally = GradientTally(vanishing_threshold, exploding_threshold)
+        self._tally = GradientTally(vanishing_threshold, exploding_threshold, unit)
+        self._verbose = verbose
 
     def update(self, epoch: int, model: nn.Module, task_ratio: float | None = None) -> dict[str, float] | None:
         """Measure the gradients after `backward()`; returns statistics, or None on an epoch that is not measured.
@@ -92,12 +111,29 @@ class GradientMonitor:
             return None
         statistics = compute_gradient_statistics(model)
         self._tally.add_norm(epoch, statistics["global_norm"])
-        self._tally.add_layers(compute_layer_gradient_norms(model))
+        norms = compute_layer_gradient_norms(model)
+        self._tally.add_layers(norms)
+        if self._verbose:
+            line = f"{self._tally.unit} {epoch}: gradient norm {in_words(statistics['global_norm'])}"
+            line += f" | {layers_in_words(norms)}"
+            if task_ratio is not None:
+                line += f" | task ratio {in_words(task_ratio)} ({balance_in_words(task_ratio)})"
+            print(line)
         return statistics
 
     def get_summary(self) -> GradientSummary:
-        """Mean ± std and peak of the norm, layers that vanished or exploded, and the task balance; prints as text."""
+        """Mean ± std and peak of the norm, the same of layers, those that vanished or exploded, and the task balance.
+
+        It prints as text.
+        """
         return self._tally.summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added up so far, as plain values."""
+        return asdict(self._tally)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tally = GradientTally(**state)
 
 
 def _rows(model: nn.Module) -> tuple[tuple[str, ...], Array]:

@@ -50,7 +50,7 @@ class StorageManager:
     def load_metrics(self, log_dict: Steps) -> None:
         """Load `{step: {metric: value}}`, as `get_all_metrics` returns it."""
         if self.log_dict:
-            raise ValueError("metrics already exist; call clear() before load_metrics()")
+            raise ValueError("The current log dict is not empty: call clear() before load_metrics()")
         self.log_dict = log_dict
 
     def clear(self) -> None:

@@ -133,9 +133,9 @@ class ModuleMonitor:
     def set_module(self, module: nn.Module) -> None:
         """Set the model to monitor; only once, until `close()`."""
         if not isinstance(module, nn.Module):
-            raise ValueError(f"set_module takes a torch.nn.Module, not {module!r}")
+            raise ValueError(f"Module cannot be {module!r}: set_module takes a torch.nn.Module")
         if self.modules is not None:
-            raise ValueError("the module has already been set; call close() before setting another")
+            raise ValueError("Module has already been set! Call close() before setting another")
         self.modules = NamedModules(module, self.format_module_name_fn, self.excluded, self.hook_failed)
         introduce(self.modules, self)
         self._listen(self._open)
@@ -146,12 +146,12 @@ class ModuleMonitor:
         On a monitored step, run it on the same input before the monitored model, within `no_monitor()` or not.
         """
         if self.modules is None:
-            raise ValueError("set the monitored module (set_module) before the reference module")
+            raise ValueError("Please set the monitored module before setting the reference module: call set_module")
         self.remove_reference_module()
         if module is None:
             return
         modules = NamedModules(module, self.format_module_name_fn, self.excluded, self.hook_failed)
-        rule = "the reference module must have the same structure as the monitored module"
+        rule = "The reference module must have the same structure as the monitored module"
         modules.check_twin(self.modules.names.values(), rule)
         self.reference = Reference(
             modules, self._evaluation, cpu_offload=self.cpu_offload, missing=self._tell_missing_reference
@@ -197,10 +197,10 @@ class ModuleMonitor:
     def begin_step(self, step: int) -> bool:
         """Call before the first forward of a step; returns whether the step is monitored."""
         if self.current_step is not None and step < self.current_step:
-            raise ValueError(f"step {step} is below the current step {self.current_step}; steps only go up")
+            raise ValueError(f"Step {step} cannot be smaller than the current step {self.current_step}")
         monitored = self.is_step_monitored(step)
         if monitored and self.modules is None:
-            raise ValueError("there is no module to monitor; call set_module before begin_step")
+            raise ValueError("No module to monitor. Call set_module before begin_step")
         self.after_micro_batch()
         self._evaluation.take_log()
         self.current_step = step

@@ -232,7 +232,7 @@ def test_a_layer_that_is_called_twice_counts_call_by_call():
 
 @pytest.mark.parametrize(
     ("absent", "word"),
-    [("module", "no module: call monitor.set_module"), ("reference", "no reference module: call monitor.set_ref")],
+    [("module", "Set the module to monitor before"), ("reference", "Set the reference module before")],
 )
 def test_a_monitor_without_one_of_both_says_which(absent, word):
     monitor = ModuleMonitor()
@@ -252,16 +252,16 @@ def test_a_missing_forward_is_named_and_an_unmonitored_step_is_none():
     check.refined_coordinate_check()
     monitor.end_step()
     monitor.begin_step(1)
-    with pytest.raises(ValueError, match="the monitored module did not run"):
+    with pytest.raises(ValueError, match="No inputs found for the monitored module"):
         check.refined_coordinate_check()
     model(torch.randn(2, 5))
-    with pytest.raises(ValueError, match="the reference module did not run"):
+    with pytest.raises(ValueError, match="No inputs found for the reference module"):
         check.refined_coordinate_check()
     monitor.set_reference_module(mlp())
     with pytest.raises(ValueError, match="reference module has changed"):
         check.refined_coordinate_check()
     monitor.remove_reference_module()
-    with pytest.raises(ValueError, match="no reference module"):
+    with pytest.raises(ValueError, match="Set the reference module"):
         check.refined_coordinate_check()
 
 

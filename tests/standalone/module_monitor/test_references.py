@@ -89,12 +89,12 @@ def test_after_the_micro_batch_nothing_of_the_reference_is_kept(pair):
     _, reference, monitor = pair
     monitor.begin_step(0)
     reference(torch.ones(1, 4))
-    assert monitor.reference._kept
+    assert monitor.reference.kept
     monitor.after_micro_batch()
-    assert not monitor.reference._kept
+    assert not monitor.reference.kept
     with monitor.ignoring_reference():
         reference(torch.ones(1, 4))
-    assert not monitor.reference._kept
+    assert not monitor.reference.kept
 
 
 def test_a_reference_can_be_replaced_and_removed_and_must_look_alike(pair):

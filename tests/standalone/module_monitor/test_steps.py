@@ -38,19 +38,19 @@ def test_by_default_every_20th_step_is_monitored(small):
 
 def test_steps_only_go_up_and_a_module_is_needed(small):
     monitor = ModuleMonitor(lambda step: True)
-    with pytest.raises(ValueError, match="call set_module before begin_step"):
+    with pytest.raises(ValueError, match=r"No module to monitor\. Call set_module before begin_step"):
         monitor.begin_step(0)
-    with pytest.raises(ValueError, match="set the monitored module"):
+    with pytest.raises(ValueError, match="Please set the monitored module"):
         monitor.set_reference_module(small[0])
-    with pytest.raises(ValueError, match="not None"):
+    with pytest.raises(ValueError, match="Module cannot be None"):
         monitor.set_module(None)
     monitor.set_module(small[0])
-    with pytest.raises(ValueError, match="already been set"):
+    with pytest.raises(ValueError, match="Module has already been set!"):
         monitor.set_module(small[0])
     monitor.begin_step(3)
     monitor.end_step()
     monitor.begin_step(3)
-    with pytest.raises(ValueError, match="step 2 is below the current step 3"):
+    with pytest.raises(ValueError, match="Step 2 cannot be smaller than the current step 3"):
         monitor.begin_step(2)
 
 

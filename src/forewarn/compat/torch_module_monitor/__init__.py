@@ -10,3 +10,6 @@ __all__ = [
     "HooksManager", "ModuleMonitor", "MonitorMixin", "RefinedCoordinateCheck", "StorageManager",
     "monitor_scaled_dot_product_attention",
 ]  # fmt: skip
+
+__version__ = "0.1.0"
+"""The version of torch-module-monitor whose names these are."""

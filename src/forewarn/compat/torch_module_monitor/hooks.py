@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -39,3 +39,17 @@ class HooksManager:
 
     def __exit__(self, *error: object) -> None:
         self.remove_all_hooks()
+
+    def __del__(self) -> None:
+        self.remove_all_hooks()
+
+
+class MonitorHooks(HooksManager):
+    """The forward hooks that a monitor has on its modules now; they stay when this object is gone."""
+
+    def __init__(self, hooks: Iterable[Hook] = (), modules: Iterable[nn.Module] = ()) -> None:
+        among = set(modules)
+        self.hooks = {hook.owner: hook.handle for hook in hooks if hook.owner in among}
+
+    def __del__(self) -> None:
+        pass
