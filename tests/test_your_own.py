@@ -64,7 +64,7 @@ def test_the_files_train_and_check_as_written(place):
     without = json.loads(forewarn(place, "check", "runs/mine", "--json").stdout)
     assert without["not_judged"] == [{"code": "Z101", "name": "slow-step"}]
     assert without["verdict"] != "healthy"
-    assert "loader/waiting 0 batches" in forewarn(place, "show", "runs/mine").stdout
+    assert "loader    waiting 0 batches" in forewarn(place, "show", "runs/mine").stdout
 
 
 def test_the_entry_point_brings_the_rules_without_an_option(place):

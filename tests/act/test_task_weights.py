@@ -82,7 +82,7 @@ def test_a_loss_that_starts_below_zero_is_refused_by_uncertainty(watch):
     monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     output = model(torch.ones(3, 2))
     given = {"a": output[:, 0].square().mean(), "likelihood": output[:, 1].square().mean() - 100}
-    with pytest.raises(ValueError, match=r"task 'likelihood' is -\d+.*, below 0; use balance='gradnorm'"):
+    with pytest.raises(ValueError, match=r"task 'likelihood' has a loss of -\d+.*; use balance='gradnorm'"):
         monitor.combine_losses(given, balance="uncertainty")
 
 

@@ -210,7 +210,7 @@ def test_rules_that_are_named_in_a_file_are_loaded_with_it(module):
         ({"high_lost": {}}, "unknown setting 'thresholds.high_lost'; did you mean 'high_loss'"),
         ({"high_loss": {"limits": 1}}, "unknown setting 'thresholds.high_loss.limits'; did you mean 'limit'"),
         ({"high_loss": {"limit": -1.0}}, "HighLoss.limit must be at least 0, not -1.0"),
-        ({"high_loss": 3}, "setting 'thresholds.high_loss' is a table of settings, not 3"),
+        ({"high_loss": 3}, "setting 'thresholds.high_loss' must be a table of settings, not 3"),
     ],
 )
 def test_wrong_settings_of_a_rule_of_ones_own_are_refused(high_loss, table, sentence):

@@ -79,7 +79,7 @@ def test_show_knows_its_unit_without_its_code(tmp_path, capsys):
     watched(tmp_path / "run", Taste())[0].close()
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run")])
-    assert "taste/score 3 points" in capsys.readouterr().out
+    assert "taste     score 3 points" in capsys.readouterr().out
 
 
 def test_nothing_of_it_is_left_for_the_next_run(tmp_path):

@@ -39,7 +39,7 @@ def test_all_tensors_together_are_the_histogram_of_all_values(first, second):
 
 
 def test_histograms_of_different_tensors_do_not_add_up():
-    with pytest.raises(ValueError, match="do not belong to the same tensors; merge those of one metric"):
+    with pytest.raises(ValueError, match="do not belong to the same tensors; merge only histograms of one metric"):
         merged([distribution(0, [1.0]), distribution(0, [1.0], name="weight/histogram")])
     with pytest.raises(ValueError, match="for 2 scopes"):
         merged([distribution(0, [1.0], [2.0]), distribution(0, [1.0])])
