@@ -47,7 +47,7 @@ def stdlib_text(max_bytes: int = 2_000_000) -> Tensor:
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(set(subfolders) - _NOT_LIBRARY_SOURCE)  # os.walk visits the remaining folders in this order
+        subfolders[:] = sorted(set(subfolders) - _NOT_LIBRARY_SOURCE)  # os.walk visits the rest in this order
         paths = (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
         yield from filter(Path.is_file, paths)  # some distributions link to files that they do not install
 
