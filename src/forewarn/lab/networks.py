@@ -16,7 +16,7 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for num_inputs, num_outputs in pairwise(sizes):
             layers += [nn.Linear(num_inputs, num_outputs), activation()]
-        self.layers = nn.Sequential(*layers[:-1])  # the last layer's output are logits
+        self.layers = nn.Sequential(*layers[:-1])  # the last layer returns logits
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits `[batch, sizes[-1]]` of features `[batch, sizes[0]]`."""
