@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
@@ -24,6 +25,8 @@ from forewarn.types import Finding, FrozenCause, Severity
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
 _WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
 """Causes that affect every weight once the loss is almost zero."""
+_IDLE = (FrozenCause.NO_GRADIENT, FrozenCause.ZERO_GRADIENT)
+"""Causes that stop a weight while no input reaches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,9 @@ def frozen_weight(
     turned off. It may have no gradient, or one of exactly zero. The learning rate may be 0, the optimizer may not step,
     or the gradient scaler may skip its steps. Or low precision rounds the update away.
 
-    Weights frozen before the run began are intended and not reported. When the loss is almost zero, a gradient that is
-    zero or rounded away is information only: nothing is left to learn.
+    Weights frozen before the run began are intended and not reported. A weight that is used only now and then, such as
+    that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
+    almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -99,8 +103,12 @@ def frozen_weight(
         return
     ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}
     solved = is_solved(loss, levels, settings.negligible_share)
+    resting = idle_too_long(ratios.values <= settings.ratio, ratios.scopes)
+    long_idle = {ratios.scopes[index] for index in np.flatnonzero(resting)}
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
+        if cause in _IDLE and scope in ratio_of and scope not in long_idle:
+            continue
         harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))

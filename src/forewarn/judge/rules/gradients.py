@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -301,15 +302,20 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 
     ## Why is this bad?
     The optimizer holds the parameter, but its gradient is None. It stays at its initial value, and the rest of the
-    model trains around a random layer. Under DDP the run also waits for this gradient. A parameter used only now and
-    then, such as an expert without tokens, is reported after three checks in a row without a gradient. A parameter
-    without elements is never reported.
+    model trains around a random layer. Under DDP the run also waits for this gradient.
+
+    It is reported after three checks in a row without a gradient. A parameter that is used only now and then, such as
+    an expert without tokens, is reported once the gap is too long for chance, as judged by its earlier gaps and those
+    of its siblings. A parameter without elements is never reported.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
+    fires: gradient/missing{experts.0.weight} 0 1 0 1x52
+    quiet: gradient/missing{experts.0.weight} 0 1 0 1x9
+    quiet: gradient/missing{experts.0.weight} 1x9 | gradient/missing{experts.1.weight} 1 0x8
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
-    for index in np.flatnonzero(missing.last > 0):
+    for index in np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes)):
         parameter = info.parameters.get(missing.scopes[index])
         if parameter is None or 0 not in parameter.shape:
             yield finding(Severity.WARNING, missing.last[index], 0.0, missing.scopes[index])
