@@ -83,6 +83,8 @@ class Settings:
             if name not in hints:
                 raise ValueError(f"unknown setting {spot!r}; {_hint(name, hints, cls._moved())}")
             kind = hints[name]
+            if get_origin(kind) is UnionType and isinstance(value, Mapping):
+                kind = get_args(kind)[0]
             if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
                 if not isinstance(value, Mapping):
                     raise TypeError(f"setting {spot!r} must be a table of settings, not {value!r}")

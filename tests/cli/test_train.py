@@ -173,3 +173,31 @@ def test_resume_takes_the_run_that_is_named_or_else_the_newest_that_can_go_on(tm
 
 def test_a_name_with_slashes_is_refused(tmp_path):
     assert "without slashes" in run("--result-dir", tmp_path, "--model-name", "sizes/small", expect=3)
+
+
+def test_gradients_and_layers_are_printed_and_snapshots_deleted_if_asked_for(tmp_path):
+    text = run("--result-dir", tmp_path, "--max-steps", 20, "--gradient-monitor", "--log-layers", 20,
+               "--snapshot-interval", 0, "--delete-snapshots-after-training")  # fmt: skip
+    assert "step 10: gradient norm " in text
+    assert " | layers: mean " in text
+    assert "norm of a layer:" in text
+    assert re.search(r"step 20 +norm +mean +std +ratio", text)
+    assert re.search(r"blocks\.0\.\S+weight( +\S+){4}\n", text)
+    assert not list((tmp_path / "lm").glob("snapshots/step-*"))
+
+
+def test_the_monitor_is_set_by_a_file_and_options_that_are_given_win(tmp_path):
+    settings = tmp_path / "monitor.toml"
+    settings.write_text(
+        "[thresholds.overfitting]\ngap = 0.7\n[thresholds.validation_plateau]\nwindow = 6\n"
+        "[measure]\nblocks = 'blocks.0'\n"
+    )
+    run("--result-dir", tmp_path, "--max-steps", 3, "--monitor-config", settings, "--plateau-window", 4)
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        assert stored.config["thresholds"]["overfitting"]["gap"] == 0.7
+        assert stored.config["thresholds"]["validation_plateau"]["window"] == 4
+        assert stored.config["measure"]["blocks"] == "blocks.0"
+    settings.write_text("[thresholds.overfiting]\n")
+    text = run("--result-dir", tmp_path, "--monitor-config", settings, expect=3)
+    assert "did you mean 'overfitting'" in text
+    assert "none.toml" in run("--result-dir", tmp_path, "--monitor-config", tmp_path / "none.toml", expect=3)

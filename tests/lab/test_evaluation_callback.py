@@ -42,6 +42,23 @@ def test_every_epoch_is_recorded_and_the_wanted_ones_are_printed(tmp_path, capsy
         assert run.series("eval/loss").steps.tolist() == [7, 15, 23, 31]
 
 
+def test_epochs_are_listed_from_0_and_printed_from_1(tmp_path, capsys):
+    callback = PostEpochEvaluationCallback([0, 2])
+    by_heart(tmp_path, callback, epochs=4)
+    printed = capsys.readouterr().err
+    assert [f"epoch {number}:" in printed for number in (0, 1, 2, 3, 4)] == [False, True, False, True, False]
+
+
+def test_thresholds_that_are_not_given_stay_those_of_the_monitor(tmp_path):
+    monitor = forewarn.Config.from_dict(
+        {"thresholds": {"overfitting": {"gap": 9.0}, "slow_improvement": {"improvement": 0.03}}}
+    )
+    trainer = by_heart(tmp_path, PostEpochEvaluationCallback(plateau_window=5), epochs=2, monitor=monitor)
+    thresholds = trainer.monitor.config.thresholds
+    assert (thresholds.overfitting.gap, thresholds.slow_improvement.improvement) == (9.0, 0.03)
+    assert thresholds.validation_plateau.window == 5
+
+
 def test_overfitting_is_found_with_the_numbers_of_the_run_live_and_again(tmp_path, capsys):
     trainer = by_heart(tmp_path, PostEpochEvaluationCallback(None))
     alert = next(alert for alert in trainer.monitor.alerts if alert.code == "E101")
@@ -75,7 +92,7 @@ def test_it_adjusts_only_if_it_may_and_once_for_one_finding(tmp_path, capsys):
 
 
 def test_without_validation_data_one_sentence_says_so(tmp_path, capsys):
-    trainer = by_heart(tmp_path, PostEpochEvaluationCallback((2,)), epochs=3, validate=False)
+    trainer = by_heart(tmp_path, PostEpochEvaluationCallback((1,)), epochs=3, validate=False)
     assert trainer.epoch == 3
     assert capsys.readouterr().err.count("no validation loss was given") == 1
 
@@ -91,7 +108,7 @@ def test_an_epoch_that_was_cut_short_is_validated_but_no_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"evaluation_epochs": (0,)}, "evaluation_epochs must be epochs from 1 on"),
+        ({"evaluation_epochs": (-1,)}, "evaluation_epochs must be epochs from 0 on"),
         ({"improvement_threshold": 2.0}, "improvement_threshold must be between 0 and 1"),
         ({"gap_threshold": -0.1}, "gap_threshold must not be negative"),
         ({"plateau_window": 1}, "plateau_window must be at least 2 epochs"),

@@ -13,7 +13,15 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import forewarn
-from forewarn.lab import Callback, CallbackError, EarlyStopping, Trainer, TrainerConfig
+from forewarn.lab import (
+    Callback,
+    CallbackError,
+    EarlyStopping,
+    GradientMonitorCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerConfig,
+)
 from forewarn.lab.data import TokenBatches, classification, stdlib_text
 from forewarn.lab.gpt import GPT, GPTConfig
 from forewarn.lab.snapshots import Snapshots, load_snapshot
@@ -313,7 +321,7 @@ def test_the_thresholds_of_the_config_reach_the_monitor(tmp_path):
 def test_every_field_of_the_config_is_read_somewhere():
     sources = "".join(path.read_text() for path in (forewarn_source() / "lab").glob("*.py"))
     fields = TrainerConfig.__dataclass_fields__
-    unread = [name for name in fields if not re.search(rf"(self|config)\.{name}\b", sources)]
+    unread = [name for name in fields if not re.search(rf"(self|config)\.{name}\b|_changed\(\"{name}\"", sources)]
     assert unread == []
 
 
@@ -411,3 +419,110 @@ def test_the_state_of_a_callback_that_is_left_out_is_left_out(tmp_path):
     again, loader = mlp_trainer(tmp_path, callbacks=[Losses()], epochs=2)
     again.train(loader, loader, resume=True)
     assert again.epoch == 2
+
+
+@pytest.mark.parametrize("never", [0, None])
+def test_0_and_none_mean_never_for_snapshots_and_clipping(tmp_path, never):
+    trainer, loader = mlp_trainer(tmp_path, snapshot_interval=never, snapshot_per_epoch=False, gradient_clip=never)
+    trainer.train(loader)
+    assert not list((tmp_path / "mlp").glob("snapshots/step-*"))
+    with forewarn.open_run(tmp_path / "mlp" / "run") as run:
+        assert run.config["hyperparameters"]["gradient_clip"] == 0
+        assert "train/clip" not in run.names()
+
+
+def test_the_monitor_takes_a_config_and_settings_of_the_trainer_that_were_changed_win(tmp_path):
+    plain = {
+        "measure": {"ema_decay": 0.5, "sample_size": 64, "blocks": "0|3"},
+        "hyperparameters": {"dropout": 0.2, "width": 16},
+        "thresholds": {
+            "exploding_gradient": {"warning": 7.0}, "vanishing_gradient": {"global_norm": 1e-5},
+            "frozen_weight": {"patience": 9},
+        },
+    }  # fmt: skip
+    settings = {"ema_decay": 0.9, "vanishing_grad_threshold": 1e-4, "hyperparameters": {"width": 32}}
+    trainer, loader = mlp_trainer(tmp_path, monitor=forewarn.Config.from_dict(plain), **settings)
+    trainer.train(loader)
+    config = trainer.monitor.config
+    assert (config.measure.ema_decay, config.measure.sample_size, config.measure.blocks) == (0.9, 64, "0|3")
+    assert (config.hyperparameters["dropout"], config.hyperparameters["width"]) == (0.2, 32)
+    bounds = config.thresholds
+    assert (bounds.exploding_gradient.warning, bounds.frozen_weight.patience) == (7.0, 9)
+    assert (bounds.vanishing_gradient.global_norm, bounds.vanishing_gradient.tensor_norm) == (1e-5, 1e-4)
+    assert TrainerConfig.from_dict({"monitor": plain}).monitor == forewarn.Config.from_dict(plain)
+    with pytest.raises(ValueError, match=r"monitor\.thresholds"):
+        TrainerConfig.from_dict({"monitor": {"thresholds": {"exploding": {}}}})
+    assert TrainerConfig(exploding_grad_threshold=5e3).monitor_config({}).thresholds.exploding_gradient.critical == 5e3
+
+
+def test_every_event_is_called_in_order_and_counts_from_0(tmp_path):
+    class Events(TrainerCallback):
+        def __init__(self):
+            self.seen = []
+
+        def __getattribute__(self, name):
+            if name.startswith("on_"):
+                return lambda trainer: self.seen.append((name, trainer.epoch, trainer.step))
+            return super().__getattribute__(name)
+
+    events = Events()
+    trainer, loader = mlp_trainer(tmp_path, callbacks=[events], epochs=2, steps_per_epoch=1)
+    trainer.train(loader, loader)
+    epochs = [
+        [("on_epoch_begin", n, n), ("on_step_begin", n, n), ("on_backward_end", n, n), ("on_step_end", n, n + 1),
+         ("on_validation_end", n, n + 1), ("on_epoch_end", n, n + 1)]
+        for n in (0, 1)
+    ]  # fmt: skip
+    assert events.seen == [("on_train_begin", 0, 0), *epochs[0], *epochs[1], ("on_train_end", 2, 2)]
+    assert {name for name, *_ in events.seen} == {name for name in dir(Callback) if name.startswith("on_")}
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+def test_the_gradient_monitor_reads_what_the_optimizer_would_get_without_clipping(tmp_path, capsys, amp):
+    class Norms(Callback):
+        def __init__(self):
+            self.norms = []
+
+        def on_backward_end(self, trainer):
+            gradients = [parameter.grad.double().flatten() for parameter in trainer.model.parameters()]
+            self.norms.append(float(torch.cat(gradients).norm()))
+
+    norms, gradients = Norms(), GradientMonitorCallback(log_frequency=4)
+    trainer, loader = mlp_trainer(tmp_path, callbacks=[norms, gradients], gradient_clip=0.01, amp=amp)
+    trainer.train(loader)
+    summary = gradients.monitor.get_summary()
+    assert (summary.count, summary.unit) == (2, "step")
+    assert summary.mean == pytest.approx((norms.norms[3] + norms.norms[7]) / 2, rel=1e-4)
+    recorded = series(tmp_path / "mlp" / "run", "gradient/global_norm")[1]
+    assert norms.norms == pytest.approx(recorded, rel=1e-3), "before the clip, and not scaled"
+    printed = capsys.readouterr().err
+    assert [f"step {step}: gradient norm" in printed for step in (1, 4, 8)] == [False, True, True]
+    assert str(summary) in printed
+
+
+def test_the_gradient_monitor_goes_on_after_a_resume(tmp_path):
+    whole = GradientMonitorCallback(1, verbose=False)
+    trainer, loader = mlp_trainer(tmp_path, "whole", [whole], epochs=2)
+    trainer.train(loader)
+    parts = [GradientMonitorCallback(1, verbose=False) for _ in range(2)]
+    started, loader = mlp_trainer(tmp_path, "parts", [parts[0]], epochs=1)
+    started.train(loader)
+    resumed, loader = mlp_trainer(tmp_path, "parts", [parts[1]], epochs=2)
+    resumed.train(loader, resume=True)
+    assert parts[1].monitor.get_summary() == whole.monitor.get_summary()
+
+
+def test_layers_are_printed_every_n_steps_with_what_was_recorded(tmp_path, capsys):
+    trainer, loader = mlp_trainer(tmp_path, views=None, log_layers=4, log_interval=1000)
+    trainer.train(loader)
+    lines = capsys.readouterr().err.splitlines()
+    heads = [number for number, line in enumerate(lines) if re.match(r"step \d+ +norm +mean +std +ratio$", line)]
+    assert [lines[head].split()[1] for head in heads] == ["4", "8"]
+    rows = {row.split()[0]: row.split()[1:] for row in lines[heads[1] + 1 : heads[1] + 5]}
+    assert list(rows) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    for column, name in enumerate(("gradient/norm", "gradient/mean", "gradient/std", "update/ratio")):
+        steps, values = series(tmp_path / "mlp" / "run", name, "3.weight")
+        assert steps == [3, 7], "only these steps are measured"
+        assert float(rows["3.weight"][column]) == pytest.approx(values[-1], rel=1e-2)
+    with pytest.raises(ValueError, match="log_layers must be at least 0"):
+        TrainerConfig(log_layers=-1)

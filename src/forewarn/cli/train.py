@@ -79,6 +79,15 @@ command.add_command(multitask)
     _option("--qk-norm", is_flag=True, help="Normalize queries and keys to keep attention logits small."),
 )
 @_options(
+    "Monitor",
+    _option("--monitor-config", type=click.Path(path_type=Path), metavar="FILE",
+            help="Settings of the monitor in TOML, such as thresholds; other options that you give win."),
+    _option("--gradient-monitor", is_flag=True,
+            help="Print gradient norms every --log-interval steps, and a summary at the end."),
+    _option("--log-layers", type=click.IntRange(min=0), default=0, metavar="N",
+            help="Every N steps, print each layer's gradient norm, mean and std and its update ratio; 0: never."),
+)  # fmt: skip
+@_options(
     "Weight monitor",
     _option("--weight-monitor", is_flag=True,
             help="Measure the gradient, weight and update of every tensor."),
@@ -115,9 +124,10 @@ command.add_command(multitask)
             help="Results go to RESULT_DIR/MODEL_NAME or, if that holds a run, to the next free name."),
     _option("--model-name", default="lm", help="Name of the results directory."),
     _option("--log-interval", type=_POSITIVE, default=100, help="Print a line every N steps."),
-    _option("--snapshot-interval", type=_POSITIVE,
-            help="Save a snapshot every N steps, in addition to one per epoch."),
+    _option("--snapshot-interval", type=click.IntRange(min=0),
+            help="Save a snapshot every N steps, in addition to one per epoch; 0: never."),
     _option("--keep-last-n-snapshots", type=_POSITIVE, default=3, help="Number of snapshots to keep."),
+    _option("--delete-snapshots-after-training", is_flag=True, help="Delete the snapshots of a run that completes."),
     _option("--tensorboard", is_flag=True, help="Write TensorBoard events."),
     _option("--tensorboard-detail", type=click.Choice(["aggregates", "full"]), default="aggregates",
             help="`full` adds a curve for every metric of every tensor."),
@@ -141,6 +151,9 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
       forewarn train lm --resume
     """
     settings["model_name"] = _model_name(ctx, settings)
+    for name in ("improvement_threshold", "gap_threshold", "plateau_window"):
+        if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
+            settings[name] = None  # as in --monitor-config
     options = _Settings(settings | {"rules": loaded_rules(settings["rule_modules"])})
     torch = torch_on(options.device)
     torch.set_num_threads(options.threads)
@@ -199,7 +212,15 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
 
     import torch
 
-    from forewarn.lab import Callback, EarlyStopping, PostEpochEvaluationCallback, Trainer, TrainerConfig
+    from forewarn.config import Config
+    from forewarn.lab import (
+        Callback,
+        EarlyStopping,
+        GradientMonitorCallback,
+        PostEpochEvaluationCallback,
+        Trainer,
+        TrainerConfig,
+    )
     from forewarn.lab.gpt import GPT, GPTConfig, token_loss
 
     model = GPT(
@@ -224,11 +245,13 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
         "result_dir", "model_name", "device", "amp", "epochs", "max_steps", "accumulation_steps", "gradient_clip",
         "log_interval", "snapshot_interval", "keep_last_n_snapshots", "weight_monitor_interval",
         "weight_monitor_sample_size", "monitor_topk", "tensorboard", "tensorboard_detail",
+        "delete_snapshots_after_training", "log_layers",
     )  # fmt: skip
     declared = ("dropout", "width", "depth", "heads", "context", "batch_size", "weight_decay")
     config = TrainerConfig(
         steps_per_epoch=corpus.steps_per_epoch,
         enable_weight_monitor=options.weight_monitor,
+        monitor=Config.with_rules(options.monitor_config, options.rules)[0] if options.monitor_config else None,
         hyperparameters={name: getattr(options, name) for name in declared},
         **{name: getattr(options, name) for name in same_names},
     )
@@ -237,6 +260,8 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
         None, options.improvement_threshold, options.gap_threshold, options.plateau_window, options.auto_adjust
     )
     callbacks: list[Callback] = [evaluation, stopping] if options.early_stopping else [evaluation]
+    if options.gradient_monitor:
+        callbacks.append(GradientMonitorCallback(options.log_interval))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler, rules=options.rules)
 

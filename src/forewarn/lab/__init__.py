@@ -4,7 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forewarn.lab.callbacks import Callback, CallbackError, EarlyStopping, PostEpochEvaluationCallback
+    from forewarn.lab.callbacks import (
+        Callback,
+        CallbackError,
+        EarlyStopping,
+        GradientMonitorCallback,
+        PostEpochEvaluationCallback,
+        TrainerCallback,
+    )
     from forewarn.lab.trainer import Trainer
     from forewarn.lab.trainer_config import TrainerConfig
 
@@ -12,12 +19,17 @@ _HOMES = {
     "Callback": "callbacks",
     "CallbackError": "callbacks",
     "EarlyStopping": "callbacks",
+    "GradientMonitorCallback": "callbacks",
     "PostEpochEvaluationCallback": "callbacks",
     "Trainer": "trainer",
+    "TrainerCallback": "callbacks",
     "TrainerConfig": "trainer_config",
 }
 
-__all__ = ["Callback", "CallbackError", "EarlyStopping", "PostEpochEvaluationCallback", "Trainer", "TrainerConfig"]
+__all__ = [
+    "Callback", "CallbackError", "EarlyStopping", "GradientMonitorCallback", "PostEpochEvaluationCallback", "Trainer",
+    "TrainerCallback", "TrainerConfig",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

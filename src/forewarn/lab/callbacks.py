@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from rich.text import Text
 
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Epoch, Patience, epochs
+from forewarn.judge.gradient_tally import EXPLODING, VANISHING
+from forewarn.standalone.gradient_monitor import GradientMonitor
 from forewarn.types import Action
 from forewarn.views.console import plain_console, print_lines
 from forewarn.views.epoch_lines import advice_lines
@@ -24,7 +26,8 @@ class Callback:
     """Called at fixed points of a training run; override what you need. The trainer is the only argument.
 
     `trainer.step`, `trainer.epoch`, `trainer.loss` (a tensor) and `trainer.validation_loss` show the progress;
-    `trainer.stop(reason)` ends training after the current step.
+    `trainer.stop(reason)` ends training after the current step. Steps and epochs count from 0 here, and from
+    1 in printed text.
     """
 
     def monitor_config(self, config: Config) -> Config:
@@ -61,6 +64,9 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
+
+
+TrainerCallback = Callback
 
 
 class CallbackError(RuntimeError):
@@ -109,34 +115,67 @@ class EarlyStopping(Callback):
         self._best_weights = state["weights"]
 
 
+class GradientMonitorCallback(Callback):
+    """Follows the gradients with a `forewarn.GradientMonitor`: a line every so many steps, and a summary at the end.
+
+    It reads gradients before they are clipped. Both go to standard error; without `verbose` there is only the summary.
+    """
+
+    def __init__(
+        self,
+        log_frequency: int = 100,
+        vanishing_threshold: float = VANISHING,
+        exploding_threshold: float = EXPLODING,
+        verbose: bool = True,
+    ) -> None:
+        console = plain_console(stderr=True)
+        self.monitor = GradientMonitor(
+            log_frequency, vanishing_threshold, exploding_threshold, verbose=verbose, unit="step",
+            show=lambda line: print_lines(console, [Text(line)]),
+        )  # fmt: skip
+
+    def on_backward_end(self, trainer: Trainer) -> None:
+        self.monitor.update(trainer.step + 1, trainer.model)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        print_lines(plain_console(stderr=True), [Text(line) for line in str(self.monitor.get_summary()).splitlines()])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.monitor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.monitor.load_state_dict(state)
+
+
 class PostEpochEvaluationCallback(Callback):
     """Prints an evaluation of some epochs and what to do about them.
 
     Every epoch is recorded and judged, with and without this callback. It sets the bounds of that judgement and prints
     the epochs in `evaluation_epochs` (None: all) to standard error. With `auto_adjust` it applies the adjustments that
-    warnings about epochs advise; see `monitor.adjust`.
+    warnings about epochs advise; see `monitor.adjust`. Epochs count from 0, as in `range(epochs)`, and
+    are printed from 1. A threshold of None takes the monitor's own setting.
     """
 
     def __init__(
         self,
-        evaluation_epochs: Collection[int] | None = (2, 3),
-        improvement_threshold: float = 0.01,
-        gap_threshold: float = 0.3,
-        plateau_window: int = 3,
+        evaluation_epochs: Collection[int] | None = (1, 2),
+        improvement_threshold: float | None = None,
+        gap_threshold: float | None = None,
+        plateau_window: int | None = None,
         auto_adjust: bool = False,
     ) -> None:
         name = type(self).__name__
-        if any(isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1 for epoch in evaluation_epochs or ()):
-            raise ValueError(f"{name}.evaluation_epochs must be epochs from 1 on, not {evaluation_epochs!r}")
-        if not 0 <= improvement_threshold <= 1:
+        if any(isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0 for epoch in evaluation_epochs or ()):
+            raise ValueError(f"{name}.evaluation_epochs must be epochs from 0 on, not {evaluation_epochs!r}")
+        if improvement_threshold is not None and not 0 <= improvement_threshold <= 1:
             raise ValueError(f"{name}.improvement_threshold must be between 0 and 1, not {improvement_threshold}")
-        if not gap_threshold >= 0:
+        if gap_threshold is not None and not gap_threshold >= 0:
             raise ValueError(f"{name}.gap_threshold must not be negative, not {gap_threshold}")
-        if plateau_window < 2:
+        if plateau_window is not None and plateau_window < 2:
             raise ValueError(f"{name}.plateau_window must be at least 2 epochs, not {plateau_window}")
         self._evaluation_epochs = None if evaluation_epochs is None else frozenset(evaluation_epochs)
-        self._improvement_threshold = float(improvement_threshold)
-        self._gap_threshold = float(gap_threshold)
+        self._improvement_threshold = improvement_threshold
+        self._gap_threshold = gap_threshold
         self._plateau_window = plateau_window
         self._auto_adjust = auto_adjust
         self.evaluations: list[Epoch] = []
@@ -146,14 +185,13 @@ class PostEpochEvaluationCallback(Callback):
 
     def monitor_config(self, config: Config) -> Config:
         bounds, threshold = config.thresholds, self._improvement_threshold
-        replace = dataclasses.replace
-        thresholds = replace(
+        thresholds = dataclasses.replace(
             bounds,
-            overfitting=replace(bounds.overfitting, gap=self._gap_threshold),
-            slow_improvement=replace(bounds.slow_improvement, improvement=threshold),
-            validation_plateau=replace(bounds.validation_plateau, change=threshold, window=self._plateau_window),
+            overfitting=_replaced(bounds.overfitting, gap=self._gap_threshold),
+            slow_improvement=_replaced(bounds.slow_improvement, improvement=threshold),
+            validation_plateau=_replaced(bounds.validation_plateau, change=threshold, window=self._plateau_window),
         )
-        return replace(config, thresholds=thresholds)
+        return dataclasses.replace(config, thresholds=thresholds)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
         monitor = trainer.monitor
@@ -163,7 +201,7 @@ class PostEpochEvaluationCallback(Callback):
             monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap,
             change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
         )  # fmt: skip
-        is_new = judged and judged[-1].number == trainer.epoch and judged[-1].step == trainer.step - 1
+        is_new = judged and judged[-1].number == trainer.epoch + 1 and judged[-1].step == trainer.step - 1
         if not is_new or (self._evaluation_epochs is not None and trainer.epoch not in self._evaluation_epochs):
             return
         newest = judged[-1]
@@ -174,3 +212,11 @@ class PostEpochEvaluationCallback(Callback):
         print_lines(plain_console(stderr=True), lines)
         if self._auto_adjust:
             self.adjustments += monitor.adjust(trainer.scheduler)
+
+
+Bounds = TypeVar("Bounds", bound=Any)
+
+
+def _replaced(bounds: Bounds, **values: float | None) -> Bounds:
+    """The thresholds of a rule with those of these values that are given."""
+    return dataclasses.replace(bounds, **{name: value for name, value in values.items() if value is not None})

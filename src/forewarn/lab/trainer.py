@@ -27,6 +27,7 @@ from forewarn.measure.schedule import Schedule
 from forewarn.monitor import Monitor
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+from forewarn.views.layer_lines import LayerLines
 from forewarn.views.progress import ProgressView
 
 _log = logging.getLogger("forewarn")
@@ -75,7 +76,7 @@ class Trainer:
         self.step = 0
         """Optimizer steps done."""
         self.epoch = 0
-        """Epochs done."""
+        """The epoch under way, counted from 0, until `on_epoch_end` included; between epochs, the epochs done."""
         self.loss: Tensor = torch.tensor(math.nan)
         """The mean loss of the last step's batches."""
         self.validation_loss = math.nan
@@ -190,7 +191,7 @@ class Trainer:
             for batches in self._groups(data):
                 self._train_step(batches)
                 every = self.config.snapshot_interval
-                if every is not None and self.step % every == 0:
+                if every and self.step % every == 0:
                     self.save_snapshot(data)
                 if self._done():
                     is_complete = self._steps_in_epoch == self._steps_per_epoch(data)
@@ -203,7 +204,6 @@ class Trainer:
         """Validate and save; an incomplete epoch is not counted, and a resume continues within it."""
         assert self.monitor is not None
         if is_complete:
-            self.epoch += 1
             self._steps_in_epoch = 0
         if validation is not None:
             self.validation_loss = self.validate(validation)
@@ -217,6 +217,7 @@ class Trainer:
         if is_complete and isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self.validation_loss)
         self._call("on_epoch_end")
+        self.epoch += is_complete
         if self.config.snapshot_per_epoch:
             self.save_snapshot(data)
 
@@ -232,6 +233,8 @@ class Trainer:
             self._scaled(loss / len(batches)).backward()
             losses.append(loss.detach())
         self.loss = torch.stack(losses).mean()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         self._call("on_backward_end")
         self._update()
         self.step += 1
@@ -245,9 +248,7 @@ class Trainer:
 
     def _update(self) -> None:
         assert self.monitor is not None
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self.config.gradient_clip > 0:
+        if self.config.gradient_clip:
             self.monitor.clip_grad_norm_(self.config.gradient_clip)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
@@ -322,12 +323,11 @@ class Trainer:
 
     def _watch(self, data: Iterable[Batch], *, resume: bool) -> Monitor:
         config = self.config
-        interval = config.weight_monitor_interval
         return watch(
             self.model,
             self.optimizer,
             config.directory / "run",
-            every=Schedule(every=interval) if config.enable_weight_monitor else never,
+            every=_measured_steps(config),
             config=self._monitor_config(data),
             views=self._views(data) if self.views is None else self.views,
             scaler=self.scaler,
@@ -344,6 +344,8 @@ class Trainer:
             topk=config.monitor_topk,
         )
         views: list[View] = [progress, AlertLines()]
+        if config.log_layers:
+            views.append(LayerLines(config.log_layers))
         if config.tensorboard:
             from forewarn.views.tensorboard import TensorBoardView
 
@@ -361,14 +363,14 @@ class Trainer:
         total, per_epoch = self._total_steps(data), self._steps_per_epoch(data)
         declared: dict[str, float | str | bool] = {
             "epochs": total / per_epoch if total and per_epoch else self.config.epochs,
-            "gradient_clip": self.config.gradient_clip,
+            "gradient_clip": self.config.gradient_clip or 0.0,
             "accumulation_steps": self.config.accumulation_steps,
             "amp": self.config.amp,
         }
         declared |= {} if total is None else {"total_steps": total}
         size = getattr(data, "batch_size", None)
         declared |= {} if size is None else {"micro_batch_size": size}
-        return {**declared, **self.config.hyperparameters}
+        return declared
 
     def _total_steps(self, data: Iterable[Batch]) -> int | None:
         """Total number of training steps, if known."""
@@ -406,6 +408,13 @@ class Trainer:
 
     def _put(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.config.device, non_blocking=True)
+
+
+def _measured_steps(config: TrainerConfig) -> Callable[[int], bool]:
+    """The steps on which every tensor is measured: the weight monitor's, and those whose layers are printed."""
+    base = Schedule(every=config.weight_monitor_interval) if config.enable_weight_monitor else never
+    every = config.log_layers
+    return (lambda step: base(step) or (step + 1) % every == 0) if every else base
 
 
 def _generators(data: Any) -> list[torch.Generator]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from forewarn.config import Config, Thresholds
-from forewarn.judge.rules.frozen import FrozenWeight
-from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
-from forewarn.measure.options import Measure
+from forewarn.config import Config
 from forewarn.settings import Settings, between
 
 
@@ -34,13 +31,15 @@ class TrainerConfig(Settings):
     """Optimizer steps after which training ends, whatever the epoch."""
     accumulation_steps: int = between(1, 1)
     """Number of batches whose gradients are accumulated for one optimizer step."""
-    gradient_clip: float = between(1.0, 0.0)
-    """Global gradient norm above which gradients are scaled down; 0: never."""
+    gradient_clip: float | None = between(1.0, 0.0)
+    """Global gradient norm above which gradients are scaled down; 0 or None: never."""
     log_interval: int = between(100, 1)
     """Number of steps between lines on the console."""
 
-    snapshot_interval: int | None = between(None, 1)
-    """Number of steps between snapshots; None: only at epochs."""
+    log_layers: int = between(0, 0)
+    """Print every layer's gradient norm, mean and std and its update ratio every this many steps; 0: never."""
+    snapshot_interval: int | None = between(None, 0)
+    """Number of steps between snapshots; 0 or None: only at epochs."""
     snapshot_per_epoch: bool = True
     """A snapshot at the end of every epoch."""
     keep_last_n_snapshots: int = between(3, 1)
@@ -48,6 +47,8 @@ class TrainerConfig(Settings):
     delete_snapshots_after_training: bool = False
     """Delete the snapshots of a run that has completed; the run and its readings stay."""
 
+    monitor: Config | None = None
+    """All other settings of the monitor, thresholds included. Settings below that differ from their defaults win."""
     enable_weight_monitor: bool = False
     """Measure every tensor's gradient, weight and update every `weight_monitor_interval` steps.
 
@@ -88,27 +89,42 @@ class TrainerConfig(Settings):
         """Where this model's results are."""
         return Path(self.result_dir) / self.model_name
 
-    def monitor_config(self, hyperparameters: dict[str, float | str | bool]) -> Config:
-        """The same settings as the monitor names them."""
-        defaults = Thresholds()
-        exploding = self.exploding_grad_threshold
-        return Config(
-            measure=Measure(
-                enable_ema_loss=self.enable_ema_loss,
-                ema_decay=self.ema_decay,
-                sample_size=self.weight_monitor_sample_size,
+    def monitor_config(self, hyperparameters: Mapping[str, float | str | bool]) -> Config:
+        """The settings of the monitor: those of `monitor`, and what was changed here."""
+        config = self.monitor or Config()
+        bounds = config.thresholds
+        warning = self._changed("exploding_grad_threshold", bounds.exploding_gradient.warning)
+        return replace(
+            config,
+            measure=replace(
+                config.measure,
+                enable_ema_loss=self._changed("enable_ema_loss", config.measure.enable_ema_loss),
+                ema_decay=self._changed("ema_decay", config.measure.ema_decay),
+                sample_size=self._changed("weight_monitor_sample_size", config.measure.sample_size),
             ),
-            escalation_steps=Config().escalation_steps if self.enable_weight_monitor else 0,
-            hyperparameters=hyperparameters,
-            thresholds=Thresholds(
-                vanishing_gradient=VanishingGradient(
-                    global_norm=defaults.vanishing_gradient.global_norm, tensor_norm=self.vanishing_grad_threshold
+            escalation_steps=config.escalation_steps if self.enable_weight_monitor else 0,
+            hyperparameters={**hyperparameters, **config.hyperparameters, **self.hyperparameters},
+            thresholds=replace(
+                bounds,
+                vanishing_gradient=replace(
+                    bounds.vanishing_gradient,
+                    tensor_norm=self._changed("vanishing_grad_threshold", bounds.vanishing_gradient.tensor_norm),
                 ),
-                exploding_gradient=ExplodingGradient(
-                    warning=exploding, critical=max(exploding, defaults.exploding_gradient.critical)
+                exploding_gradient=replace(
+                    bounds.exploding_gradient,
+                    warning=warning,
+                    critical=max(warning, bounds.exploding_gradient.critical),
                 ),
-                frozen_weight=FrozenWeight(
-                    ratio=self.frozen_update_ratio_threshold, patience=self.frozen_patience_steps
+                frozen_weight=replace(
+                    bounds.frozen_weight,
+                    ratio=self._changed("frozen_update_ratio_threshold", bounds.frozen_weight.ratio),
+                    patience=self._changed("frozen_patience_steps", bounds.frozen_weight.patience),
                 ),
             ),
         )
+
+    def _changed(self, name: str, otherwise: Any) -> Any:
+        """A setting of this class if it is not its default, else the monitor's."""
+        value = getattr(self, name)
+        default = next(setting.default for setting in fields(self) if setting.name == name)
+        return otherwise if value == default else value

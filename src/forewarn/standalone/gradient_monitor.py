@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -82,7 +83,7 @@ class GradientMonitor:
     """Follows the gradients of a model in any loop: `update` after `backward()`, `get_summary` at the end.
 
     It measures on every `log_frequency`-th epoch and waits for the result. To watch a whole run without waiting, use
-    `forewarn.watch`. With `verbose` it prints a line each time. If you count something other than epochs,
+    `forewarn.watch`. With `verbose` it passes a line to `show` each time. If you count something other than epochs,
     such as steps, name it in `unit`.
     """
 
@@ -93,12 +94,13 @@ class GradientMonitor:
         exploding_threshold: float = EXPLODING,
         verbose: bool = False,
         unit: str = "epoch",
+        show: Callable[[str], object] = print,
     ) -> None:
         if log_frequency < 1:
             raise ValueError(f"log_frequency must be at least 1, not {log_frequency!r}")
         self._every = log_frequency
         self._tally = GradientTally(vanishing_threshold, exploding_threshold, unit)
-        self._verbose = verbose
+        self._show = show if verbose else None
 
     def update(self, epoch: int, model: nn.Module, task_ratio: float | None = None) -> dict[str, float] | None:
         """Measure the gradients after `backward()`; returns statistics, or None on an epoch that is not measured.
@@ -113,12 +115,12 @@ class GradientMonitor:
         self._tally.add_norm(epoch, statistics["global_norm"])
         norms = compute_layer_gradient_norms(model)
         self._tally.add_layers(norms)
-        if self._verbose:
+        if self._show is not None:
             line = f"{self._tally.unit} {epoch}: gradient norm {in_words(statistics['global_norm'])}"
             line += f" | {layers_in_words(norms)}"
             if task_ratio is not None:
                 line += f" | task ratio {in_words(task_ratio)} ({balance_in_words(task_ratio)})"
-            print(line)
+            self._show(line)
         return statistics
 
     def get_summary(self) -> GradientSummary:

@@ -388,7 +388,9 @@ def test_an_incomplete_rule_is_an_error_that_says_what_is_missing(given, defect)
 
 
 def test_settings_that_no_table_holds_are_an_error_that_says_what_to_add():
-    with pytest.raises(ValueError, match=r"L900 too-high have no table of thresholds: add `too_high: TooHigh = TooHigh\(\)`"):
+    with pytest.raises(
+        ValueError, match=r"L900 too-high have no table of thresholds: add `too_high: TooHigh = TooHigh\(\)`"
+    ):
         check_tables([SOUND], Thresholds)
 
 
