@@ -133,7 +133,8 @@ def test_a_wrong_setting_is_one_sentence(case):
 WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "model": ({"model": 3}, TypeError, "model must be a torch.nn.Module, not int"),
     "optimizer": (
-        {"optimizer": "adam"}, TypeError, "optimizer must be a torch Optimizer or a list of them, but it contains 'adam'",
+        {"optimizer": "adam"}, TypeError,
+        "optimizer must be a torch Optimizer or a list of them, but it contains 'adam'",
     ),
     "no optimizer": ({"optimizer": []}, TypeError, "optimizer must be a torch Optimizer or a list of them, not []"),
     "run": ({"run": 3}, TypeError, "run must be the path of a directory, not 3"),

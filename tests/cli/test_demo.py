@@ -42,7 +42,9 @@ def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_sa
     assert remedy is not None, "the remedy has the numbers of this run"
     assert float(remedy[1]) > 0.001
     before = float(re.findall(r"forewarn warns: .* \(loss (\S+)\)\n", out)[0])
-    lost, saved = (float(re.findall(rf"{label} .* loss (\S+)\n", out)[0]) for label in ("without remedy", "with remedy"))
+    lost, saved = (
+        float(re.findall(rf"{label} .* loss (\S+)\n", out)[0]) for label in ("without remedy", "with remedy")
+    )
     assert lost > before + 0.3, "the run is really lost"
     assert saved < before, "and really saved"
     assert "Stored in runs/demo and runs/demo-saved." in out

@@ -70,7 +70,10 @@ def test_open_warnings_are_named_beside_the_forecast(tmp_path, forewarn):
     monitor = stored(tmp_path / "run", FALLING, disable=("frozen-weight",))  # without a step of the optimizer
     assert monitor.forecast().open_warnings == ("optimizer-not-stepping",)
     result = forewarn("forecast", str(tmp_path / "run"))
-    assert "⚠ 1 warning open: optimizer-not-stepping. The run may do worse than this forecast. See: forewarn check" in result.out
+    assert (
+        "⚠ 1 warning open: optimizer-not-stepping. The run may do worse than this forecast. See: forewarn check"
+        in result.out
+    )
     plain = json.loads(forewarn("forecast", str(tmp_path / "run"), "--json").out)
     assert plain["open_warnings"] == ["optimizer-not-stepping"]
 
