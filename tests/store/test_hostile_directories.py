@@ -58,7 +58,7 @@ def check_ended(ended: Ended, codes: range = range(4)) -> None:
         assert ended.out == ""
         assert ended.err.startswith("Error: ")
         assert ended.err.count("\n") == 1
-        assert "please report this defect" not in ended.err
+        assert "please report a bug" not in ended.err
     else:
         assert ended.err == ""
 
