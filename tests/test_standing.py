@@ -128,6 +128,9 @@ def test_alerts_in_words():
         ("KeyboardInterrupt", 1.0, "interrupted"),
         ("ValueError: no", 1.0, "failed"),
         ("OutOfMemoryError", 1.0, "failed"),
+        ("torch.OutOfMemoryError: 3 GiB", 1.0, "failed"),
+        ("not closed", 1.0, "failed"),
+        ("Converged: the loss is low", 1.0, "completed"),
         ("early stopping: no progress for 5 epochs", 1.0, "completed"),
     ],
 )

@@ -16,6 +16,10 @@ NOT_FALLING = "no warnings, but the loss is not falling"
 TOO_EARLY = "too early to tell"
 NO_ALERTS = "no alerts"
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+_NEVER_CLOSED = ("not closed", "not started")
+"""What is recorded for a run that the program left without closing it."""
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Failure)\b")
+"""The name of an exception that ended a run; any other reason is one for which somebody stopped it."""
 SILENT_SECONDS = 600.0
 """Seconds without a new record after which a run that was not closed counts as killed."""
 
@@ -64,4 +68,4 @@ def run_state(end: str | None, updated: float) -> str:
         return INTERRUPTED if time.time() - updated > SILENT_SECONDS else RUNNING
     if end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return INTERRUPTED
-    return FAILED if re.match(r"[A-Z]\w*(: |$)", end) else COMPLETED  # only an error looks like `ValueError: …`
+    return FAILED if end in _NEVER_CLOSED or _EXCEPTION.match(end) else COMPLETED

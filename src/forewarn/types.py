@@ -429,8 +429,8 @@ def figure(value: float, digits: int = 3) -> str:
         return str(int(value))
     rounded = float(f"{value:.{digits}g}")
     if 1e3 <= abs(rounded) < 1e6:
-        return f"{rounded:.0f}"
-    return f"{rounded:g}".replace("e-0", "e-").replace("e+0", "e+")
+        return f"{rounded:.{max(digits - 4, 0)}f}"
+    return f"{rounded:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 def figures(*values: float) -> list[str]:

@@ -286,7 +286,8 @@ def _layers(
         for header, name in zip(headers, names, strict=True)
     ]
     above = [Text(family, style="bold")] if family else []
-    telling = [column for column in columns if column[1] not in QUIET or not _is_quiet(column[1], rows.values())]
+    is_whole = len(rows) == len(cells) and len(columns) > 1  # else the sentence would be about layers not shown
+    telling = [column for column in columns if not (is_whole and _is_quiet(column[1], rows.values()))]
     quiet = [QUIET[name] for _, name, _ in columns if all(name != other for _, other, _ in telling)]
     below = [Text("\n" + " ".join(quiet), style="dim")] if quiet else []
     return [*above, *_tables([short(scope) for scope in rows], telling), *below]
@@ -294,7 +295,7 @@ def _layers(
 
 def _is_quiet(name: str, rows: Iterable[Mapping[str, float]]) -> bool:
     """Whether a column is zero for all of several layers."""
-    return len(rows := list(rows)) > 1 and all(row.get(name, 0.0) == 0.0 for row in rows)
+    return name in QUIET and len(rows := list(rows)) > 1 and all(row.get(name, 0.0) == 0.0 for row in rows)
 
 
 def _headers(names: Sequence[str], catalogue: Catalogue) -> tuple[str, list[str]]:

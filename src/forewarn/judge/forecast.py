@@ -51,6 +51,9 @@ _LEAST_POINTS = 20
 """Minimum number of losses for a trend over the run."""
 _NUM_LEVELS = 10
 """Number of equal parts of a run; the median of a part is its level."""
+_FIRST_POINTS = 3
+_CLEAR = 5.0
+"""Standard deviations of the noise by which the first losses must lie above the last to count as a fall."""
 _FALL_KEPT = 0.9
 """Fraction of its fall that the loss must keep; with less, it has risen again."""
 
@@ -122,8 +125,16 @@ class LossCurve:
         levels = self.levels
         if not len(levels):
             return None
-        fall = levels[0] - levels[-1]
-        return bool(fall > 0 and fall >= _FALL_KEPT * (levels[0] - levels.min()))
+        start = max(levels[0], self._begun(levels[-1]))
+        fall = start - levels[-1]
+        return bool(fall > 0 and fall >= _FALL_KEPT * (start - levels.min()))
+
+    def _begun(self, level: float) -> float:
+        """The first losses, if they are clearly above the noise of the last: the fall may be over in a few steps."""
+        losses = self.points[1]
+        noise = 1.4826 * float(np.median(np.abs(_recent(losses) - level)))
+        begun = float(np.median(losses[:_FIRST_POINTS]))
+        return begun if begun > level + _CLEAR * noise else -np.inf
 
     def state_dict(self) -> dict[str, Any]:
         return {"width": self._width, "means": self._means, "ends": self._ends, "waiting": self._waiting}

@@ -38,11 +38,14 @@ def delete_results(path: Path) -> None:
     """
     if not os.path.exists(path / "run" / "run.json"):
         return
-    delete_run(path / "run")
-    Snapshots(path / "snapshots", keep=1).delete()
-    for pattern in ("events.out.tfevents.*", "forewarn-topk.json"):
-        for file in (path / "tensorboard").glob(pattern):
-            file.unlink(missing_ok=True)
+
+    def delete_the_rest() -> None:
+        Snapshots(path / "snapshots", keep=1).delete()
+        for pattern in ("events.out.tfevents.*", "forewarn-topk.json"):
+            for file in (path / "tensorboard").glob(pattern):
+                file.unlink(missing_ok=True)
+
+    delete_run(path / "run", delete_the_rest)
 
 
 class ResultDirectory:

@@ -62,6 +62,7 @@ class Trainer:
         rules: Sequence[Any] = (),
     ) -> None:
         self.config = TrainerConfig.from_dict(config or {}) if not isinstance(config, TrainerConfig) else config
+        self._model_name = self.config.model_name
         self.model = model.to(self.config.device)
         self.optimizer = optimizer
         self.criterion = criterion
@@ -135,16 +136,22 @@ class Trainer:
         """The directory of this run, which then is that of the config."""
         if resume and overwrite:
             raise ValueError("resume keeps the earlier run and overwrite deletes it: give one of them")
+        if not resume:
+            self._store_as(self._model_name)
         results = ResultDirectory(self.config.directory, self.model)
         if resume:
             results.check()
         elif overwrite:
             delete_results(results.path)
         elif (free := free_results(results.path)) != results.path:
-            self.config = dataclasses.replace(self.config, model_name=free.name)
-            self.snapshots = Snapshots(self.config.directory / "snapshots", self.config.keep_last_n_snapshots)
+            self._store_as(free.name)
             results = ResultDirectory(self.config.directory, self.model)
         return results
+
+    def _store_as(self, model_name: str) -> None:
+        if model_name != self.config.model_name:
+            self.config = dataclasses.replace(self.config, model_name=model_name)
+            self.snapshots = Snapshots(self.config.directory / "snapshots", self.config.keep_last_n_snapshots)
 
     @torch.no_grad()
     def validate(self, data: Iterable[Batch]) -> float:

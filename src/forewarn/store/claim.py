@@ -18,6 +18,8 @@ class Claim:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
+        self.is_contested = False
+        """Whether another writer held it at the last try."""
 
     def take(self, directory: Path) -> None:
         """Raises BlockingIOError if another writer has taken it. Does nothing where directories cannot be locked."""
@@ -28,9 +30,11 @@ class Claim:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            if isinstance(error, BlockingIOError):
+            self.is_contested = isinstance(error, BlockingIOError)
+            if self.is_contested:
                 raise
         else:
+            self.is_contested = False
             self._descriptor = descriptor
 
     def release(self) -> None:

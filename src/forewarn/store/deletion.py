@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from forewarn.store import database, manifest, run_summary
@@ -11,9 +12,10 @@ from forewarn.store.claim import Claim
 from forewarn.store.errors import RunError
 
 
-def delete_run(path: Path) -> None:
+def delete_run(path: Path, first: Callable[[], None] = lambda: None) -> None:
     """Delete the files of the run in a directory, if there is one; other files stay.
 
+    `first` deletes what belongs to the run: if it is interrupted, the run is still there for the next try.
     Raises FileExistsError if a process is still writing the run, or if forewarn did not write these files.
     """
     files = path / manifest.NAME, path / database.NAME
@@ -29,6 +31,7 @@ def delete_run(path: Path) -> None:
         ) from error
     try:
         _check_ours(*files)
+        first()
         database.delete_database(path / database.NAME)
         (path / run_summary.NAME).unlink(missing_ok=True)
         (path / manifest.NAME).unlink(missing_ok=True)  # last, because it shows that the other files are ours

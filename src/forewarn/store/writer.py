@@ -114,6 +114,9 @@ class RunWriter:
         background = self._ready()
         if background is None:
             return
+        if self._claim.is_contested:  # the writer that was resumed from may have ended since
+            with suppress(OSError):
+                self._claim.take(self.path)
         if not -_MOST_STEPS <= step < _MOST_STEPS:
             raise ValueError(f"step {step} is out of range; a 64-bit number is expected")
         for block in blocks:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forewarn.judge.forecast import LossCurve
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
-from forewarn.standing import NO_ALERTS, VERDICTS, exit_code
+from forewarn.standing import NO_ALERTS, NOT_FALLING, exit_code, verdict
 from forewarn.store import Run
 from forewarn.store.run_summary import summary_of
 from forewarn.types import Alert, AlertState, Remedy, Severity, figure, num_words
 from forewarn.views.wording import (
     CRITICAL,
     HEALTHY,
+    INFORMATION,
     WARNING,
     AlertGroup,
     literal,
@@ -99,10 +101,12 @@ def run_html(run: Run) -> str:
         title, curve = run_title(run), _curve(run, [cause for cause, _ in serious])
     except Exception:
         return f"<code>{_text(run_words(run))}</code>"
-    code = exit_code(alert for tree in fired for group in (tree[0], *tree[1]) for alert in group.alerts)
+    alerts = [alert for tree in fired for group in (tree[0], *tree[1]) for alert in group.alerts]
+    code = exit_code(alerts)
     colour = (_GREEN, _COLOURS[Severity.WARNING], _COLOURS[Severity.CRITICAL])[code]
-    verdict = _sign(f"{(HEALTHY, WARNING, CRITICAL)[code]} {VERDICTS[code]}", colour)
-    lines = [f"{verdict} <span style='{_DIM}'>{_text(title)}</span>", curve]
+    words = verdict(alerts, LossCurve.of(*loss).is_falling if (loss := _loss(run)) is not None else None)
+    sign = INFORMATION if words == NOT_FALLING else (HEALTHY, WARNING, CRITICAL)[code]
+    lines = [f"{_sign(f'{sign} {words}', colour)} <span style='{_DIM}'>{_text(title)}</span>", curve]
     for cause, symptoms in serious[:MOST_ALERTS]:
         sign = _sign(mark(cause.worst.severity), _COLOURS[cause.worst.severity])
         lines.append(f"{sign} step {cause.worst.fired} <b>{_text(cause.headline)}</b>"
