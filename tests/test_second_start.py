@@ -180,3 +180,41 @@ def test_two_tasks_go_beside_or_overwrite_too(tmp_path):
         )  # fmt: skip
         places.append(model.monitor.path.relative_to(tmp_path).as_posix())
     assert places == ["tasks/run", "tasks-2/run", "tasks/run"]
+
+
+def test_a_resumed_run_is_locked_once_the_writer_before_it_has_ended(tmp_path, small):
+    model, optimizer = small
+    first = forewarn.watch(model, optimizer, tmp_path / "run", views=[])
+    first.step(1.0)
+    second = forewarn.watch(model, optimizer, tmp_path / "run", views=[], resume=True)
+    first.close()
+    second.step(1.0)
+    with pytest.raises(FileExistsError, match="still running"):
+        forewarn.watch(model, optimizer, tmp_path / "run", views=[], overwrite=True)
+    second.close()
+
+
+def test_a_trainer_numbers_its_runs_from_the_name_it_was_given(tmp_path):
+    trainer, data = mlp_trainer(tmp_path, max_steps=1)
+    names = []
+    for _ in range(3):
+        trainer.train(data)
+        names.append(trainer.config.model_name)
+    assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
+
+
+def test_an_overwrite_that_is_interrupted_leaves_no_snapshot_to_a_later_run(tmp_path, monkeypatch):
+    trainer, data = mlp_trainer(tmp_path, max_steps=5, snapshot_interval=1)
+    trainer.train(data)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("forewarn.lab.results.Snapshots.delete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(data, overwrite=True)
+    trainer, data = mlp_trainer(tmp_path, max_steps=2, snapshot_interval=1)
+    trainer.train(data, overwrite=True)
+    snapshots = sorted(path.name for path in (tmp_path / "mlp" / "snapshots").iterdir())
+    assert snapshots == ["step-00000001.pt", "step-00000002.pt"]

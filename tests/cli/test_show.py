@@ -248,3 +248,7 @@ def test_a_column_that_says_all_is_well_of_every_layer_becomes_a_sentence(
     said = forewarn("show", tmp_path / "run")
     assert ("No gradient value is NaN or infinite." in said.out) is (bad == 0)
     assert row_of(said, "blocks.1.weight")[1:] == (["1"] if bad == 0 else ["1", "3"])
+    part = forewarn("show", tmp_path / "run", "--scope", "blocks.0")
+    assert "No gradient value" not in part.out, "it would speak of layers that are not shown"
+    asked = forewarn("show", tmp_path / "run", "--metric", "gradient/nonfinite")
+    assert row_of(asked, "blocks.1.weight")[1:] == ["0" if bad == 0 else "3"]

@@ -14,6 +14,7 @@ from forewarn.config import Config
 from forewarn.judge.checklist import COVERED, NO_WARNINGS
 from forewarn.judge.diagnosis import Diagnosis, replay
 from forewarn.judge.examples import Example, examples
+from forewarn.judge.forecast import LossCurve
 from forewarn.judge.rules import all_rules
 from forewarn.standing import NOT_FALLING, VERDICTS, open_alerts, open_words
 from forewarn.store import RunWriter, open_run
@@ -102,7 +103,7 @@ def test_a_loss_on_a_plateau_is_not_called_falling(tmp_path, small):
     assert diagnosis.is_falling
     [check] = [check for check in diagnosis.checklist if check.name == "loss falling"]
     assert check.state == "fail"
-    assert check.detail == "2.314 → 2.306; open: loss-not-starting, loss-plateau"
+    assert check.detail == "2.314 → 2.306; open: loss-not-starting"
     assert contradictions(diagnosis) == []
 
 
@@ -120,3 +121,17 @@ def test_a_run_that_learns_nothing_has_no_tick_at_its_end():
     stream = io.StringIO()
     AlertLines(stream).end(RunEnd(Path("runs/a"), NOT_FALLING, 0, 200, 59, (), 2.3, 2.3))
     assert stream.getvalue().startswith("· forewarn  runs/a: no warnings, but the loss is not falling · 200 steps")
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_falling"),
+    [
+        ([5.0] * 10 + [1.0] * 390, True),
+        ([2.3] * 400, False),
+        (list(2.3 + 0.1 * np.random.default_rng(0).standard_normal(400)), False),
+        (list(0.6 + 4 * np.exp(-np.arange(3000) / 60) + 0.01 * np.random.default_rng(1).standard_normal(3000)), True),
+    ],
+    ids=["over after ten steps", "flat", "flat and noisy", "at its floor since the first tenth"],
+)
+def test_a_fall_that_is_over_early_is_a_fall(losses, is_falling):
+    assert LossCurve.of(range(len(losses)), losses).is_falling is is_falling

@@ -6,7 +6,7 @@ import pytest
 
 from forewarn.judge.headlines import Message, place, tell
 from forewarn.judge.rules import find_rule
-from forewarn.types import Finding, FrozenCause, RunInfo, Severity, figure
+from forewarn.types import Finding, FrozenCause, RunInfo, Severity, figure, figures
 
 INFO = RunInfo(modules={"2": "Linear", "layers.0.1": "ReLU", "0.1": "ReLU"})
 
@@ -78,3 +78,17 @@ def test_shares_are_percentages():
     assert [tell([Message("{value:%}")], found(share, 1.0)).headline for share in (0.29, 1.0, 0.0003, 0.12345)] == [
         "29%", "100%", "0.03%", "12.3%",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((2.314, 2.306), ["2.314", "2.306"]),
+        ((5.0, 1.0), ["5", "1"]),
+        ((1234.1, 1234.4), ["1234.1", "1234.4"]),
+        ((1.0, 1.0), ["1", "1"]),
+        ((5e-324, 1.0), ["4.94e-324", "1"]),
+    ],
+)
+def test_numbers_side_by_side_have_the_digits_that_tell_them_apart(values, words):
+    assert figures(*values) == words

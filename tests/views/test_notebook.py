@@ -16,6 +16,7 @@ from IPython.core.formatters import DisplayFormatter
 
 import forewarn
 from forewarn.config import Config
+from forewarn.standing import NOT_FALLING
 from forewarn.store import Run, RunWriter, open_run
 from forewarn.types import Alert, AlertState, Block, Finding, Remedy, RunInfo, Severity
 
@@ -219,3 +220,8 @@ print([name for name in ("pandas", "matplotlib", "rich", "torch", "forewarn.view
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
     assert forewarn.Run is Run
+
+
+def test_a_run_that_learns_nothing_is_not_called_healthy(tmp_path: Path) -> None:
+    with open_run(written(tmp_path / "run", [2.3] * 100)) as run:
+        assert NOT_FALLING in run._repr_html_()
