@@ -15,14 +15,14 @@ Call = Callable[..., Said]
 QUICK = ("coordinate-check", "--widths", "32,64,16", "--steps", "2", "--seeds", "1")
 
 
-def test_a_table_and_a_verdict_for_each_parametrisation(
+def test_a_table_and_a_verdict_for_each_parametrization(
     forewarn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = forewarn(*QUICK, "--out", tmp_path / "check.png")
     assert said.code == 0
     assert "after 2 steps, over widths 16, 32, 64 and 1 seed," in said.out
-    assert "standard parametrisation: not width-stable" in said.out
+    assert "standard parametrization: not width-stable" in said.out
     assert "\nmuP: " in said.out
     [standard, mup] = [line.split() for line in said.out.splitlines() if line.startswith("blocks.0.mlp.output ")]
     assert standard[4] == "grows"

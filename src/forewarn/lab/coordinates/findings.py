@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from forewarn.lab.coordinates.exponents import JUDGED, Growth, Growths, Term, Trend, unclear, unstable
 from forewarn.lab.mup import Parametrization
 
-NAMES = {Parametrization.STANDARD: "standard parametrisation", Parametrization.MUP: "muP"}
+NAMES = {Parametrization.STANDARD: "standard parametrization", Parametrization.MUP: "muP"}
 
 ENOUGH_WIDTHS = 4
 """With fewer widths, the error of the fitted line rests on a point or two and is a guess."""
@@ -23,7 +23,7 @@ STYLES = {Trend.GROWS: "bold red", Trend.SHRINKS: "yellow", Trend.STAYS: "green"
 
 
 def verdict_word(growths: Growths) -> str:
-    """Whether the parametrisation as a whole is width-stable."""
+    """Whether the parametrization as a whole is width-stable."""
     if unstable(growths):
         return "not width-stable"
     return "unclear" if unclear(growths) else "width-stable"

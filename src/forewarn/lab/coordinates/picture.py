@@ -19,7 +19,7 @@ LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def draw(path: Path, sweeps: Sequence[Sweep]) -> None:
-    """Write a PNG: a row for each parametrisation, a panel for each term, a line for each layer, all logarithmic.
+    """Write a PNG: a row for each parametrization, a panel for each term, a line for each layer, all logarithmic.
 
     Raises ModuleNotFoundError where matplotlib is missing.
     """
