@@ -37,7 +37,7 @@ METRICS = (
     forewarn.ActivationMetric("size", lambda output: output.abs().mean()),
     forewarn.ParameterMetric("size", lambda weights: weights.abs().mean()),
 )
-_UPDATES = {"gradient/block_norm", "update/ratio", "update/frozen_cause", "monitor/update_ratio_median"}
+_UPDATES = {"gradient/block_norm", "update/norm", "update/ratio", "update/frozen_cause", "monitor/update_ratio_median"}
 DEPENDENTS = {
     "stepping": _UPDATES | {
         "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",

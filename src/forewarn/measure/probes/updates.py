@@ -84,8 +84,8 @@ class UpdateProbe(Probe):
     name = "updates"
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
-        Stepping: ("update/ratio", "update/frozen_cause", "monitor/update_ratio_median"),
-        GradientNorms: ("update/ratio", "update/frozen_cause", "monitor/update_ratio_median"),
+        Stepping: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
+        GradientNorms: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
     }
 
     def __init__(self, parameter_index: ParameterIndex, *, sample_size: int) -> None:
