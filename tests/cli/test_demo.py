@@ -22,6 +22,29 @@ def demo(where: Path, *options: str) -> str:
     return ended.stdout
 
 
+STORY = """
+What happened
+  step # loss #
+  step # fault: the learning rate starts to grow by #% per step
+  step # forewarn warns: update-ratio-high (loss #)
+  step # the loss shows it: #, up from at most # before the fault
+  step # end: loss #, back to where it was at step #
+
+The same run with the first remedy
+  At step #: Lower the learning rate from # to #.
+  without remedy # loss #
+  with remedy # loss #
+
+Stored in runs/demo and runs/demo-saved.
+
+Next
+  forewarn check runs/demo
+  forewarn show runs/demo --step #
+  forewarn explain update-ratio-high
+"""
+"""How the demo ends, with # for every number."""
+
+
 def verdict(where: Path, run: str) -> dict[str, object]:
     command = [sys.executable, "-m", "forewarn", "check", run, "--json"]
     found: dict[str, object] = json.loads(
@@ -50,6 +73,7 @@ def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_sa
     assert "Stored in runs/demo and runs/demo-saved." in out
     assert f"forewarn check runs/demo\n  forewarn show runs/demo --step {warned[1]}\n" in out
     assert f"forewarn explain {warned[2]}" in out
+    assert re.sub(r"[\d.]+\d|\d|[▁-█]+", "#", out[out.index("What happened") :]).split() == STORY.split()
     assert verdict(tmp_path, "runs/demo")["exit_code"] != 0
     command = [sys.executable, "-m", "forewarn", "show", "runs/demo", "--step", warned[1]]
     show = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout

@@ -275,7 +275,7 @@ def _reason_against(curve: LossCurve, steps: Floats, losses: Floats, ahead: floa
     if ahead > _FURTHEST * max(1.0, steps[-1]):
         return f"step {int(ahead)} is more than {_FURTHEST:g} times as far as the run has come"
     begun = float(np.median(losses[: max(3, len(losses) // 50)]))
-    if _level(losses) > begun - _LEARNT * abs(begun):
+    if _level(losses) >= begun - _LEARNT * abs(begun):
         return f"{TOO_EARLY}, the loss has hardly fallen yet"
     recent = steps >= steps[-1] * (1 - _RISE_SHARE)
     slope, error = _slope(steps[recent], losses[recent])
@@ -350,7 +350,7 @@ def _fitted(steps: Floats, losses: Floats, fewest_folds: float = _FEWEST_FOLDS) 
     if len(x) < 8:
         return None
     best: tuple[float, _Law] | None = None
-    lowest = 0.0 if y.min() > 0 else -math.inf
+    lowest = 0.0 if y.min() >= 0 else -math.inf
     shapes = [_Law(float(x[0]), float(exponent), 0.0) for exponent in _EXPONENTS]
     shapes += [_Law(float(x[0]), 0.0, float(folds / x[-1])) for folds in np.geomspace(fewest_folds, _MOST_FOLDS, 16)]
     for shape in shapes:
@@ -405,7 +405,7 @@ def _outlook(steps: Floats, losses: Floats, now: int) -> _Outlook | None:
     level = _level(losses)
     trend = _trend(law, steps, losses)
     unsure = _NINE_IN_TEN * _noise(losses) + abs(level - trend(steps[-1]))
-    lowest = 0.0 if losses.min() > 0 else -math.inf
+    lowest = 0.0 if losses.min() >= 0 else -math.inf
     highest = max(level + unsure, float(_levels(losses).max()))
     return _Outlook(trend, now, max(rate, 1e-3 * abs(level)), unsure, lowest, highest)
 

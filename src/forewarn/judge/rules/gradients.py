@@ -304,9 +304,9 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     The optimizer holds the parameter, but its gradient is None. It stays at its initial value, and the rest of the
     model trains around a random layer. Under DDP the run also waits for this gradient.
 
-    It is reported after three checks in a row without a gradient. A parameter that is used only now and then, such as
-    an expert without tokens, is reported once the gap is too long for chance, as judged by its earlier gaps and those
-    of its siblings. A parameter without elements is never reported.
+    It is reported after three checks in a row without a gradient. Some parameters are
+    used only now and then, such as an expert without tokens. Such a gap is reported once it is too long for chance,
+    judged by earlier gaps of the parameter and its siblings. A parameter without elements is never reported.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
