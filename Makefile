@@ -6,8 +6,9 @@ INSTALLED := $(VENV)/.installed
 
 TRITON := .venv-triton
 PEERS := .venv-bench
+INTEGRATIONS := .venv-integrations
 
-.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-avx512 check format docs pictures bench clean
+.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-integrations test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -24,7 +25,7 @@ demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and s
 	$(BIN)/forewarn demo
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
-	$(BIN)/pytest -n 2 -m "not slow and not ci"
+	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations"
 
 test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
@@ -35,13 +36,21 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-triton test-fuzz  ## run the CI tests that make check leaves out
+test-ci: test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
 
 test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
 	$(BIN)/pytest -n 2 -m ci
 
 test-triton: $(TRITON)/.installed  ## test the CUDA backend without a GPU, in Triton's interpreter and compiler
 	TRITON_INTERPRET=1 $(TRITON)/bin/pytest tests/triton
+
+$(INTEGRATIONS)/.installed: pyproject.toml constraints.txt setup.py
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations,dev]'
+	@touch $@
+
+test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning and Accelerate
+	$(INTEGRATIONS)/bin/pytest -n 2 -m integrations tests/integrations
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py
@@ -75,4 +84,4 @@ bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 
 clean:  ## remove everything that make installed or built
-	rm -rf $(VENV) $(TRITON) $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(PEERS) $(INTEGRATIONS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
