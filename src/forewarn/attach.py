@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -60,6 +61,9 @@ from forewarn.store.writer import RunWriter
 from forewarn.types import Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+
+ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "ale_py", "procgen", "envpool")
+"""Libraries of environments: a program that loads one trains for a return."""
 
 HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
 """Largest tensor, in blocks of 4096 values, to count in full, by `Measure.histograms`; of larger ones, 1 in 16."""
@@ -314,6 +318,7 @@ def _run_info(
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
+        objective="return" if config.objective == "auto" and _acts_in_an_environment() else config.objective,
         every=predicate.every if isinstance(predicate, Schedule) else 1,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
@@ -327,6 +332,11 @@ def _run_info(
         },
         started=time.time(),
     )
+
+
+def _acts_in_an_environment() -> bool:
+    """Whether a library of environments for reinforcement learning is loaded."""
+    return any(library in sys.modules for library in ENVIRONMENTS)
 
 
 def _numbered_modules(model: nn.Module) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self, cast, get_type_hints
+from typing import Any, Literal, Self, cast, get_type_hints
 
 from forewarn.codec import check_depth
 from forewarn.files import read_regular
@@ -23,6 +23,7 @@ from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
+from forewarn.judge.rules.epsilon import EpsilonThresholds
 from forewarn.judge.rules.evaluation import EvaluationThresholds
 from forewarn.judge.rules.first_epoch import FirstEpochThresholds
 from forewarn.judge.rules.frozen import FrozenThresholds
@@ -31,6 +32,7 @@ from forewarn.judge.rules.gradients import GradientThresholds
 from forewarn.judge.rules.logits import LogitThresholds
 from forewarn.judge.rules.loss import LossThresholds
 from forewarn.judge.rules.loss_levels import LossLevelThresholds
+from forewarn.judge.rules.loss_shift import LossShiftThresholds
 from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
 from forewarn.judge.rules.router import RouterThresholds
@@ -51,8 +53,8 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 class Thresholds(
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, WeightThresholds,
-    LrThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossLevelThresholds,
-    LossThresholds,
+    LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds,
+    LossShiftThresholds, LossLevelThresholds, LossThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
@@ -126,6 +128,10 @@ class Config(Settings):
     """Modules or paths of Python files with your own rules; see docs/your_own.md."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use these numbers."""
+    objective: Literal["auto", "loss", "return"] = "auto"
+    """What the run improves. With `loss`, the training loss must fall. With `return`, as in reinforcement learning or a
+    GAN, the loss has no level of its own, and its rises are only information. `auto` means `return` if an environment
+    library such as gymnasium is loaded, if each optimizer has a loss of its own, or if the loss keeps changing sign."""
     balancing: Balancing = Balancing()
     """How automatic loss weights are adjusted; used only with `monitor.combine_losses(balance=…)`."""
     thresholds: Thresholds = Thresholds()
@@ -203,7 +209,13 @@ class Config(Settings):
                         f"[{table}] {name} = {after[name]!r} cannot be changed afterwards: the run was measured {was}; "
                         "remove this setting"
                     )
-        return replace(config, measure=of_the_run.measure, hyperparameters=of_the_run.hyperparameters), own
+        if "objective" in plain and config.objective != of_the_run.objective:
+            raise ValueError(
+                f"objective = {config.objective!r} cannot be changed afterwards: the run was measured with "
+                f"{of_the_run.objective!r}; remove this setting"
+            )
+        fixed = {name: getattr(of_the_run, name) for name in ("measure", "hyperparameters", "objective")}
+        return replace(config, **fixed), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
         """The rules that judge a run with this config: built-in and `own` rules, without those in `disable`.

@@ -337,8 +337,9 @@ class Monitor:
         if self._writer is None:
             return None
         alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
+        is_falling = self._curve.is_falling if self.info.objective != "return" else None
         return RunEnd(
-            self._writer.path, verdict(alerts, self._curve.is_falling), exit_code(alerts), self.at, self._num_rules,
+            self._writer.path, verdict(alerts, is_falling), exit_code(alerts, is_falling), self.at, self._num_rules,
             alerts, losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
         )  # fmt: skip
 

@@ -13,6 +13,8 @@ VERDICTS = ("healthy", "warnings", "critical")
 """The verdict by exit code."""
 NOT_FALLING = "no warnings, but the loss is not falling"
 """The verdict on a run that has no warnings but learns nothing."""
+RECOVERED = "recovered"
+"""The verdict on a run whose warnings are all resolved and whose loss has fallen."""
 TOO_EARLY = "too early to tell"
 NO_ALERTS = "no alerts"
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
@@ -24,19 +26,27 @@ SILENT_SECONDS = 600.0
 """Seconds without a new record after which a run that was not closed counts as killed."""
 
 
-def exit_code(alerts: Iterable[Alert]) -> int:
+def exit_code(alerts: Iterable[Alert], is_falling: bool | None = None) -> int:
     """0 healthy, 1 warnings, 2 critical, by the alerts still open at the last step.
 
-    A resolved alert counts one level lower: critical as a warning, a warning as nothing. A run with only notes is
+    A resolved alert counts one level lower: critical as a warning, a warning as nothing. If the loss has not fallen, or
+    has lost most of its fall, a resolved warning stays a warning: the run is worse for it. A run with only notes is
     healthy.
     """
+    alerts = list(alerts)
     levels = (alert.severity - (alert.state is AlertState.RESOLVED) for alert in alerts)
-    return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(Severity(max([1, *levels])), HEALTHY)
+    worst = Severity(max([1, *levels]))
+    if is_falling is False and any(alert.severity > Severity.INFO for alert in alerts):
+        worst = max(worst, Severity.WARNING)
+    return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(worst, HEALTHY)
 
 
 def verdict(alerts: Iterable[Alert], is_falling: bool | None) -> str:
     """The verdict on a run, live and in `check`. `is_falling` is about its loss; None if unknown."""
-    code = exit_code(alerts)
+    alerts = list(alerts)
+    code = exit_code(alerts, is_falling)
+    if code == HEALTHY and any(alert.severity > Severity.INFO for alert in alerts):
+        return RECOVERED
     return NOT_FALLING if code == HEALTHY and is_falling is False else VERDICTS[code]
 
 

@@ -268,6 +268,8 @@ class RunInfo(Noun):
     """The numeric settings of every optimizer group at attach time, such as lr and weight_decay."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Values the user declared, such as dropout or the number of steps."""
+    objective: str = "auto"
+    """What the run improves: its `loss`, its `return`, or `auto` if the readings must tell."""
     every: int = 1
     """Steps between detailed measurements after the dense start."""
     dead_unit_window: int = 10

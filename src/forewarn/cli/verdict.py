@@ -106,8 +106,10 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
         ]
     serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
     firing = [alert for alert in serious if alert.state is AlertState.FIRING]
+    causes = {diagnosis.cause_of(alert) for alert in firing}
+    present = [alert for alert in serious if alert.state is AlertState.FIRING or alert.code in causes]
     if serious:
-        parts += [what_to_do(grouped(firing or serious)), Text()]
+        parts += [what_to_do(grouped(present or serious)), Text()]
     return Group(*parts)
 
 

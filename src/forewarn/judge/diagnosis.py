@@ -26,7 +26,7 @@ class Diagnosis:
     alerts: tuple[Alert, ...]
     """Every episode that fired, in order of firing."""
     ranked: tuple[Alert, ...]
-    """The same alerts, most important first; open alerts come before resolved ones."""
+    """The same alerts, most important first: a cause comes before its symptoms, resolved or not."""
     causes: Mapping[tuple[str, int], str]
     """For the code and first step of each symptom: the code of its root cause."""
     checklist: tuple[Check, ...]
@@ -48,7 +48,7 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """0 healthy, 1 warnings, 2 critical."""
-        return exit_code(self.alerts)
+        return exit_code(self.alerts, self.is_falling)
 
     @property
     def verdict(self) -> str:
@@ -86,7 +86,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
             window=rule_set.settings_of(ValidationPlateau).window,
         ),
         not_judged=not_judged,
-        is_falling=curve.is_falling,
+        is_falling=curve.is_falling if run.info.objective != "return" else None,
     )
 
 

@@ -32,6 +32,11 @@ _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(
 _NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")
 _SIZE = 8
 _DECLARED = "facts/"
+_GROUP = "group/"
+_HALF = "half."
+"""Parameters below a module of this name are in float16."""
+_UNTRAINED = "target."
+"""Parameters below a module of this name are in no optimizer group."""
 _HEALTHY = "healthy/"
 
 
@@ -47,6 +52,8 @@ class Example:
     hyperparameters: dict[str, float]
     healthy: dict[str, tuple[float, float]]
     """The declared healthy ranges, by metric."""
+    group: dict[str, float]
+    """The settings of the optimizer group."""
 
     @property
     def info(self) -> RunInfo:
@@ -54,7 +61,7 @@ class Example:
         scopes = dict.fromkeys(scope for _, scope in self.series if "." in scope)
         return RunInfo(
             parameters={scope: _parameter(scope) for scope in scopes}, hyperparameters=dict(self.hyperparameters),
-            metrics=dict(self.healthy),
+            metrics=dict(self.healthy), groups=(dict(self.group),) if self.group else (),
         )  # fmt: skip
 
     def steps(self) -> Iterator[tuple[int, list[Block]]]:
@@ -102,16 +109,19 @@ def parse(line: str, default_metric: str) -> Example:
         series[metric, scope] = tuple(value for word in words for value in _values(word, line))
     declared: dict[str, float] = {}
     healthy: dict[str, tuple[float, float]] = {}
+    group: dict[str, float] = {}
     readings: dict[tuple[str, str], tuple[float | None, ...]] = {}
     for (metric, scope), values in series.items():
         match values:
             case [float(value), *_] if metric.startswith(_DECLARED):
                 declared[metric.removeprefix(_DECLARED)] = value
+            case [float(value), *_] if metric.startswith(_GROUP):
+                group[metric.removeprefix(_GROUP)] = value
             case [float(low), float(high)] if metric.startswith(_HEALTHY):
                 healthy[metric.removeprefix(_HEALTHY)] = (low, high)
             case _:
                 readings[metric, scope] = values
-    return Example(kind == "fires", text.strip(), readings, declared, healthy)
+    return Example(kind == "fires", text.strip(), readings, declared, healthy, group)
 
 
 def _values(word: str, line: str) -> list[float | None]:
@@ -128,4 +138,5 @@ def _values(word: str, line: str) -> list[float | None]:
 def _parameter(scope: str) -> ParameterInfo:
     name = scope.rpartition(".")[2]
     shape = (_SIZE,) if name == "bias" else (_SIZE, _SIZE)
-    return ParameterInfo(shape, f"Linear.{name}", "float32", 0, True)
+    dtype = "float16" if scope.startswith(_HALF) else "float32"
+    return ParameterInfo(shape, f"Linear.{name}", dtype, None if scope.startswith(_UNTRAINED) else 0, True)

@@ -117,18 +117,25 @@ class Ledger:
             yield alert
 
     def ranked(self, alerts: Sequence[Alert]) -> tuple[Alert, ...]:
-        """Most important first: chains of cause and symptom by their worst member, the cause first in each chain."""
+        """Most important first: chains of cause and symptom by their worst open member, the cause first in each chain.
+
+        A cause stays first while a symptom of it is open, even if it is resolved itself: the run still suffers from it.
+        """
         episodes = self._episodes(alerts)
         chains = _chains(list(dict.fromkeys(episodes)), self._explained)
-        worst: dict[_Episode, Severity] = {}
-        for episode, (root, _) in chains.items():
-            worst[root] = max(worst.get(root, Severity.INFO), episode.severity)
+        weight: dict[_Episode, tuple[bool, Severity]] = {}
+        """By root cause: whether anything in its chain is open, and the worst severity of that, or else of all."""
+        for alert, episode in zip(alerts, episodes, strict=True):
+            root, _ = chains[episode]
+            open_then_worst = (alert.state is not AlertState.RESOLVED, alert.severity)
+            weight[root] = max(weight.get(root, open_then_worst), open_then_worst)
 
         def importance(index: int) -> tuple[Any, ...]:
             alert = alerts[index]
             root, depth = chains[episodes[index]]
+            is_open, worst = weight[root]
             return (
-                alert.state is AlertState.RESOLVED, -worst[root], root.since, root.code, depth, -alert.severity,
+                not is_open, -worst, root.since, root.code, depth, alert.state is AlertState.RESOLVED, -alert.severity,
                 alert.since, episodes[index].phase, alert.code, alert.scope,
             )  # fmt: skip
 
@@ -208,13 +215,17 @@ def _chains(
 
     A cause explains the symptom's code, began no later, and was not over when the symptom was first seen. If two appear
     at the same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of
-    its step non-finite, but such gradients affect the loss only in the next step. An episode that nothing explains may
+    its step non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the
+    one that began first is the cause. An episode that nothing explains may
     cause one in an earlier phase, as when weights were changed from outside. Information never causes a warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 
     def explains(cause: _Episode, symptom: _Episode) -> bool:
         return symptom.code in explained(cause.code) and not cause.severity is Severity.INFO < symptom.severity
+
+    def starts(episode: _Episode) -> tuple[int, Phase]:
+        return (episode.began, episode.phase)
 
     causes: dict[_Episode, _Episode | None] = {}
     begun = iter(in_order)
@@ -225,7 +236,11 @@ def _chains(
             open_then.append(upcoming)
             upcoming = next(begun, None)
         open_then = [cause for cause in open_then if symptom.since <= cause.until]
-        candidates = (cause for cause in open_then if explains(cause, symptom))
+        candidates = (
+            cause
+            for cause in open_then
+            if explains(cause, symptom) and not (explains(symptom, cause) and starts(symptom) < starts(cause))
+        )
         earlier = (cause for cause in candidates if cause.began < symptom.since or cause.phase <= symptom.phase)
         causes[symptom] = next(earlier, None)
     roots = {

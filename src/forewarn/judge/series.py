@@ -110,6 +110,10 @@ class Panel:
         end = len(self) - skip
         return nanmedian(self.values[max(0, end - window) : max(0, end)])
 
+    def longest_gap(self, newest: int) -> int:
+        """The longest time without a reading from the last of the earlier readings to the newest few."""
+        return int(np.diff(self.steps[-newest - 1 :]).max(initial=0))
+
     def count(self) -> NDArray[np.int64]:
         """The number of finite readings of each scope."""
         count: NDArray[np.int64] = np.isfinite(self.values).sum(axis=0)
@@ -237,6 +241,22 @@ def nanmedian(rows: NDArray[Any]) -> Floats:
     lower = clean[np.maximum(count - 1, 0) // 2, columns]
     upper = clean[np.minimum(count // 2, len(clean) - 1), columns]
     return np.where(count > 0, (lower + upper) / 2, np.nan)
+
+
+def usual_levels(steps: Steps, rows: NDArray[Any]) -> Floats:
+    """The level of each column over time: the median in which a reading counts for the steps since the one before.
+
+    The first steps of a run are read more often than later ones, and a plain median would be about them alone. NaN
+    where a column has no finite value.
+    """
+    weights = np.diff(steps, prepend=steps[0] - 1).astype(np.float64)
+    weighted = np.where(np.isfinite(rows), weights[:, None], 0.0)
+    clean = np.where(np.isfinite(rows), rows, np.inf).astype(np.float64)
+    order = np.argsort(clean, axis=0, kind="stable")
+    clean, weighted = np.take_along_axis(clean, order, 0), np.take_along_axis(weighted, order, 0)
+    passed = weighted.cumsum(axis=0)
+    levels: Floats = np.take_along_axis(clean, (passed >= passed[-1] / 2).argmax(axis=0)[None], 0)[0]
+    return np.where(passed[-1] > 0, levels, np.nan)
 
 
 class RollingMedian:

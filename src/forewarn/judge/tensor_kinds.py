@@ -50,6 +50,14 @@ def kinds(scopes: tuple[str, ...], info: RunInfo, at_least: int) -> Kinds:
     return _kinds(_Same(info), _Same(scopes), at_least)
 
 
+def copies(info: RunInfo) -> dict[str, str]:
+    """The tensors that nothing trains but that have a trained twin, by name: a target network beside its original.
+
+    Their names differ only in the name of one module, and every tensor of that module has a twin.
+    """
+    return _copies(_Same(info))
+
+
 class _Same(Generic[T]):
     """Run information or scopes compared by identity, because they never change and comparing values is slow."""
 
@@ -89,3 +97,25 @@ def _kinds(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]], at_least: int) 
             counts[index] = max(1, np.prod(parameter.shape, dtype=np.float64))
     enough = tuple(np.array(indices, np.intp) for indices in members.values() if len(indices) >= at_least)
     return Kinds(enough, np.sqrt(counts))
+
+
+@lru_cache(maxsize=16)
+def _copies(info: _Same[RunInfo]) -> dict[str, str]:
+    trained: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    idle: dict[str, list[str]] = {}
+    for name, parameter in info.value.parameters.items():
+        if parameter.trainable and parameter.group is not None:
+            trained.setdefault((_inner(name), parameter.shape), []).append(name)
+        else:
+            idle.setdefault(name.partition(".")[0], []).append(name)
+    twins: dict[str, str] = {}
+    for names in idle.values():
+        originals = [trained.get((_inner(name), info.value.parameters[name].shape), []) for name in names]
+        if all(originals):
+            twins |= {name: several[0] for name, several in zip(names, originals, strict=True)}
+    return twins
+
+
+def _inner(name: str) -> str:
+    """A name without its first module."""
+    return name.partition(".")[2]

@@ -102,9 +102,12 @@ def run_html(run: Run) -> str:
     except Exception:
         return f"<code>{_text(run_words(run))}</code>"
     alerts = [alert for tree in fired for group in (tree[0], *tree[1]) for alert in group.alerts]
-    code = exit_code(alerts)
+    is_falling = None
+    if run.info.objective != "return" and (loss := _loss(run)) is not None:
+        is_falling = LossCurve.of(*loss).is_falling
+    code = exit_code(alerts, is_falling)
     colour = (_GREEN, _COLOURS[Severity.WARNING], _COLOURS[Severity.CRITICAL])[code]
-    words = verdict(alerts, LossCurve.of(*loss).is_falling if (loss := _loss(run)) is not None else None)
+    words = verdict(alerts, is_falling)
     sign = INFORMATION if words == NOT_FALLING else (HEALTHY, WARNING, CRITICAL)[code]
     lines = [f"{_sign(f'{sign} {words}', colour)} <span style='{_DIM}'>{_text(title)}</span>", curve]
     for cause, symptoms in serious[:MOST_ALERTS]:

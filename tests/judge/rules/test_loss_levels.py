@@ -111,7 +111,8 @@ def test_bouncing_far_below_the_start_is_information_and_with_progress_nothing()
 
 
 def test_one_side_of_a_game_may_bounce():
-    run = Run("L106", info=RunInfo(optimizers=("Adam", "Adam")))
+    run = Run("L106")
+    run.feed({"update/separate_losses": 1.0})
     for step, value in enumerate(swinging):
         run.feed({"train/loss": value, **({"train/loss_level": 2.0} if step % 32 == 31 else {})})
     (alert,) = run.ledger.alerts

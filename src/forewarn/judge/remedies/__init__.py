@@ -16,6 +16,7 @@ from forewarn.judge.remedies.optimizer import (
     keep_in_float32,
     lower_beta2,
     lower_weight_decay,
+    raise_clip,
     raise_weight_decay,
 )
 from forewarn.judge.remedies.prescription import Numbers, Prescription, advise, current_lr, declared, for_cause
@@ -24,7 +25,7 @@ from forewarn.judge.remedies.step_size import decay_lr, lower_lr, plan_steps, ra
 __all__ = [
     "Numbers", "Prescription", "add_data", "add_parameters", "add_to_optimizer", "advise", "clip_gradient",
     "current_lr", "decay_lr", "declared", "deepen", "for_cause", "keep_in_float32", "lower_beta2", "lower_lr",
-    "lower_weight_decay", "plan_steps", "raise_dropout", "raise_lr", "raise_weight_decay", "restore_lr", "roll_back",
-    "set_lr", "shift_task_weight", "skip_batch", "snapshot", "stop", "stop_early", "train_longer", "warm_up", "widen",
-    "widen_range",
+    "lower_weight_decay", "plan_steps", "raise_clip", "raise_dropout", "raise_lr", "raise_weight_decay", "restore_lr",
+    "roll_back", "set_lr", "shift_task_weight", "skip_batch", "snapshot", "stop", "stop_early", "train_longer",
+    "warm_up", "widen", "widen_range",
 ]  # fmt: skip

@@ -32,6 +32,17 @@ def clip_gradient(why: str = "clipping limits the damage from one bad batch") ->
     return prescribe
 
 
+def raise_clip(why: str = "a limit near the usual norm cuts off only the outliers") -> Prescription:
+    """Clip at the run's usual gradient norm instead of far below it; None if no norm is known."""
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        usual = history.series("gradient/global_norm").median(_CLIP_WINDOW)
+        do = f"Raise the clipping norm to {figure(usual)}"
+        return Remedy("raise_clip", {"max_norm": usual}, why, do=do) if usual > 0 else None
+
+    return prescribe
+
+
 def lower_beta2(why: str = "Adam then adapts to larger gradients within tens of steps") -> Prescription:
     """Let Adam forget old gradients sooner; None if the optimizer has no β2 or a low one already."""
 

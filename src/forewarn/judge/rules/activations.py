@@ -11,7 +11,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
-from forewarn.judge.series import Bools, Floats, Panel, Series
+from forewarn.judge.series import Bools, Floats, Panel, Series, usual_levels
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, RunInfo, Severity
 
@@ -141,7 +141,7 @@ class ExplodingActivation(Settings):
     magnitude: float = between(3e4, 0.0)
     """Largest absolute output allowed, whatever the history: about half the maximum of float16."""
     factor: float = between(10.0, 1.0)
-    """Multiple of the median of earlier checks above which an output has exploded."""
+    """Multiple of its usual level, the median over the earlier steps, above which an output has exploded."""
     lasting_checks: int = between(2, 1, counts="readings")
     """Number of checks in a row above that multiple: a single batch may be an outlier."""
     least: float = between(100.0, 0.0)
@@ -149,13 +149,13 @@ class ExplodingActivation(Settings):
     minimum: int = between(8, 2, counts="readings")
     """Number of earlier checks needed before growth is judged."""
     growth: float = between(3.0, 1.0)
-    """Largest ratio of that median to the oldest value kept; above it, the layer is still settling."""
+    """Largest ratio of the last of the earlier checks to that median; above it, the layer is still settling."""
 
 
 @rule(
     "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
     when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "L102", "L103", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
+    explains=("L101", "L102", "L103", "L107", "L108", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
     settings=ExplodingActivation,
     message=(
         Message(
@@ -191,7 +191,8 @@ def exploding_activation(
     the order in which layers run.
 
     Logits that grow from 0.1 to 10 are a sign of learning. Growth below a magnitude of 100 is ignored. Above it, growth
-    counts only if the layer had settled and the growth lasts longer than one batch.
+    counts only if the layer had settled and the growth lasts longer than one batch. The time without a reading before
+    the growth must be no longer than the history: over a hundred steps, a cell state may grow tenfold bit by bit.
 
     Non-finite values are reported where they arise. A layer that produced them from its first reading on (a mask of
     -inf) is ignored while the loss is finite. So is a model whose very first layer has them: its input or its weights
@@ -246,13 +247,15 @@ def _risen(largest: Panel, settings: ExplodingActivation) -> tuple[Floats, Bools
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
     earlier, newest = largest.values[: -settings.lasting_checks], largest.values[-settings.lasting_checks :]
-    if len(earlier) < settings.minimum:
+    steps, gap = largest.steps[: -settings.lasting_checks], largest.longest_gap(settings.lasting_checks)
+    if len(earlier) < settings.minimum or steps[-1] - steps[0] < gap:
         return level, risen
     for index in np.flatnonzero((newest > settings.least).all(axis=0)):
-        column = earlier[np.isfinite(earlier[:, index]), index]
-        if len(column) >= settings.minimum:
-            level[index] = np.median(column)
-            settled = 0 < level[index] <= settings.growth * float(column[0])
+        finite = np.isfinite(earlier[:, index])
+        if np.count_nonzero(finite) >= settings.minimum:
+            column = earlier[finite, index]
+            level[index] = usual_levels(steps[finite], column[:, None])[0]
+            settled = column[-1] <= settings.growth * level[index] and level[index] > 0
             risen[index] = settled and (newest[:, index] > settings.factor * level[index]).all()
     return level, risen
 
@@ -350,7 +353,7 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
-    explains=("L102", "L103", "G102", "G104", "X103"),
+    explains=("L102", "L103", "L107", "L108", "G102", "G104", "X103"),
     message=Message("{scope} does not update its running statistics", "", "{state:words}"),
     remedies=(
         advise("call_train", "Call `model.train()` before the training step",

@@ -27,13 +27,17 @@ from forewarn.judge.remedies import (
     train_longer,
     widen,
 )
-from forewarn.judge.series import Floats, Panel, Series, aligned, trailing
+from forewarn.judge.series import Floats, Panel, Series, Steps, aligned, trailing
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, gap, improvement
 
 _LOSSES = ("evaluation/train_loss", "eval/loss")
 _SCALE = "train/loss_level"
 """Metric with the highest loss of the run, which tells whether a loss is near zero."""
+_STEPS = "train/loss"
+"""Metric read at every step, which tells how many steps an epoch has."""
+_EPOCH_STEPS = 32
+"""Number of epochs that count as one if each has a single step, as in training on the full batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class Overfitting(Settings):
 
 
 @rule(
-    "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104"),
+    "E101", "overfitting", reads=(*_LOSSES, _SCALE, _STEPS), when=_LOSSES[:1], keep=1, explains=("E103", "E104"),
     settings=Overfitting,
     message=Message(
         "Overfitting: only the training loss still improves",
@@ -59,7 +63,9 @@ class Overfitting(Settings):
     ),
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data()),
 )  # fmt: skip
-def overfitting(train: Series, validation: Series, level: Series, settings: Overfitting) -> Finding | None:
+def overfitting(
+    train: Series, validation: Series, level: Series, loss: Series, settings: Overfitting
+) -> Finding | None:
     """The training loss still falls while the much higher validation loss does not.
 
     ## Why is this bad?
@@ -72,7 +78,7 @@ def overfitting(train: Series, validation: Series, level: Series, settings: Over
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.4
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     """
-    epochs = _Epochs.of(train, validation)
+    epochs = _Epochs.of(train, validation, loss)
     if len(epochs) < 2 or _is_negligible(epochs.validation, level, settings.negligible_share):
         return None
     share = gap(epochs.train[-1], epochs.validation[-1])
@@ -105,7 +111,8 @@ class SlowImprovement(Settings):
 
 
 @rule(
-    "E102", "slow-improvement", reads=(*_LOSSES, _SCALE, "train/lr"), when=_LOSSES[:1], per_scope=True, keep=1,
+    "E102", "slow-improvement", reads=(*_LOSSES, _SCALE, "train/lr", _STEPS), when=_LOSSES[:1], per_scope=True,
+    keep=1,
     explains=("E103",),
     settings=SlowImprovement,
     message=Message(
@@ -119,7 +126,7 @@ class SlowImprovement(Settings):
     ),
 )  # fmt: skip
 def slow_improvement(
-    train: Panel, validation: Panel, level: Panel, lr: Panel, settings: SlowImprovement, info: RunInfo
+    train: Panel, validation: Panel, level: Panel, lr: Panel, loss: Panel, settings: SlowImprovement, info: RunInfo
 ) -> Finding | None:
     """Both losses stall soon after an epoch of large gains.
 
@@ -134,7 +141,7 @@ def slow_improvement(
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.7
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68 | train/lr{0} 1e-3x3 1e-4
     """
-    epochs = _Epochs.of(train.series(), validation.series())
+    epochs = _Epochs.of(train.series(), validation.series(), loss.series())
     if len(epochs) < 3 or _is_negligible(epochs.validation, level.series(), settings.negligible_share):
         return None
     *earlier, gained = epochs.improvements()
@@ -168,7 +175,8 @@ class ValidationPlateau(Settings):
 
 
 @rule(
-    "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr"), per_scope=True, keep=1,
+    "E103", "validation-plateau", reads=("eval/loss", "evaluation/epoch", _SCALE, "train/lr", _STEPS),
+    when=("eval/loss",), per_scope=True, keep=1,
     settings=ValidationPlateau,
     message=(
         Message(
@@ -186,13 +194,14 @@ class ValidationPlateau(Settings):
     ),
 )  # fmt: skip
 def validation_plateau(
-    validation: Panel, epoch: Panel, level: Panel, lr: Panel, settings: ValidationPlateau, info: RunInfo
+    validation: Panel, epoch: Panel, level: Panel, lr: Panel, loss: Panel, settings: ValidationPlateau, info: RunInfo
 ) -> Finding | None:
     """The validation loss has been flat for three epochs or 10,000 steps.
 
     ## Why is this bad?
     The run takes time and gains nothing. If the learning rate is still high, a lower one may help. Once it has decayed,
-    the run is finished, and a plateau is information only.
+    the run is finished, and a plateau is information only. If each epoch is a single step, as in training on the full
+    batch, 32 epochs count as one.
 
     ## Example
     fires: 3.0 2.0 2.0 2.01 | evaluation/epoch 1+1x4
@@ -208,7 +217,8 @@ def validation_plateau(
         return None
     severity = Severity.INFO if has_decayed(lr, settings.decayed_share, info) else Severity.WARNING
     ends, (at_ends, _) = aligned(losses, epoch.series())
-    by_epoch = [loss for loss in at_ends.tolist() if math.isfinite(loss)]
+    finite = np.isfinite(at_ends)
+    by_epoch = at_ends[finite][_apart(ends[finite], loss.series())].tolist()
     if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))
         return finding(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
@@ -283,7 +293,7 @@ class Underfitting(Settings):
 
 
 @rule(
-    "E105", "underfitting", reads=_LOSSES, keep=1,
+    "E105", "underfitting", reads=(*_LOSSES, _STEPS), when=_LOSSES[:1], keep=1,
     settings=Underfitting,
     message=Message(
         "Both losses fall slowly: the model may be too small",
@@ -294,7 +304,7 @@ class Underfitting(Settings):
         raise_lr(3.0, "if the model is large enough, the steps may be too small"),
     ),
 )  # fmt: skip
-def underfitting(train: Series, validation: Series, settings: Underfitting) -> Finding | None:
+def underfitting(train: Series, validation: Series, loss: Series, settings: Underfitting) -> Finding | None:
     """Both losses fall slowly and stay close together.
 
     ## Why is this bad?
@@ -306,7 +316,7 @@ def underfitting(train: Series, validation: Series, settings: Underfitting) -> F
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     quiet: 4.5 4.2 4.0 3.9 | eval/loss 5.6 5.4 5.2 5.1
     """
-    epochs = _Epochs.of(train, validation)
+    epochs = _Epochs.of(train, validation, loss)
     if len(epochs) < settings.epochs or not epochs.since_the_first:
         return None
     gains = [improvement(*pair) for pair in pairwise(epochs.train)]
@@ -328,14 +338,15 @@ class _Epochs:
     since_the_first: bool
 
     @classmethod
-    def of(cls, train: Series, validation: Series) -> _Epochs:
+    def of(cls, train: Series, validation: Series, loss: Series) -> _Epochs:
         """Empty unless the newest epoch has both losses: old readings are not judged again."""
         steps, pairs = aligned(train, validation)
         if not len(steps) or steps[-1] != train.at or train.at != validation.at:
             return cls([], [], False)
         if not np.isfinite(pairs[:, -1]).all():
             return cls([], [], False)
-        ours, theirs = pairs[:, np.isfinite(pairs).all(axis=0)]
+        finite = np.isfinite(pairs).all(axis=0)
+        ours, theirs = pairs[:, finite][:, _apart(steps[finite], loss)]
         return cls(ours.tolist(), theirs.tolist(), bool(steps[0] == train.steps[0]))
 
     def __len__(self) -> int:
@@ -344,6 +355,18 @@ class _Epochs:
     def improvements(self) -> list[float]:
         """Improvement of the validation loss from each epoch to the next."""
         return [improvement(*pair) for pair in pairwise(self.validation)]
+
+
+def _apart(ends: Steps, loss: Series) -> list[int]:
+    """The indices of the epochs to compare, up to the newest: at least 32 steps apart if each epoch is one step."""
+    counts = np.searchsorted(loss.steps, ends, side="right")
+    if not len(loss) or (np.diff(counts[-2:]) > 1).any():
+        return list(range(len(ends)))
+    kept = [len(ends) - 1] if len(ends) else []
+    for index in range(len(ends) - 2, -1, -1):
+        if counts[kept[-1]] - counts[index] >= _EPOCH_STEPS:
+            kept.append(index)
+    return kept[::-1]
 
 
 def _is_negligible(losses: Sequence[float] | Floats, level: Series, share: float) -> bool:

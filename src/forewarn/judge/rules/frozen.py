@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,8 +20,9 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
+from forewarn.judge.tensor_kinds import copies, is_matrix
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, FrozenCause, Severity
+from forewarn.types import Finding, FrozenCause, RunInfo, Severity
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
 _WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
@@ -80,7 +82,7 @@ class FrozenWeight(Settings):
     ),
 )  # fmt: skip
 def frozen_weight(
-    causes: Panel, ratios: Panel, loss: Panel, levels: Panel, settings: FrozenWeight
+    causes: Panel, ratios: Panel, loss: Panel, levels: Panel, settings: FrozenWeight, info: RunInfo
 ) -> Iterator[Finding]:
     """A trainable weight does not move.
 
@@ -92,7 +94,9 @@ def frozen_weight(
 
     Weights frozen before the run began are intended and not reported. A weight that is used only now and then, such as
     that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
-    almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn.
+    almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
+    alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
+    last bias of a WGAN critic or a bias before a normalization.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -105,14 +109,23 @@ def frozen_weight(
     solved = is_solved(loss, levels, settings.negligible_share)
     resting = idle_too_long(ratios.values <= settings.ratio, ratios.scopes)
     long_idle = {ratios.scopes[index] for index in np.flatnonzero(resting)}
+    is_a_matrix = is_matrix(causes.scopes, info)
+    learning = {_layer(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
+        if cause is FrozenCause.NOT_IN_OPTIMIZER and scope in copies(info):
+            continue
         if cause in _IDLE and scope in ratio_of and scope not in long_idle:
             continue
-        harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
+        cancels = cause in _WITHOUT_GRADIENT and not is_a_matrix[index] and _layer(scope) in learning
+        harmless = cause is FrozenCause.STEP_SKIPPED or cancels or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
         yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+
+
+def _layer(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,20 +208,72 @@ def optimizer_not_stepping(
                "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
-def parameter_not_in_optimizer(causes: Panel) -> Iterator[Finding]:
+def parameter_not_in_optimizer(causes: Panel, info: RunInfo) -> Iterator[Finding]:
     """A trainable parameter is not in any optimizer group.
 
     ## Why is this bad?
     It gets gradients but never moves. It was added to the model after the optimizer was made, or left out by a filter
     over names. Or another tensor replaced it when the model was moved or tied. `optimizer.zero_grad()` does not clear
-    its gradient either, so the gradient keeps growing.
+    its gradient either, so the gradient keeps growing. A copy of trained weights, such as a target network, is not
+    reported: `stale-copy` is about those.
 
     ## Example
     fires: update/frozen_cause{head.weight} 2
     quiet: update/frozen_cause{head.weight} 0 1 5
     """
     for index in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
-        yield finding(Severity.WARNING, causes.last[index], NO_BOUND, causes.scopes[index])
+        if causes.scopes[index] not in copies(info):
+            yield finding(Severity.WARNING, causes.last[index], NO_BOUND, causes.scopes[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MostlyFrozen(Settings):
+    """When `mostly-frozen` fires."""
+
+    share: float = between(0.5, 0.0, 1.0)
+    """Fraction of all weights that must be frozen on purpose."""
+
+
+@rule(
+    "U114", "mostly-frozen", reads=("monitor/frozen_count", "update/frozen_cause"),
+    when=("monitor/frozen_count",), per_scope=True, keep=1000,
+    settings=MostlyFrozen,
+    message=Message(
+        "{value:%} of the model is frozen",
+        "trained weights {num_trained} · all {num_weights} · frozen tensors {num_tensors}",
+        "`requires_grad` was off before the run",
+    ),
+    remedies=(
+        advise("unfreeze", "If this is not intended, call `model.requires_grad_(True)` before the optimizer is made",
+               "a frozen weight keeps its initial value"),
+    ),
+)  # fmt: skip
+def mostly_frozen(count: Panel, causes: Panel, settings: MostlyFrozen, info: RunInfo) -> Finding | None:
+    """Most of the model was frozen before the run.
+
+    ## Why is this bad?
+    It is information only: adapters and fine-tuned heads train a small part of a model on purpose. If the rest is
+    frozen by mistake, it stays at its random start, nothing fails, and the loss falls less far.
+
+    ## Example
+    fires: 0 | update/frozen_cause{body.weight} 1 | update/frozen_cause{head.bias} 0
+    quiet: 0 | update/frozen_cause{body.weight} 0 | update/frozen_cause{head.bias} 1
+    """
+    frozen = causes.last == FrozenCause.ON_PURPOSE.value
+    if causes.at != count.at or math.isnan(count.series().last) or not frozen.any():
+        return None
+    sizes = np.array([
+        np.prod(info.parameters[scope].shape, dtype=np.float64) if scope in info.parameters else 0.0
+        for scope in causes.scopes
+    ])  # fmt: skip
+    sizes[[scope in copies(info) for scope in causes.scopes]] = 0.0
+    share = float(sizes[frozen].sum() / max(1.0, sizes.sum()))
+    if not share >= settings.share:
+        return None
+    return finding(
+        Severity.INFO, share, settings.share, num_tensors=int(np.count_nonzero(frozen & (sizes > 0))),
+        num_trained=sizes[~frozen].sum(), num_weights=sizes.sum(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,3 +282,4 @@ class FrozenThresholds(Settings):
 
     frozen_weight: FrozenWeight = FrozenWeight()
     optimizer_not_stepping: OptimizerNotStepping = OptimizerNotStepping()
+    mostly_frozen: MostlyFrozen = MostlyFrozen()

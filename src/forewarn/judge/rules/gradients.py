@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
+from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
     lower_beta2,
     lower_lr,
+    raise_clip,
     raise_lr,
     roll_back,
     skip_batch,
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Panel, Series, median
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import matrices
 from forewarn.settings import Settings, between
@@ -105,15 +107,21 @@ class ExplodingGradient(Settings):
     """When `exploding-gradient` fires."""
 
     warning: float = between(100.0, 0.0)
-    """Global gradient norm, before clipping, above which to warn."""
+    """Global gradient norm, before clipping, above which to warn, per unit of a loss above 1."""
     critical: float = between(1000.0, 0.0)
-    """Global gradient norm, before clipping, that is critical."""
+    """Global gradient norm, before clipping, that is critical, per unit of a loss above 1."""
+    factor: float = between(10.0, 1.0)
+    """Multiple of the run's usual norm, once it has one, that the norm must exceed as well."""
+    minimum: int = between(32, 2, counts="readings")
+    """Number of norms that make a usual norm."""
 
 
 @rule(
-    "G102", "exploding-gradient", reads=("gradient/global_norm", "gradient/norm"), per_scope=True, keep=50,
+    "G102", "exploding-gradient",
+    reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level"),
+    when=("gradient/global_norm",), per_scope=True, keep=50,
     gate=lambda settings, _info: lambda _step, norm: not norm <= settings.warning,
-    explains=("L101", "L102", "G101", "U102", "U104", "M102", "M103"),
+    explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
         Message(
@@ -128,29 +136,53 @@ class ExplodingGradient(Settings):
                "with a sum in place of a mean, the gradient grows with the size of the batch"),
     ),
 )  # fmt: skip
-def exploding_gradient(norm: Panel, tensors: Panel, settings: ExplodingGradient) -> Finding | None:
+def exploding_gradient(
+    norm: Panel, tensors: Panel, loss: Panel, levels: Panel, settings: ExplodingGradient
+) -> Finding | None:
     """The global gradient norm, before clipping, is very large.
 
     ## Why is this bad?
     Without clipping, such a step throws the weights far away. With clipping, only the direction of the gradient is
     left, and the largest tensor alone decides it. A healthy norm is between 0.1 and 10 for most models with a mean
-    loss. A loss that is a sum over the batch has larger norms by nature: raise the limits then.
+    loss.
+
+    A loss that is a sum over the batch has larger norms by nature. So the limits grow with the best level of a loss
+    above 1, and a norm that is usual for the run does not fire.
 
     ## Example
     fires: 1.0x20 150.0
     fires: 1.0x20 150.0 | gradient/norm{layer.weight} 0.5x20 140.0
     quiet: 1.0x20 90.0
+    quiet: 150.0x20 | train/loss 1000.0x20
+    quiet: 20.0x40 150.0
     """
     whole = norm.series()
     if not settings.warning < whole.last < math.inf:
         return None
-    severity = Severity.CRITICAL if whole.last > settings.critical else Severity.WARNING
-    bound = settings.critical if severity is Severity.CRITICAL else settings.warning
+    scale = max(1.0, _loss_scale(loss.series(), levels.series()))
+    usual = settings.factor * whole.median(len(whole), skip=1) if len(whole) > settings.minimum else 0.0
+    warning, critical = max(settings.warning * scale, usual), max(settings.critical * scale, usual)
+    if not whole.last > warning:
+        return None
+    severity = Severity.CRITICAL if whole.last > critical else Severity.WARNING
+    bound = critical if severity is Severity.CRITICAL else warning
     evidence: dict[str, float | str] = {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
         evidence = {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
     return finding(severity, whole.last, bound, "", **evidence)
+
+
+def _loss_scale(loss: Series, levels: Series) -> float:
+    """The size of the loss when it is at its best, or its usual size if it changes sign; 0 if it is unknown.
+
+    A loss that explodes with its gradients must not raise its own limit.
+    """
+    losses = np.concatenate([levels.finite(), loss.finite()])
+    if not len(losses):
+        return 0.0
+    one_sided = losses.min() > 0 or losses.max() < 0
+    return float(np.abs(losses).min() if one_sided else np.median(np.abs(losses)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +253,7 @@ class GradientSpike(Spike):
 
     floor: float = between(math.log(2.0), 0.0)
     lasting_steps: int = between(3, 1, counts="steps")
-    """Number of steps in a row that make a spike a warning; a single one is information."""
+    """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
     learning: float = between(0.1, 0.0, 1.0)
@@ -232,7 +264,7 @@ class GradientSpike(Spike):
 
 @rule(
     "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
-    explains=("L102", "G102", "U102", "U104"),
+    explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
         "The gradient norm is {ratio}× its usual level",
@@ -270,9 +302,9 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     ratio, lasting = deviation.ratio, norm.steps_of(deviation.lasting)
     clipped_ratio = min(ratio, clip.last / deviation.level) if clip.at == norm.at else ratio
     tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
-    severe = tall or lasting >= settings.lasting_steps
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
+    severe = tall or (lasting >= settings.lasting_steps and not now < before)
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
     severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
@@ -323,7 +355,7 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
-    explains=("L101", "L102", "L103", "G102", "G104", "U102", "U104", "W102"),
+    explains=("L101", "L102", "L103", "L107", "L108", "G102", "G104", "U102", "U104", "W102"),
     message=Message(
         "Gradients pile up: `zero_grad()` is missing",
         "leftover gradient norm {value} · expected {bound} · gradient norm {global_norm}",
@@ -353,6 +385,67 @@ def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
     return finding(Severity.WARNING, residual.last, 0.0, global_norm=norm.last)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipTooTight(Settings):
+    """When `clip-too-tight` fires."""
+
+    kept: float = between(0.01, 0.0, 1.0)
+    """Fraction of its norm that a gradient keeps, below which almost all of it is lost."""
+    often: float = between(0.9, 0.0, 1.0)
+    """Fraction of the recent steps on which that must happen."""
+    readings: int = between(64, 8, counts="readings")
+    """Number of recent steps."""
+    learning: float = between(0.5, 0.0, 1.0)
+    """Fall of the loss, as a fraction of the first loss, from which it is information only."""
+    epsilons: float = between(100.0, 0.0)
+    """Multiple of the optimizer's epsilon below which clipped gradients are too small for Adam and its kin."""
+
+
+@rule(
+    "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip"), keep=128,
+    explains=("L104", "L105", "G103", "G105", "G106", "U103", "E102", "E103", "E105", "E106"),
+    settings=ClipTooTight,
+    message=Message(
+        "Clipping removes almost all of every gradient",
+        "kept {value:%} of the norm · limit {bound:%} · clipped to {clip} · usual norm {usual}",
+    ),
+    remedies=(
+        raise_clip(),
+        raise_lr(10.0, "if the limit is meant, the steps are too small for it"),
+    ),
+)  # fmt: skip
+def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipTooTight, info: RunInfo) -> Finding | None:
+    """Clipping cuts almost every gradient down to a small part of its norm.
+
+    ## Why is this bad?
+    With plain SGD the step is as small as the clipped gradient, and the run crawls. Clipping is meant for outliers: a
+    limit near the usual norm. Adam and its kin divide the gradient by its size, so a tight limit alone does no harm.
+    There it is information, unless the clipped gradients come close to the epsilon of the optimizer. It is information
+    too if the loss has halved all the same.
+
+    ## Example
+    fires: 2.3 _x62 2.3 | gradient/global_norm 5.0x64 | train/clip 0.0001x64
+    quiet: 2.3 _x62 2.3 | gradient/global_norm 5.0x64 | train/clip 1.0x64
+    """
+    recent = norm.values[-settings.readings :]
+    if len(recent) < settings.readings or clip.at != norm.at or not clip.last > 0 or math.isnan(levels.last):
+        return None
+    tight = recent * np.float32(settings.kept) > clip.last
+    if not tight.mean() >= settings.often:
+        return None
+    usual = median(recent)
+    epsilon = max((group.get("eps", 0.0) for group in info.groups), default=0.0)
+    near_epsilon = clip.last < settings.epsilons * epsilon * math.sqrt(max(1, info.num_parameters))
+    losses = levels.finite()
+    learns = len(losses) > 1 and losses[-1] < (1 - settings.learning) * losses[0]
+    plain = steps_grow_with_gradients(info) or not info.optimizers
+    severity = Severity.WARNING if (plain or near_epsilon) and not learns else Severity.INFO
+    return finding(
+        severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual,
+        lasting_steps=norm.steps_of(settings.readings),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradientThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
@@ -360,3 +453,4 @@ class GradientThresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    clip_too_tight: ClipTooTight = ClipTooTight()

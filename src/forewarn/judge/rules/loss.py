@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import declared_peak, rates
+from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -85,7 +87,8 @@ class LossSpike(Spike):
 
 
 @rule(
-    "L102", "loss-spike", reads=("train/loss", "train/loss_level"), keep=50,
+    "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
+    keep=50,
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
@@ -100,7 +103,7 @@ class LossSpike(Spike):
     ),
     remedies=(skip_batch(), lower_lr(0.5), clip_gradient(), lower_beta2(), roll_back()),
 )  # fmt: skip
-def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
+def loss_spike(loss: Series, levels: Series, separate: Series, settings: LossSpike, info: RunInfo) -> Finding | None:
     """The training loss is far above its recent level.
 
     ## Why is this bad?
@@ -110,7 +113,8 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
     factors at levels too small to matter; that is only information.
 
     Ratios mean nothing for a loss that can be negative, such as a log-likelihood or an ELBO. There, the spread of the
-    recent losses decides what a spike is, and the height is measured against what the run has gained so far.
+    recent losses decides what a spike is, and the height is measured against what the run has gained so far. A loss
+    that is not the objective, as in reinforcement learning or a GAN, has no level: its spikes are only information.
 
     ## Example
     fires: 2.0+0.001x150 9.0 9.0
@@ -120,7 +124,16 @@ def loss_spike(loss: Series, levels: Series, settings: LossSpike) -> Finding | N
     quiet: 3.0-0.05x150 -4.1 -4.0 -4.1
     """
     if np.fmin.reduce(loss.values[-settings.window :], initial=0.0) < 0:
-        return _spike_by_spread(loss, levels, settings)
+        spike = _spike_by_spread(loss, levels, settings)
+    else:
+        spike = _spike_by_ratio(loss, levels, settings)
+    if spike is not None and not is_objective(loss, separate, info):
+        return dataclasses.replace(spike, severity=Severity.INFO)
+    return spike
+
+
+def _spike_by_ratio(loss: Series, levels: Series, settings: LossSpike) -> Finding | None:
+    """A spike of a positive loss: far above its usual level on a log scale."""
     deviation = loss.deviation(settings)
     if not deviation.outlier:
         return None
@@ -189,7 +202,8 @@ class LossDivergence(Settings):
 
 
 @rule(
-    "L103", "loss-divergence", reads=("train/loss", "train/lr"), per_scope=True, hold=16, keep=100,
+    "L103", "loss-divergence", reads=("train/loss", "train/lr", "update/separate_losses"), when=("train/loss",),
+    per_scope=True, hold=16, keep=100,
     explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(
@@ -198,7 +212,7 @@ class LossDivergence(Settings):
     ),
     remedies=(lower_lr(0.5), roll_back(), clip_gradient(), warm_up(), snapshot(), stop()),
 )  # fmt: skip
-def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunInfo) -> Finding | None:
+def loss_divergence(loss: Panel, lr: Panel, separate: Panel, settings: LossDivergence, info: RunInfo) -> Finding | None:
     """The training loss is well above its best level and keeps rising.
 
     ## Why is this bad?
@@ -207,7 +221,8 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
 
     To rule out noise and single jumps, the loss must rise over two windows in a row and within the newest one. Most of
     the newest window must also lie above most of the best earlier one. Earlier levels count only if the learning rate
-    was comparable. So a restart of the schedule, which gives up some of the loss on purpose, does not fire.
+    was comparable. So a restart of the schedule, which gives up some of the loss on purpose, does not fire. If the loss
+    is not the objective, as in reinforcement learning or a GAN, this is only information.
 
     ## Example
     fires: 2.0x200 2.0+0.02x150
@@ -218,7 +233,8 @@ def loss_divergence(loss: Panel, lr: Panel, settings: LossDivergence, info: RunI
     for window in (settings.window, settings.slow_window):
         diverging = _divergence(readings, lr, window, settings, info)
         if diverging is not None:
-            return diverging
+            is_meant = is_objective(readings, separate.series(), info)
+            return diverging if is_meant else dataclasses.replace(diverging, severity=Severity.INFO)
     return None
 
 
@@ -250,7 +266,7 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
         return None
     blocks = values[len(values) % window : -window].reshape(-1, window)
     steps = loss.steps[len(values) % window : -window].reshape(-1, window)
-    levels = np.where(_comparable(lr, steps, loss.at, settings.comparable_lr, info), nanmedian(blocks.T), np.nan)
+    levels = np.where(comparable(lr, steps, loss.at, settings.comparable_lr, info), nanmedian(blocks.T), np.nan)
     if np.isnan(levels).all():
         return None
     best_window = int(np.nanargmin(levels))
@@ -266,7 +282,7 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     )  # fmt: skip
 
 
-def _comparable(lr: Panel, windows: Steps, step: int, share: float, info: RunInfo) -> Bools:
+def comparable(lr: Panel, windows: Steps, step: int, share: float, info: RunInfo) -> Bools:
     """For each window of steps: whether the lr in it and in the previous one was at least `share` of the current lr.
 
     If the current lr is above all earlier ones, every level counts.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
+from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
@@ -56,7 +57,8 @@ class LossPlateau(Settings):
 
 
 @rule(
-    "L104", "loss-plateau", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
+    "L104", "loss-plateau", reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses"),
+    when=("train/loss_level",), per_scope=True, hold=2, keep=256,
     settings=LossPlateau,
     message=Message(
         "The training loss has stopped falling",
@@ -68,7 +70,9 @@ class LossPlateau(Settings):
         advise("stop", "Stop the run if this loss is good enough", "more steps are unlikely to lower it"),
     ),
 )  # fmt: skip
-def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) -> Finding | None:
+def loss_plateau(
+    level: Panel, lr: Panel, loss: Panel, separate: Panel, settings: LossPlateau, info: RunInfo
+) -> Finding | None:
     """The training loss has not fallen for half of the run.
 
     ## Why is this bad?
@@ -79,7 +83,7 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     The rule fits a Theil–Sen slope to the medians of 32 steps over the second half. It fires only if even the steepest
     slope that the noise allows is too small. So a noisy loss that may be improving does not fire. Neither does a loss
     near zero, a run whose learning rate is still rising, or one whose learning rate has decayed. A loss that never fell
-    is reported by `loss-not-starting` instead.
+    is reported by `loss-not-starting` instead. A loss that is not the objective need not fall.
 
     ## Example
     fires: 5.0 4.0-0.1x20 2.0x30 | train/lr{0} 1e-3x51
@@ -90,6 +94,8 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
     steps, levels = _finite(level.series())
     begin = len(levels) // 2
     if len(levels) - begin < settings.levels or has_decayed(lr, settings.decayed_share, info):
+        return None
+    if not is_objective(loss.series(), separate.series(), info):
         return None
     recent, since = levels[begin:], steps[begin:]
     now = float(np.median(recent[-settings.levels // 2 :]))
@@ -111,8 +117,9 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
 
 
 @rule(
-    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr"), per_scope=True, hold=2, keep=256,
-    explains=("L104", "E102", "E103", "E105", "E106"),
+    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses"),
+    when=("train/loss_level",), per_scope=True, hold=2, keep=256,
+    explains=("L104", "L106", "G103", "G107", "U103", "A104", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
     message=Message(
         "The training loss has barely moved since the start",
@@ -126,7 +133,9 @@ def loss_plateau(level: Panel, lr: Panel, settings: LossPlateau, info: RunInfo) 
                "a model cannot learn from shuffled labels"),
     ),
 )  # fmt: skip
-def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting) -> Finding | None:
+def loss_not_starting(
+    level: Panel, lr: Panel, loss: Panel, separate: Panel, settings: LossNotStarting, info: RunInfo
+) -> Finding | None:
     """The training loss has barely moved from its first value.
 
     ## Why is this bad?
@@ -135,7 +144,7 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting) -> Fin
     report. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
-    10% of the first loss.
+    10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
 
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
@@ -144,6 +153,8 @@ def loss_not_starting(level: Panel, lr: Panel, settings: LossNotStarting) -> Fin
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
     if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
+        return None
+    if not is_objective(loss.series(), separate.series(), info):
         return None
     return _not_started(level.series(), settings)
 
@@ -189,8 +200,8 @@ class LossBouncing(Settings):
 
 
 @rule(
-    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr"), when=("train/loss_level",),
-    per_scope=True, hold=2, keep=128,
+    "L106", "loss-bouncing", reads=("train/loss", "train/loss_level", "train/lr", "update/separate_losses"),
+    when=("train/loss_level",), per_scope=True, hold=2, keep=128,
     explains=("L102", "L104", "G104", "E102", "E103", "E104"),
     settings=LossBouncing,
     message=Message(
@@ -203,7 +214,9 @@ class LossBouncing(Settings):
                factor=2),
     ),
 )  # fmt: skip
-def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, info: RunInfo) -> Finding | None:
+def loss_bouncing(
+    loss: Panel, level: Panel, lr: Panel, separate: Panel, settings: LossBouncing, info: RunInfo
+) -> Finding | None:
     """The training loss goes up and down by more than batch noise and makes no progress.
 
     ## Why is this bad?
@@ -211,8 +224,8 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
     noise is independent from step to step. A loss that bounces keeps its direction, or reverses it every time.
 
     A loss that still makes progress does not fire, nor does one near zero. Far below the first loss it is only
-    information, since unshuffled data looks the same. With several optimizers it is information too: the loss may be
-    one side of a game, as in a GAN.
+    information, since unshuffled data looks the same. So is the bouncing of a loss that is not the objective, as in
+    reinforcement learning or a GAN.
 
     ## Example
     fires: 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 3.0x32 2.0x32 | train/loss_level 2.0x288
@@ -233,7 +246,7 @@ def loss_bouncing(loss: Panel, level: Panel, lr: Panel, settings: LossBouncing, 
         return None
     if abs(correlation) < settings.correlation:
         return None
-    harmless = later < settings.warning_share * highest or len(info.optimizers) > 1
+    harmless = later < settings.warning_share * highest or not is_objective(readings, separate.series(), info)
     severity = Severity.INFO if harmless else Severity.WARNING
     return finding(
         severity, spread, settings.spread * later, level=later, correlation=correlation, lasting_steps=settings.steps

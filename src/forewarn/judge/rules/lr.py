@@ -73,7 +73,7 @@ class LrJumpOnResume(Settings):
 
 @rule(
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
-    explains=("L102", "U104", "U107"),
+    explains=("L102", "L103", "L107", "L108", "U104", "U107"),
     settings=LrJumpOnResume,
     message=Message(
         "The learning rate changed on resume",

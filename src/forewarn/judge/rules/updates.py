@@ -51,7 +51,8 @@ class UpdateRatioHigh(Settings):
     "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
-        "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U103", "W101", "W102", "W104",
+        "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
+        "G111", "U101", "U103", "W101", "W102", "W104",
         "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     settings=UpdateRatioHigh,
@@ -212,8 +213,8 @@ class UpdateRatioJump(Settings):
     reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
     explains=(
-        "L101", "L102", "L103", "G101", "G102", "G103", "G104", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
-        "G106", "G110", "G111",
+        "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
+        "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
         "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     settings=UpdateRatioJump,

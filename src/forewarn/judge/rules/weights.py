@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.optimizers import decays_apart, setting_of, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -19,8 +20,9 @@ from forewarn.judge.remedies import (
     snapshot,
     stop,
 )
-from forewarn.judge.series import Panel, median
-from forewarn.judge.tensor_kinds import kinds, matrices
+from forewarn.judge.rules.loss import is_solved
+from forewarn.judge.series import Panel, median, usual_levels
+from forewarn.judge.tensor_kinds import copies, is_matrix, kinds, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -61,7 +63,7 @@ class WeightNormSpike(Settings):
     """When `weight-norm-spike` fires."""
 
     factor: float = between(10.0, 1.0)
-    """Times the median of the earlier norms."""
+    """Times its usual level, the median over the earlier steps."""
     minimum: int = between(8, 2, counts="readings")
     """Minimum number of earlier measured steps before the rule can fire."""
     growth: float = between(2.0, 1.0)
@@ -71,8 +73,8 @@ class WeightNormSpike(Settings):
 @rule(
     "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
     explains=(
-        "L101", "L102", "L103", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106", "A107", "A108",
-        "M102", "M103",
+        "L101", "L102", "L103", "L107", "L108", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106",
+        "A107", "A108", "M102", "M103",
     ),
     settings=WeightNormSpike,
     message=Message(
@@ -93,7 +95,8 @@ def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> 
     ## Why is this bad?
     Weights grow slowly in a healthy run. A tensor whose norm rises tenfold has lost what it had learned, and its
     outputs may soon overflow. A tensor that starts at zero grows by large factors too, so it does not fire until its
-    growth has slowed down.
+    growth has slowed down. Nor does growth over a time without readings that is longer than the history: a head that
+    starts small may grow tenfold within a hundred steps.
 
     ## Example
     fires: weight/norm{layer.weight} 5.0+0.01x20 80.0
@@ -101,17 +104,16 @@ def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> 
     quiet: weight/norm{layer.weight} 0.0+0.01x10 1.0 2.0 3.0
     """
     earlier, last = norm.values[:-1], norm.last
-    if len(earlier) < settings.minimum:
+    steps = norm.steps[:-1]
+    if len(earlier) < settings.minimum or steps[-1] - steps[0] < norm.longest_gap(1):
         return
-    # `last > factor · median` is the same as: at least half of the earlier ones lie below `last / factor`
     least = last / np.float32(settings.factor)
-    likely = list(matrices(np.fmin.reduce(earlier) < least, norm.scopes, info))
-    below = np.count_nonzero(earlier[:, likely] < least[likely], axis=0) if likely else np.empty(0, np.intp)
-    for index in itertools.compress(likely, 2 * below >= len(earlier)):
-        column = earlier[np.isfinite(earlier[:, index]), index]
+    for index in matrices(np.fmin.reduce(earlier) < least, norm.scopes, info):
+        finite = np.isfinite(earlier[:, index])
+        column = earlier[finite, index]
         if len(column) < settings.minimum:
             continue
-        level = float(np.median(column))
+        level = float(usual_levels(steps[finite], column[:, None])[0])
         if 0 < level <= settings.growth * column[0] and last[index] > settings.factor * level:
             ratio = float(last[index]) / level
             bound = settings.factor * level
@@ -234,6 +236,138 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, i
             )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightDecayDominates(Settings):
+    """When `weight-decay-dominates` fires."""
+
+    share: float = between(0.5, 0.0)
+    """Decay per step, as a fraction of the whole update, from which the decay outweighs the gradient."""
+    decay: float = between(1e-3, 0.0)
+    """Minimum decay per step, as a fraction of the weight; a slower decay takes more than a thousand steps to act."""
+    part: float = between(0.5, 0.0, 1.0)
+    """Fraction of the matrices with weight decay for which that must hold."""
+    learned: float = between(0.5, 0.0, 1.0)
+    """Fraction of the first loss below which it does not fire: in a minimum, decay and gradient balance."""
+
+
+@rule(
+    "W106", "weight-decay-dominates",
+    reads=(
+        "monitor/update_ratio_median", "update/ratio", "weight/norm", "gradient/norm", "train/lr", "train/loss",
+        "train/loss_level",
+    ),
+    when=("monitor/update_ratio_median",), per_scope=True, hold=3, keep=100,
+    explains=(
+        "L103", "L104", "L105", "L107", "L108", "G103", "G105", "G106", "G107", "U102", "U103", "U104", "W103", "W104",
+        "A101", "A104", "E102", "E103", "E105", "E106",
+    ),
+    settings=WeightDecayDominates,
+    message=Message(
+        "Weight decay outweighs the gradient",
+        "share of the update {value:%} · limit {bound:%} · decay per step {decay:%} · weight decay {weight_decay}",
+    ),
+    remedies=(
+        lower_weight_decay(0.01, "the weights shrink faster than they learn"),
+        advise("exempt_from_decay", "Exclude biases and normalization weights from weight decay",
+               "decay has no use for them"),
+    ),
+)  # fmt: skip
+def weight_decay_dominates(
+    typical: Panel, ratios: Panel, norm: Panel, gradient: Panel, lr: Panel, loss: Panel, levels: Panel,
+    settings: WeightDecayDominates, info: RunInfo,
+) -> Finding | None:  # fmt: skip
+    """Weight decay moves the weights more than the gradient does.
+
+    ## Why is this bad?
+    Every step pulls the weights towards zero faster than the loss can teach them anything. It looks like a learning
+    rate that is too high, because the updates are large, but a lower one does not help. Common values are 1e-4 to 0.1;
+    a weight decay of 1 is far too high for most runs.
+
+    The decay of a step is lr × weight decay, with momentum several times that. If the decay is part of the gradient and
+    the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. A
+    loss that has already halved does not fire: in a minimum the two balance.
+
+    ## Example
+    fires: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 1.0
+    quiet: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 0.001
+    """
+    if ratios.at != typical.at or math.isnan(typical.series().last):
+        return None
+    decays = np.array([setting_of(scope, "weight_decay", info) for scope in ratios.scopes])
+    decayed = is_matrix(ratios.scopes, info) & (decays > 0) & (ratios.last > 0)
+    if not decayed.any() or is_solved(loss, levels, settings.learned):
+        return None
+    rate = float(np.fmax.reduce(lr.last, initial=np.nan)) if len(lr) else np.nan
+    moved = ratios.last.astype(np.float64)
+    momentum = max((group.get("momentum", 0.0) for group in info.groups), default=0.0)
+    decay = rate * decays / (1 - momentum if momentum < 1 else 1)
+    if not (steps_grow_with_gradients(info) or decays_apart(info) or not info.optimizers):
+        if norm.scopes != ratios.scopes or gradient.scopes != ratios.scopes:
+            return None
+        pull = decays * norm.last
+        decay = moved * pull / (pull + gradient.last)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = decay / moved
+    dominated = decayed & (shares >= settings.share) & (decay >= settings.decay)
+    if np.count_nonzero(dominated) < settings.part * np.count_nonzero(decayed):
+        return None
+    return finding(
+        Severity.WARNING, min(1.0, median(shares[dominated])), settings.share, decay=median(decay[dominated]),
+        weight_decay=float(decays[dominated].max()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleCopy(Settings):
+    """When `stale-copy` fires."""
+
+    steps: int = between(500, 1, counts="steps")
+    """Number of steps for which a copy must not have changed."""
+    change: float = between(0.01, 0.0)
+    """Change of the norm of a trained matrix, as a fraction, from which it has moved on."""
+
+
+@rule(
+    "W107", "stale-copy", reads=("weight/norm",), per_scope=True, keep=200, explains=("L103", "L106", "L107"),
+    settings=StaleCopy,
+    message=Message(
+        "{scope} is a copy that is never updated",
+        "unchanged for {value} steps · limit {bound} · copy of {original}, which has changed by {moved:%}",
+    ),
+    remedies=(
+        advise("update_copy", "Copy the trained weights into {scope} every few hundred steps, or average them in",
+               "a target network that stays at its start gives targets from a random model", scope_is="parameter"),
+        advise("leave_out_copy", "If the copy is meant to stay, watch only the model that is trained",
+               "a reference model need not be watched"),
+    ),
+)  # fmt: skip
+def stale_copy(norm: Panel, settings: StaleCopy, info: RunInfo) -> Finding | None:
+    """A copy of the trained weights, such as a target network, has stayed at its start.
+
+    ## Why is this bad?
+    Targets that come from a copy improve only as the copy does. A target network that is never updated keeps giving the
+    values of a random model, and the loss falls all the same. A copy is a part of the model that nothing trains, whose
+    tensors all have a trained twin of the same name and shape.
+
+    ## Example
+    fires: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.0
+    quiet: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.2
+    """
+    if not len(norm) or norm.at - int(norm.steps[0]) < settings.steps:
+        return None
+    position = {scope: index for index, scope in enumerate(norm.scopes)}
+    for copy, original in copies(info).items():
+        ours, theirs = norm.values[:, position[copy]], norm.values[:, position[original]]
+        recent = norm.steps >= norm.at - settings.steps
+        moved = abs(float(theirs[-1]) / float(theirs[recent][0]) - 1) if theirs[recent][0] > 0 else 0.0
+        if len(info.parameters[copy].shape) >= 2 and np.ptp(ours[recent]) == 0 and moved > settings.change:
+            return finding(
+                Severity.WARNING, norm.at - int(norm.steps[recent][0]), settings.steps, copy, original=original,
+                moved=moved,
+            )  # fmt: skip
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
@@ -241,3 +375,5 @@ class WeightThresholds(Settings):
     weight_norm_spike: WeightNormSpike = WeightNormSpike()
     weight_norms_apart: WeightNormsApart = WeightNormsApart()
     weight_shrinking: WeightShrinking = WeightShrinking()
+    weight_decay_dominates: WeightDecayDominates = WeightDecayDominates()
+    stale_copy: StaleCopy = StaleCopy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ _FRAMES_SEARCHED = 24
 
 _UPDATES_SEARCHED = 3
 """Number of first optimizer steps that are searched for an undeclared gradient scaler."""
+
+_GRADIENTS_COMPARED = 4
+"""Number of gradients per optimizer that are compared; a backward pass changes all of them."""
 
 _RESTING_STEPS = 100
 """Number of steps that an optimizer may skip before it counts as idle: one of several may step less often."""
@@ -67,6 +71,9 @@ class SteppingProbe(Probe):
         """Per optimizer: calls of `monitor.step` since its last step; -1 if it never stepped."""
         self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
         self._updates = 0
+        self._gradients: dict[int, list[tuple[int, int]]] = {}
+        """Per optimizer: its gradients when another one stepped in this step."""
+        self._separate = False
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if self._scaler is None and self._updates < _UPDATES_SEARCHED and (scaler := calling_scaler()) is not None:
@@ -75,10 +82,21 @@ class SteppingProbe(Probe):
         self._updates += 1
         self._steps += 1
         self._idle[index] = 0
+        if step.measured and len(self._optimizers) > 1 and not closure:
+            self._compare_gradients(index)
         if isinstance(overflow := getattr(optimizer, "found_inf", None), Tensor):
             self._found.append(overflow.detach().clone().reshape(()))
 
+    def _compare_gradients(self, index: int) -> None:
+        """Find out whether a backward pass came between another optimizer's step and this one."""
+        before = self._gradients.get(index)
+        self._separate |= before is not None and before != _gradients_of(self._optimizers[index])
+        for other, optimizer in enumerate(self._optimizers):
+            if other != index:
+                self._gradients.setdefault(other, _gradients_of(optimizer))
+
     def collect(self, step: Step) -> Pending:
+        separate, self._separate, self._gradients = self._separate, False, {}
         steps, self._steps = self._steps, 0
         resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
         self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
@@ -98,6 +116,8 @@ class SteppingProbe(Probe):
             skipped = overflow or (steps == 0 and fell)
             step.provide(Stepping(steps > 0 and not skipped, skipped, resting))
             yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
+            if step.measured and len(self._optimizers) > 1:
+                yield Reading("update/separate_losses", ONE, separate)
             if scale is not None or overflows:
                 yield Reading("update/skipped", ONE, skipped)
 
@@ -121,6 +141,13 @@ class SteppingProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._last_scale = float(state["last_scale"])
+
+
+def _gradients_of(optimizer: Optimizer) -> list[tuple[int, int]]:
+    """What tells an optimizer's first gradients from others: a backward pass replaces them or changes their version."""
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    gradients = (parameter.grad for parameter in itertools.islice(parameters, _GRADIENTS_COMPARED))
+    return [(id(gradient), -1 if gradient is None else gradient._version) for gradient in gradients]
 
 
 def calling_scaler() -> Any:

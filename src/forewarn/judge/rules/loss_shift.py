@@ -1,0 +1,238 @@
+"""Rules about a training loss that has left its level for good: upwards, past its start, or below any limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from forewarn.judge.headlines import Message
+from forewarn.judge.objective import is_game, is_objective
+from forewarn.judge.registry import finding, rule
+from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
+from forewarn.judge.rules.loss import comparable
+from forewarn.judge.series import Floats, Panel, Series
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, RunInfo, Severity
+
+_LEVEL_LOSSES = 32
+"""Number of losses whose median is one level."""
+_LOWER_QUARTILE = 0.25
+"""Most losses lie above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossShift(Settings):
+    """When `loss-shift` fires."""
+
+    lost: float = between(0.25, 0.0, 1.0)
+    """Fraction of the run's gain, from its highest to its best level, that the loss must have given up."""
+    rise: float = between(0.2, 0.0)
+    """Fraction of its best level by which the loss must have risen as well."""
+    critical: float = between(0.9, 0.0)
+    """Fraction of the gain that is critical: almost nothing of it is left."""
+    comparable_lr: float = between(0.5, 0.0, 1.0)
+    """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
+    window: int = between(96, 32, counts="readings")
+    """Number of recent losses in which the step of the rise is looked for."""
+
+
+@rule(
+    "L107", "loss-shift", reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses"),
+    when=("train/loss_level",), per_scope=True, keep=256,
+    explains=("L102", "L103", "L106", "G102", "G104", "U102", "U104", "E104"),
+    settings=LossShift,
+    message=Message(
+        "The training loss has risen to a new level",
+        "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
+        "it rose around step {rose_at}",
+    ),
+    remedies=(
+        advise("inspect_data", "Check what changed in the data around step {step}",
+               "labels that no longer belong to their inputs, or another source of data, lift the loss at once"),
+        roll_back(),
+        lower_lr(0.3, "if the data is the same, the steps have become too large"),
+        snapshot(),
+    ),
+)  # fmt: skip
+def loss_shift(
+    levels: Panel, loss: Panel, lr: Panel, separate: Panel, settings: LossShift, info: RunInfo
+) -> Finding | None:
+    """The training loss has risen well above its best level and stays there.
+
+    ## Why is this bad?
+    The run has lost part of what it had gained. It is not a spike, which comes back, and need not be a trend: most
+    often something changed from one step to the next. The labels or their order, the source of the data, the mode of a
+    layer and the learning rate are the usual suspects.
+
+    The newest median of 32 losses is compared with the best earlier one, whatever the shape of the rise. Earlier levels
+    count only if the learning rate was comparable. Most of the newest losses must lie above the best level. If the loss
+    is not the objective, as in reinforcement learning or a GAN, this is only information.
+
+    ## Example
+    fires: 5.0 3.0 2.0 1.5 1.2 2.5 | train/loss 2.5x32
+    quiet: 5.0 3.0 2.0 1.5 1.2 1.4 | train/loss 1.4x32
+    quiet: 5.0 3.0 1.0 0.01 0.02 | train/loss 0.02x32
+    """
+    level = levels.series()
+    is_finite = np.isfinite(level.values)
+    medians, steps = level.values[is_finite].astype(np.float64), level.steps[is_finite]
+    if len(medians) < 3 or not math.isfinite(level.last):
+        return None
+    earlier = np.where(comparable(lr, steps[:-1, None], level.at, settings.comparable_lr, info), medians[:-1], np.nan)
+    if np.isnan(earlier).all():
+        return None
+    now, best, gain = float(medians[-1]), float(np.nanmin(earlier)), float(medians.max() - np.nanmin(earlier))
+    bound = best + max(settings.lost * gain, settings.rise * abs(best))
+    if not now > bound:
+        return None
+    recent = loss.series().finite(settings.window)
+    if not np.quantile(recent[-_LEVEL_LOSSES:], _LOWER_QUARTILE) > best:
+        return None
+    lost = (now - best) / gain
+    severity = Severity.CRITICAL if lost >= settings.critical and gain > settings.rise * abs(best) else Severity.WARNING
+    if not is_objective(loss.series(), separate.series(), info):
+        severity = Severity.INFO
+    lasting = loss.series().steps_of(len(recent) - _onset(np.clip(recent, best, now)))
+    return finding(
+        severity, now, bound, best=best, lost=min(lost, 1.0), lasting_steps=lasting, rose_at=loss.at - lasting + 1
+    )
+
+
+def _onset(values: Floats) -> int:
+    """The index that best splits the values into a low and a high part, by least squares."""
+    counts = np.arange(1, len(values))
+    before = np.cumsum(values)[:-1]
+    between_parts = (before / counts - (values.sum() - before) / (len(values) - counts)) ** 2
+    explained = between_parts * counts * (len(values) - counts)
+    return int(np.argmax(explained)) + 1 if len(explained) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossAboveStart(Settings):
+    """When `loss-above-start` fires."""
+
+    factor: float = between(3.0, 1.0)
+    """Multiple of the first losses above which the loss is far above its start."""
+    game_factor: float = between(10.0, 1.0)
+    """The same in a game such as a GAN, where a loss of several times its start is common."""
+    readings: int = between(8, 1, counts="readings")
+    """Number of recent losses whose median is compared."""
+    first: int = between(3, 1, counts="readings")
+    """Number of first losses; the highest of them is the start."""
+
+
+@rule(
+    "L108", "loss-above-start", reads=("train/loss", "train/loss_level", "update/separate_losses"),
+    when=("train/loss",), keep=100,
+    explains=("L101", "L102", "L103", "L106", "L107", "G102", "G104", "A104", "A108"),
+    settings=LossAboveStart,
+    message=Message(
+        "The training loss is {ratio}× as high as at the start",
+        "loss {value} · limit {bound} · first loss {start}",
+    ),
+    remedies=(
+        lower_lr(0.1, "the model is far worse than its initial weights: the steps are much too large"),
+        warm_up(), roll_back(),
+    ),
+)  # fmt: skip
+def loss_above_start(
+    loss: Series, levels: Series, separate: Series, settings: LossAboveStart, info: RunInfo
+) -> Finding | None:
+    """The training loss is several times as high as at the start of the run.
+
+    ## Why is this bad?
+    The model is far worse than its random initial weights. No healthy run gets there, so the rule needs no history: it
+    fires within a few steps. The learning rate is much too high, in a GAN that of one of the two sides.
+
+    In a game the loss must be ten times as high, and it is then a warning. In reinforcement learning a loss that grows
+    is only information: it grows with the values.
+
+    ## Example
+    fires: 2.0x4 30.0x8 | train/loss_level 2.0
+    quiet: 2.0x4 5.0x8 | train/loss_level 2.0
+    quiet: 2.0x4 30.0x3 2.0x8 | train/loss_level 2.0
+    """
+    if len(loss) < settings.readings or not len(levels) or levels.steps[0] > 0:
+        return None
+    start = float(levels.values[0])
+    if not 0 < start * settings.factor < loss.last:
+        return None
+    if loss.steps[0] == 0:
+        start = max(start, float(loss.finite(None)[: settings.first].max(initial=start)))
+    is_meant, in_game = is_objective(loss, separate, info), is_game(separate, info)
+    bound = start * (settings.game_factor if in_game else settings.factor)
+    now = loss.median(settings.readings)
+    if not now > bound:
+        return None
+    severity = Severity.INFO if not (is_meant or in_game) else Severity.WARNING
+    if is_meant and now > start * settings.game_factor:
+        severity = Severity.CRITICAL
+    return finding(severity, now, bound, start=start, ratio=now / start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossWithoutFloor(Settings):
+    """When `loss-without-floor` fires."""
+
+    factor: float = between(2.0, 0.0)
+    """Multiple of the first loss that a loss below zero must exceed in size."""
+    levels: int = between(6, 4, counts="readings")
+    """Minimum number of loss levels; one level is the median of 32 steps."""
+
+
+@rule(
+    "L109", "loss-without-floor", reads=("train/loss_level", "train/loss", "update/separate_losses"),
+    when=("train/loss_level",), per_scope=True, keep=256,
+    explains=(
+        "L101", "L102", "G101", "G102", "G104", "G105", "G106", "G107", "U102", "U104", "W102", "A101", "A103", "A104",
+        "A106", "A107", "A108",
+    ),
+    settings=LossWithoutFloor,
+    message=Message(
+        "The loss falls faster and faster below zero",
+        "loss {value} · limit {bound} · first loss {first} · below zero for {lasting_steps} steps",
+    ),
+    remedies=(
+        advise("check_sign", "Check the sign of every term of the loss",
+               "a term that is subtracted instead of added, or a loss that is maximized, has no lowest value"),
+        roll_back(), snapshot(),
+    ),
+)  # fmt: skip
+def loss_without_floor(
+    levels: Panel, loss: Panel, separate: Panel, settings: LossWithoutFloor, info: RunInfo
+) -> Finding | None:
+    """The training loss falls below zero, faster and faster.
+
+    ## Why is this bad?
+    A loss that can always be lowered further teaches nothing: the optimizer found a direction without an end. Usually
+    a term has the wrong sign, such as a KL divergence that is subtracted, or the whole loss does. A log-likelihood may
+    be negative too, but its fall slows down, and it does not fire.
+
+    ## Example
+    fires: 2.0 1.9 1.0 -1.0 -5.0 -12.0 -30.0
+    quiet: 2.0 1.0 -1.0 -3.0 -4.5 -5.0 -5.2
+    """
+    level = levels.series()
+    medians = level.finite()
+    if len(medians) < settings.levels or level.steps[0] > 0 or not medians[-1] == level.last < 0 < medians[0]:
+        return None
+    bound = -settings.factor * float(medians[0])
+    third = len(medians) // 3
+    earlier, later = medians[-2 * third - 1] - medians[-third - 1], medians[-third - 1] - medians[-1]
+    if not (medians[-1] < bound and medians[-1] == medians.min() and later > earlier):
+        return None
+    above = np.flatnonzero(level.values >= 0)
+    lasting = level.at - int(level.steps[above[-1]])
+    severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
+    return finding(severity, medians[-1], bound, first=float(medians[0]), lasting_steps=lasting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossShiftThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    loss_shift: LossShift = LossShift()
+    loss_above_start: LossAboveStart = LossAboveStart()
+    loss_without_floor: LossWithoutFloor = LossWithoutFloor()
