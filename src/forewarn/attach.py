@@ -31,6 +31,7 @@ from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import Probe
 from forewarn.measure.probes.activations import ActivationProbe
 from forewarn.measure.probes.attention import AttentionProbe
+from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
 from forewarn.measure.probes.gain import GainProbe
 from forewarn.measure.probes.gradients import GradientProbe
@@ -290,6 +291,7 @@ def _probes(
         GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
         UpdateProbe(parameter_index, sample_size=measure.sample_size),
         WeightProbe(parameter_index, reader),
+        BatchProbe(parameter_index.called),
         SpeedProbe(stopwatch),
         SystemProbe(),
         UserProbe(),

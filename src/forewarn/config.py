@@ -22,6 +22,7 @@ from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
+from forewarn.judge.rules.batch import BatchThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
 from forewarn.judge.rules.epsilon import EpsilonThresholds
 from forewarn.judge.rules.evaluation import EvaluationThresholds
@@ -54,7 +55,7 @@ class Thresholds(
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, WeightThresholds,
     LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds,
-    LossShiftThresholds, LossLevelThresholds, LossThresholds,
+    LossShiftThresholds, LossLevelThresholds, LossThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 

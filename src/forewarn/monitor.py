@@ -30,6 +30,7 @@ from forewarn.judge.rules import family_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
 from forewarn.measure.probe import ONE, Array, Probe, Reading
+from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
 from forewarn.measure.probes.gradients import GradientProbe
 from forewarn.measure.probes.loss import LossProbe, as_scalar
@@ -235,6 +236,20 @@ class Monitor:
             gradients = self._probes["gradients"]
             assert isinstance(gradients, GradientProbe)
             self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+        except Exception as error:
+            self._failed(error)
+
+    def batch(self, inputs: Any, targets: Any = None) -> None:
+        """Report the batch of this step, if the model's arguments do not show it; call it before `monitor.step`.
+
+        It is read on measured steps only. Integer targets are taken for classes.
+        """
+        if self._closed or not self._loop.measured:
+            return
+        try:
+            probe = self._probes["batch"]
+            assert isinstance(probe, BatchProbe)
+            self._loop.guard(probe, probe.give, inputs, targets)
         except Exception as error:
             self._failed(error)
 

@@ -8,12 +8,13 @@ from enum import Enum, IntEnum
 class Phase(IntEnum):
     """The phases of a training step, in order. Of two alerts at one step, the earlier phase is the cause."""
 
-    FORWARD = 0
-    LOSS = 1
-    BACKWARD = 2
-    UPDATE = 3
-    WEIGHTS = 4
-    REST = 5
+    DATA = 0
+    FORWARD = 1
+    LOSS = 2
+    BACKWARD = 3
+    UPDATE = 4
+    WEIGHTS = 5
+    REST = 6
     """Not part of a training step."""
 
 
@@ -25,6 +26,7 @@ class Family(Enum):
     UPDATES = "U", "updates", Phase.UPDATE
     WEIGHTS = "W", "weights", Phase.WEIGHTS
     ACTIVATIONS = "A", "activations and attention", Phase.FORWARD
+    DATA = "D", "data", Phase.DATA
     EVALUATION = "E", "evaluation", Phase.REST
     TASKS = "T", "tasks", Phase.LOSS
     METRICS = "M", "metrics of your own", Phase.REST

@@ -73,6 +73,7 @@ class ForwardPass:
 
     def _begin(self, probe: Probe) -> None:
         probe.forward_begins()
+        probe.inputs_given(*self._given)
         for tap in probe.module_taps():
             if self._part is not None and id(tap.module) not in self._part:
                 continue

@@ -96,6 +96,9 @@ class Probe:
     def forward_begins(self) -> None:
         """Called before the model, or a part of it that the loop calls, runs in training mode on a measured step."""
 
+    def inputs_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called next, with the arguments of that forward pass."""
+
     def module_taps(self) -> Sequence[ModuleTap]:
         """The modules to observe during that forward pass."""
         return ()

@@ -4,6 +4,7 @@ import pytest
 
 from forewarn.types import FrozenCause, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
+from tests.real_runs import Breakable
 
 KNOWN = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
 
@@ -93,3 +94,21 @@ def test_a_forgotten_step_is_seen_with_a_scaler_too():
     for skipped in (1.0, 0.0, 0.0, 0.0):
         run.feed({"update/optimizer_steps": 0.0, "update/skipped": skipped})
     assert run.ledger.firing
+
+
+def test_a_bias_that_cancels_in_the_loss_is_information():
+    run = Run("U101", info=KNOWN)
+    zero = {"a.weight": FrozenCause.MOVING, "a.bias": FrozenCause.ZERO_GRADIENT}
+    for _ in range(4):
+        run.feed({"update/frozen_cause": zero, "update/ratio": {"a.weight": 0.01, "a.bias": 0.0}})
+    assert [(alert.scope, alert.severity) for alert in run.ledger.alerts] == [("a.bias", Severity.INFO)]
+
+
+def all_but_the_last_layer_frozen(run):
+    it = Breakable(run)
+    it.model.requires_grad_(False)
+    it.linears()[-1].requires_grad_(True)
+    return it.train(60)
+
+
+FAULTS = {"U114": all_but_the_last_layer_frozen}

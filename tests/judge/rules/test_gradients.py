@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from forewarn.types import AlertState, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
+from tests.real_runs import Breakable
 
 LAYERS = ("first.weight", "second.weight", "last.weight")
 KNOWN = info(*LAYERS, vectors=["first.bias"])
@@ -188,3 +190,54 @@ def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
         run.feed({"gradient/global_norm": float(value), "train/loss": float(loss) + shift})
     run.feed({"gradient/global_norm": 500.0, "train/loss": -1.0 + shift})
     assert run.ledger.firing[0].severity is Severity.WARNING
+
+
+def test_a_summed_loss_has_gradients_of_its_own_size():
+    run = Run("G102")
+    for step in range(60):
+        run.feed({"train/loss": 1e4, "gradient/global_norm": 3e3, **({"train/loss_level": 1e4} if not step else {})})
+    assert run.ledger.alerts == ()
+
+
+def test_a_loss_that_explodes_with_its_gradients_does_not_raise_the_limit():
+    run = Run("G102")
+    for step in range(60):
+        run.feed({"train/loss": 2.0 * 1.2**step, "gradient/global_norm": 1.2**step})
+    assert run.loud()
+
+
+def test_a_norm_that_is_usual_for_the_run_has_not_exploded():
+    assert Run("G102").series("gradient/global_norm", [60.0 + step for step in range(100)]).ledger.alerts == ()
+
+
+def clipped_fed(clip, optimizers=("SGD",), losses=(2.3, 2.3, 2.3), groups=({"lr": 0.1},)):
+    known = RunInfo(optimizers=optimizers, groups=groups, num_parameters=10_000)
+    run = Run("G112", info=known)
+    for step in range(96):
+        level = {"train/loss_level": losses[(step + 1) // 32 - 1]} if step % 32 == 31 else {}
+        run.feed({"gradient/global_norm": 5.0, "train/clip": clip, **level})
+    return [alert.severity for alert in run.ledger.alerts]
+
+
+def test_clipping_that_is_always_active_is_not_too_tight():
+    assert clipped_fed(1.0) == []
+    assert clipped_fed(1e-4) == [Severity.WARNING]
+
+
+def test_a_tight_limit_alone_does_no_harm_to_adam():
+    assert clipped_fed(1e-3, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.INFO]
+    assert clipped_fed(1e-5, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.WARNING]
+
+
+def test_a_tight_limit_is_information_where_the_loss_halves_all_the_same():
+    assert clipped_fed(1e-4, losses=(2.3, 1.1, 0.8)) == [Severity.INFO]
+
+
+def a_limit_of_almost_zero(run):
+    it = Breakable(run)
+    it.optimizer = torch.optim.SGD(it.model.parameters(), lr=0.05, momentum=0.9)
+    it.clip = 1e-4
+    return it.train(100)
+
+
+FAULTS = {"G112": a_limit_of_almost_zero}

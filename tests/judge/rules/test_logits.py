@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from torch import nn
 
+from forewarn.lab.networks import MLP
 from forewarn.types import Severity
 from tests.judge.rules.runs import Run
+from tests.real_runs import Breakable
 
 
 def alerts(values):
@@ -32,3 +35,15 @@ def test_a_scale_that_a_model_was_made_for_is_quiet():
 def test_logits_beyond_all_precision_are_critical():
     (alert,) = alerts([5.5] * 4 + [-2e4] * 3)
     assert alert.severity is Severity.CRITICAL
+
+
+def softmax_in_the_model(run):
+    return Breakable(run, nn.Sequential(MLP([16, 64, 5]), nn.Softmax(-1))).train(60)
+
+
+def test_log_probabilities_are_no_second_softmax(tmp_path):
+    model = nn.Sequential(MLP([16, 64, 5]), nn.LogSoftmax(-1))
+    assert Breakable(tmp_path / "run", model).train(30).alerts == ()
+
+
+FAULTS = {"A110": softmax_in_the_model}

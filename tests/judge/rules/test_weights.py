@@ -1,10 +1,16 @@
 """Rules about the weights."""
 
+import copy
+import dataclasses
+
 import numpy as np
 import pytest
+from torch import nn
 
+from forewarn.lab.networks import MLP
 from forewarn.types import Severity
 from tests.judge.rules.runs import Run, info
+from tests.real_runs import Breakable
 
 KNOWN = info("a.weight", "b.weight", "c.weight", vectors=["a.bias"])
 
@@ -87,3 +93,70 @@ def test_a_weight_that_fades_away_is_named():
     (alert,) = run.ledger.alerts
     assert alert.finding.evidence["began_at"] == pytest.approx(5.0, rel=0.01)
     assert 1100 < alert.since < 1400, "it has lost nine tenths after 1151 steps"
+
+
+def test_a_head_that_grows_bit_by_bit_between_two_readings_has_not_jumped():
+    run = train({"a.weight": lambda step: 0.014 + 0.0015 * step}, codes=("W102",), steps=400)
+    assert run.ledger.alerts == ()
+
+
+def decay_fed(decay, optimizer="SGD", gradient=0.1, losses=(2.0, 2.0), **group):
+    known = dataclasses.replace(KNOWN, optimizers=(optimizer,), groups=({"weight_decay": decay, **group},))
+    run = Run("W106", info=known)
+    for step in range(8):
+        run.feed({
+            "train/loss": losses[step // 4], "train/lr": {"0": 0.01}, "weight/norm": {"a.weight": 5.0},
+            "gradient/norm": {"a.weight": gradient}, "update/ratio": {"a.weight": 0.02},
+            "monitor/update_ratio_median": 0.02,
+        })  # fmt: skip
+    return run.ledger.alerts
+
+
+def test_decay_is_compared_with_the_whole_update_and_momentum_multiplies_it():
+    (alert,) = decay_fed(1.0)  # 0.01 of each weight per step, of an update of 0.02
+    assert (alert.finding.value, alert.finding.evidence["decay"]) == pytest.approx((0.5, 0.01))
+    assert decay_fed(0.5) == ()
+    assert decay_fed(0.1, momentum=0.9)
+
+
+def test_decay_that_adam_divides_is_compared_with_the_gradient():
+    assert decay_fed(0.1, "Adam")  # 0.1 × 5.0 against a gradient of 0.1
+    assert decay_fed(0.001, "Adam") == ()
+
+
+def test_decay_and_gradient_balance_in_a_minimum():
+    assert decay_fed(0.1, "Adam", losses=(2.0, 0.1)) != ()
+    run = decay_fed(0.01, "Adam", losses=(2.0, 0.1), gradient=0.2)
+    assert run == ()
+
+
+def decay_of_thirty(run):
+    return Breakable(run, weight_decay=30.0).train(60)
+
+
+class WithTarget(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online = MLP([16, 32, 5])
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, inputs):
+        return self.online(inputs)
+
+
+def with_target(run, follow):
+    it = Breakable(run, WithTarget(), parameters=lambda model: model.online.parameters())
+
+    def update(step):
+        if follow and step % 50 == 0:
+            it.model.target.load_state_dict(it.model.online.state_dict())
+
+    it.after_update = update
+    return it.train(400)
+
+
+def test_a_target_network_that_follows_is_no_stale_copy(tmp_path):
+    assert [alert.code for alert in with_target(tmp_path / "run", follow=True).alerts] == []
+
+
+FAULTS = {"W106": decay_of_thirty, "W107": lambda run: with_target(run, follow=False)}

@@ -36,8 +36,8 @@ class EpsilonTooLarge(Settings):
 
 @rule(
     "U112", "epsilon-too-large",
-    reads=("monitor/grad_median", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
-    when=("monitor/grad_median",), per_scope=True, hold=3, keep=100,
+    reads=("monitor/vanishing_count", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
+    when=("monitor/vanishing_count",), per_scope=True, hold=3, keep=100,
     explains=("L104", "L105", "U101", "U103", "E102", "E103", "E105", "E106"),
     settings=EpsilonTooLarge,
     message=Message(
@@ -61,8 +61,8 @@ def epsilon_too_large(
     The default of 1e-8 never does that. In reinforcement learning, where large epsilons are common, it is information.
 
     ## Example
-    fires: 0.01x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1.0
-    quiet: 0.01x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1e-8
+    fires: 0x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1.0
+    quiet: 0x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1e-8
     """
     if gradient.at != typical.at or math.isnan(typical.series().last):
         return None

@@ -12,8 +12,8 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Series
-from forewarn.settings import Settings
-from forewarn.types import Finding
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,49 @@ def output_logit_drift(log_z: Series, settings: OutputLogitDrift) -> Finding | N
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubleSoftmax(Settings):
+    """When `double-softmax` fires."""
+
+    share: float = between(0.99, 0.0, 1.0)
+    """Fraction of the output's rows that must be probabilities already."""
+
+
+@rule(
+    "A110", "double-softmax", reads=("activation/probability_rows",), hold=3, keep=200,
+    explains=("L104", "L105", "G103", "G107", "U103", "A102", "E102", "E103", "E105", "E106"),
+    settings=DoubleSoftmax,
+    message=Message(
+        "The loss applies softmax to probabilities",
+        "rows that sum to 1 already {value:%} · limit {bound:%}",
+        "the model's output has been through a softmax, and the loss applies another",
+    ),
+    remedies=(
+        advise("remove_softmax", "Return the logits: remove the softmax at the end of the model",
+               "`cross_entropy` applies log-softmax itself"),
+        advise("use_nll_loss", "Or take the logarithm of the probabilities and use `nll_loss`",
+               "it expects log-probabilities"),
+    ),
+)  # fmt: skip
+def double_softmax(probabilities: Series, settings: DoubleSoftmax) -> Finding | None:
+    """The output of the model is probabilities, and the loss applies softmax to them.
+
+    ## Why is this bad?
+    A softmax of values between 0 and 1 is almost flat: even a perfect answer among ten classes gets a probability of
+    0.23, and the loss cannot fall below 1.46. The gradient is small, and the model learns slowly. Nothing fails.
+
+    ## Example
+    fires: 1.0x3
+    quiet: 0.0x3
+    """
+    if not probabilities.last >= settings.share:
+        return None
+    return finding(Severity.WARNING, probabilities.last, settings.share)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogitThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
 
     output_logit_drift: OutputLogitDrift = OutputLogitDrift()
+    double_softmax: DoubleSoftmax = DoubleSoftmax()

@@ -34,7 +34,7 @@ class LossNotStarting(Settings):
     """Minimum fall from the first loss, as a fraction of it: a smaller one may only fit the scale of the output."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
-    levels: int = between(12, 4, counts="readings")
+    levels: int = between(8, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
     settled_steps: int = between(256, 1, counts="steps")
     """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""

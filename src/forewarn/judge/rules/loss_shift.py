@@ -12,7 +12,7 @@ from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
-from forewarn.judge.series import Floats, Panel, Series
+from forewarn.judge.series import Panel, Series
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -34,8 +34,6 @@ class LossShift(Settings):
     """Fraction of the gain that is critical: almost nothing of it is left."""
     comparable_lr: float = between(0.5, 0.0, 1.0)
     """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
-    window: int = between(96, 32, counts="readings")
-    """Number of recent losses in which the step of the rise is looked for."""
 
 
 @rule(
@@ -87,26 +85,31 @@ def loss_shift(
     bound = best + max(settings.lost * gain, settings.rise * abs(best))
     if not now > bound:
         return None
-    recent = loss.series().finite(settings.window)
-    if not np.quantile(recent[-_LEVEL_LOSSES:], _LOWER_QUARTILE) > best:
+    if not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical and gain > settings.rise * abs(best) else Severity.WARNING
     if not is_objective(loss.series(), separate.series(), info):
         severity = Severity.INFO
-    lasting = loss.series().steps_of(len(recent) - _onset(np.clip(recent, best, now)))
+    last_low = int(steps[:-1][medians[:-1] <= (best + now) / 2][-1])
+    rose_at = _onset(loss.series(), last_low, best, now)
     return finding(
-        severity, now, bound, best=best, lost=min(lost, 1.0), lasting_steps=lasting, rose_at=loss.at - lasting + 1
+        severity, now, bound, best=best, lost=min(lost, 1.0), lasting_steps=level.at - rose_at + 1, rose_at=rose_at
     )
 
 
-def _onset(values: Floats) -> int:
-    """The index that best splits the values into a low and a high part, by least squares."""
+def _onset(loss: Series, last_low: int, low: float, high: float) -> int:
+    """The step that best splits the losses around the last low level into a low and a high part, by least squares."""
+    span = round(_LEVEL_LOSSES * loss.cadence)
+    around = (np.abs(loss.steps - last_low) <= span) & np.isfinite(loss.values)
+    values = np.clip(loss.values[around].astype(np.float64), low, high)
+    if len(values) < 2:
+        return last_low + 1
     counts = np.arange(1, len(values))
     before = np.cumsum(values)[:-1]
-    between_parts = (before / counts - (values.sum() - before) / (len(values) - counts)) ** 2
-    explained = between_parts * counts * (len(values) - counts)
-    return int(np.argmax(explained)) + 1 if len(explained) else 0
+    apart = before / counts - (values.sum() - before) / (len(values) - counts)
+    split = int(np.argmax(apart**2 * counts * (len(values) - counts))) + 1
+    return int(loss.steps[around][split])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ class LossAboveStart(Settings):
     settings=LossAboveStart,
     message=Message(
         "The training loss is {ratio}× as high as at the start",
-        "loss {value} · limit {bound} · first loss {start}",
+        "loss {value} · limit {bound} · first loss {start} · above it for {lasting_steps} steps",
     ),
     remedies=(
         lower_lr(0.1, "the model is far worse than its initial weights: the steps are much too large"),
@@ -169,7 +172,9 @@ def loss_above_start(
     severity = Severity.INFO if not (is_meant or in_game) else Severity.WARNING
     if is_meant and now > start * settings.game_factor:
         severity = Severity.CRITICAL
-    return finding(severity, now, bound, start=start, ratio=now / start)
+    low = loss.steps[loss.values <= start]
+    lasting = loss.at - int(low[-1] if len(low) else loss.steps[0])
+    return finding(severity, now, bound, start=start, ratio=now / start, lasting_steps=lasting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

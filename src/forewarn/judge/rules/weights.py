@@ -321,7 +321,7 @@ def weight_decay_dominates(
 class StaleCopy(Settings):
     """When `stale-copy` fires."""
 
-    steps: int = between(500, 1, counts="steps")
+    steps: int = between(300, 1, counts="steps")
     """Number of steps for which a copy must not have changed."""
     change: float = between(0.01, 0.0)
     """Change of the norm of a trained matrix, as a fraction, from which it has moved on."""
@@ -353,18 +353,17 @@ def stale_copy(norm: Panel, settings: StaleCopy, info: RunInfo) -> Finding | Non
     fires: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.0
     quiet: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.2
     """
-    if not len(norm) or norm.at - int(norm.steps[0]) < settings.steps:
+    span = norm.at - int(norm.steps[0]) if len(norm) else 0
+    if span < settings.steps or not copies(info):
         return None
     position = {scope: index for index, scope in enumerate(norm.scopes)}
     for copy, original in copies(info).items():
+        if copy not in position or original not in position or len(info.parameters[copy].shape) < 2:
+            continue
         ours, theirs = norm.values[:, position[copy]], norm.values[:, position[original]]
-        recent = norm.steps >= norm.at - settings.steps
-        moved = abs(float(theirs[-1]) / float(theirs[recent][0]) - 1) if theirs[recent][0] > 0 else 0.0
-        if len(info.parameters[copy].shape) >= 2 and np.ptp(ours[recent]) == 0 and moved > settings.change:
-            return finding(
-                Severity.WARNING, norm.at - int(norm.steps[recent][0]), settings.steps, copy, original=original,
-                moved=moved,
-            )  # fmt: skip
+        moved = abs(float(theirs[-1]) / float(theirs[0]) - 1) if theirs[0] > 0 else 0.0
+        if np.ptp(ours) == 0 and moved > settings.change:
+            return finding(Severity.WARNING, span, settings.steps, copy, original=original, moved=moved)
     return None
 
 

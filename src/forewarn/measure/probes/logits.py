@@ -12,6 +12,7 @@ from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.probes.batch import GivenTargets, count_targets, target_readings
 from forewarn.measure.step import Step
 
 _MAX_VALUES = 2**20
@@ -19,6 +20,9 @@ _MAX_VALUES = 2**20
 
 _FEWEST_ROWS = 64
 """Minimum number of rows read, whatever the size of the vocabulary."""
+
+_SUM_ERROR = 1e-2
+"""Largest distance of the sum of probabilities from 1, for rounding in bfloat16."""
 
 _TOLERANCE = 1e-3
 """Maximum Σ (row sum)² / Σ (values)² of a softmax gradient. It is 0 except for rounding: 1e-5 in bfloat16, and as much
@@ -28,12 +32,15 @@ for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the n
 class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
+    Also `activation/probability_rows`: how many rows are probabilities already, and the classes in the targets.
+
     The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
     zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, or
     logits that the loss does not use, the output of the last linear layer that ran is used.
     """
 
     name = "logits"
+    needs: Mapping[type, Sequence[str]] = {GivenTargets: ()}
     from_modules = ("activation/log_z",)
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,6 +54,9 @@ class LogitsProbe(Probe):
         self._rows = 0
         self._shift: Tensor | None = None
         """Over sampled rows of the gradient: Σ (row sum)² and Σ (values)²."""
+        self._targets: Tensor | None = None
+        """What is counted of the targets. In a row of the gradient of a softmax loss, the lowest value is the target;
+        for a loss on log-probabilities, it is the only value."""
         self._failure: Exception | None = None
 
     def forward_begins(self) -> None:
@@ -75,8 +85,12 @@ class LogitsProbe(Probe):
             return
         every = _stride(candidate)
         with torch.no_grad():
-            rows = _rows(candidate, every)
-            total = rows.float().logsumexp(-1).sum(dtype=wide(rows.device))
+            rows = _rows(candidate, every).float()
+            sums_to_one = (rows.sum(-1) - 1).abs() < _SUM_ERROR
+            total = torch.stack([
+                rows.logsumexp(-1).sum(dtype=wide(rows.device)),
+                (sums_to_one & (rows >= 0).all(-1)).sum(dtype=wide(rows.device)),
+            ])  # fmt: skip
         candidate.register_hook(Hook(self._gradient_of(every, total, len(rows)), self._fail, traced=True))
 
     def _gradient_of(self, every: int, total: Tensor, num_rows: int) -> Callable[[Tensor | None], None]:
@@ -87,6 +101,8 @@ class LogitsProbe(Probe):
             with torch.no_grad():
                 rows = _rows(gradient, every).to(wide(gradient.device))
                 sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
+                if self._targets is None:
+                    self._targets = count_targets(rows.argmin(-1))
             self._total = total if self._total is None else self._total + total
             self._rows += num_rows
             self._shift = sums if self._shift is None else self._shift + sums
@@ -98,20 +114,25 @@ class LogitsProbe(Probe):
         self._failure = error
 
     def collect(self, step: Step) -> Pending | None:
-        total, rows, shift = self._total, self._rows, self._shift
-        self._total, self._rows, self._shift = None, 0, None
+        total, rows, shift, targets = self._total, self._rows, self._shift, self._targets
+        self._total, self._rows, self._shift, self._targets = None, 0, None, None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if total is None or shift is None:
+        if total is None or shift is None or targets is None:
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            (of_rows, of_values), summed = arrays
-            if of_values > 0 and of_rows <= _TOLERANCE * of_values:
-                yield Reading("activation/log_z", ONE, summed / rows)
+            (of_rows, of_values), (log_z, probabilities), counted = arrays
+            is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values
+            names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
+            if is_softmax:
+                yield Reading("activation/log_z", ONE, log_z / rows)
+                yield Reading("activation/probability_rows", ONE, probabilities / rows)
+            if (is_softmax or names_one) and step.get(GivenTargets) is None:
+                yield from target_readings(counted)
 
-        return Pending([shift, total], decode)
+        return Pending([shift, total, targets], decode)
 
 
 def output_logits(output: Any) -> Tensor | None:

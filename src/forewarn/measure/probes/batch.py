@@ -1,0 +1,141 @@
+"""The batch itself: the scale of its inputs, whether it is the one before, and how many classes its targets have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forewarn.measure.engine.portable import wide
+from forewarn.measure.forward import hookable_modules
+from forewarn.measure.nested import nested_tensors
+from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.step import Step
+
+_MAX_VALUES = 2**14
+"""Maximum number of values read from a batch; above that, evenly spaced ones."""
+
+_WEIGHTS = 97
+"""Values are weighted by their place modulo this prime, so that another order gives another sum."""
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose first input is the batch as the model sees it, after any scaling in `forward`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTargets:
+    """Whether the targets of this step were given to the monitor."""
+
+
+class BatchProbe(Probe):
+    """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
+
+    name = "batch"
+    provides = (GivenTargets,)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layer = ""
+        self._scale: Tensor | None = None
+        self._print: Tensor | None = None
+        self._before: tuple[float, ...] = ()
+        self._targets: Tensor | None = None
+
+    def give(self, inputs: Any, targets: Any) -> None:
+        """Keep what identifies the inputs and counts the targets of the step that ends next."""
+        if (tensor := _first(inputs)) is not None:
+            self._print = _fingerprint(tensor)
+        if (tensor := _first(targets)) is not None and not tensor.is_floating_point():
+            self._targets = count_targets(tensor)
+
+    def inputs_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._print is None and (tensor := _first((args, kwargs))) is not None:
+            self._print = _fingerprint(tensor)
+
+    def module_taps(self) -> Sequence[ModuleTap]:
+        if self._scale is not None:
+            return ()
+        modules = hookable_modules(self._model)
+        return [
+            ModuleTap(module, entered=self._entering(name))
+            for name, module in modules.items()
+            if isinstance(module, _LAYERS)
+        ]
+
+    def _entering(self, name: str) -> Any:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensor = args[0] if args else None
+            if self._scale is None and isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+                values = _sample(tensor)
+                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean().sqrt()])
+
+        return entered
+
+    def collect(self, step: Step) -> Pending | None:
+        scale, fingerprint, targets = self._scale, self._print, self._targets
+        layer = self._layer
+        self._scale = self._print = self._targets = None
+        if not step.measured:
+            return None
+        if targets is not None:
+            step.provide(GivenTargets())
+        tensors = [tensor for tensor in (scale, fingerprint, targets) if tensor is not None]
+
+        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+            waiting = list(arrays)
+            if scale is not None:
+                mean, size = waiting.pop(0)
+                yield Reading("batch/input_mean", (layer,), mean)
+                yield Reading("batch/input_rms", (layer,), size)
+            if fingerprint is not None:
+                present = tuple(float(number) for number in waiting.pop(0))
+                if self._before:
+                    yield Reading("batch/repeated", ONE, present == self._before)
+                self._before = present
+            if targets is not None:
+                yield from target_readings(waiting.pop(0))
+
+        return Pending(tensors, decode) if tensors else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"before": list(self._before)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._before = tuple(float(number) for number in state["before"])
+
+
+def count_targets(targets: Tensor) -> Tensor:
+    """Number of targets, number of different ones, and the middle one in order."""
+    ordered = targets.detach().flatten().sort().values
+    different = (ordered[1:] != ordered[:-1]).sum() + 1
+    middle = ordered[len(ordered) // 2]
+    return torch.stack([torch.full_like(middle, len(ordered)), different.to(middle.dtype), middle])
+
+
+def target_readings(counted: Array) -> Iterator[Reading]:
+    """The readings of what `count_targets` returned."""
+    for name, value in zip(("num_targets", "num_classes", "middle_class"), counted, strict=True):
+        yield Reading(f"batch/{name}", ONE, value)
+
+
+def _first(given: Any) -> Tensor | None:
+    """The first tensor with values in a nest of them."""
+    tensors = (tensor for _, tensor in nested_tensors(given) if not tensor.is_nested and not tensor.is_meta)
+    return next((tensor for tensor in tensors if tensor.numel() > 1 and not tensor.is_complex()), None)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Evenly spaced values, as floats."""
+    with torch.no_grad():
+        values = tensor.detach().flatten()
+        return values[:: -(-len(values) // _MAX_VALUES)].to(wide(tensor.device))
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    """Numbers that are equal for equal batches, and hardly ever otherwise."""
+    values = _sample(tensor)
+    places = torch.arange(len(values), device=values.device) % _WEIGHTS + 1
+    return torch.stack([values.sum(), (values * places).sum(), values.square().sum()])
