@@ -357,8 +357,15 @@ def one_layer_of_another_scale(run: Path) -> forewarn.Monitor:
     return it.train()
 
 
-def absurd_weight_decay(run: Path) -> forewarn.Monitor:
-    return Breakable(run, lr=2e-4, weight_decay=100.0).train(200)
+def weights_that_fade(run: Path) -> forewarn.Monitor:
+    it = Breakable(run)
+
+    def fade(step: int) -> None:
+        with torch.no_grad():
+            it.linears()[1].weight.mul_(0.8)
+
+    it.after_update = fade
+    return it.train(200)
 
 
 def probe_that_raises(run: Path) -> forewarn.Monitor:
@@ -493,7 +500,9 @@ def bias_far_below_zero(run: Path) -> forewarn.Monitor:
 
 def features_that_nobody_scaled(run: Path) -> forewarn.Monitor:
     it = Breakable(run, MLP([16, 64, 64, 5], activation=nn.Tanh))
-    it.change_batch = lambda step, inputs: inputs * 1000
+    it.change_batch = lambda step, inputs: (19 * inputs).clamp(-19, 19)
+    with torch.no_grad():
+        it.linears()[0].weight.mul_(30)
     return it.train(60)
 
 
@@ -630,7 +639,7 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "W101": nan_written_into_a_weight,
     "W102": weights_of_a_bad_checkpoint,
     "W103": one_layer_of_another_scale,
-    "W104": absurd_weight_decay,
+    "W104": weights_that_fade,
     "T101": one_task_weighs_four_times_the_other,
     "T102": one_task_weighs_a_thousandth,
     "T103": two_tasks_that_want_the_opposite,

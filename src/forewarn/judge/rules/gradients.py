@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
+from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -118,7 +119,7 @@ class ExplodingGradient(Settings):
 
 @rule(
     "G102", "exploding-gradient",
-    reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level"),
+    reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
     gate=lambda settings, _info: lambda _step, norm: not norm <= settings.warning,
     explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
@@ -137,8 +138,9 @@ class ExplodingGradient(Settings):
     ),
 )  # fmt: skip
 def exploding_gradient(
-    norm: Panel, tensors: Panel, loss: Panel, levels: Panel, settings: ExplodingGradient
-) -> Finding | None:
+    norm: Panel, tensors: Panel, loss: Panel, levels: Panel, separate: Panel, settings: ExplodingGradient,
+    info: RunInfo,
+) -> Finding | None:  # fmt: skip
     """The global gradient norm, before clipping, is very large.
 
     ## Why is this bad?
@@ -147,7 +149,8 @@ def exploding_gradient(
     loss.
 
     A loss that is a sum over the batch has larger norms by nature. So the limits grow with the best level of a loss
-    above 1, and a norm that is usual for the run does not fire.
+    above 1, and a norm that is usual for the run does not fire. If the loss is not the objective, as in reinforcement
+    learning, gradients grow with the return: the severity is then one level lower.
 
     ## Example
     fires: 1.0x20 150.0
@@ -166,6 +169,8 @@ def exploding_gradient(
         return None
     severity = Severity.CRITICAL if whole.last > critical else Severity.WARNING
     bound = critical if severity is Severity.CRITICAL else warning
+    if not is_objective(loss.series(), separate.series(), info):
+        severity = Severity(severity - 1)
     evidence: dict[str, float | str] = {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))

@@ -204,7 +204,7 @@ class LossDivergence(Settings):
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr", "update/separate_losses"), when=("train/loss",),
     per_scope=True, hold=16, keep=100,
-    explains=("L101", "L102", "G102", "G104", "A104", "A108", "M102", "M103"),
+    explains=("L101", "L102", "L107", "L108", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(
         "The training loss keeps rising",

@@ -29,7 +29,7 @@ class LossShift(Settings):
     lost: float = between(0.25, 0.0, 1.0)
     """Fraction of the run's gain, from its highest to its best level, that the loss must have given up."""
     rise: float = between(0.2, 0.0)
-    """Fraction of its best level by which the loss must have risen as well."""
+    """Fraction of its best level by which the loss must have risen as well, and fallen before."""
     critical: float = between(0.9, 0.0)
     """Fraction of the gain that is critical: almost nothing of it is left."""
     comparable_lr: float = between(0.5, 0.0, 1.0)
@@ -81,18 +81,20 @@ def loss_shift(
     earlier = np.where(comparable(lr, steps[:-1, None], level.at, settings.comparable_lr, info), medians[:-1], np.nan)
     if np.isnan(earlier).all():
         return None
-    now, best, gain = float(medians[-1]), float(np.nanmin(earlier)), float(medians.max() - np.nanmin(earlier))
+    now, best_at = float(medians[-1]), int(np.nanargmin(earlier))
+    best = float(medians[best_at])
+    gain = float(medians[: best_at + 1].max()) - best
     bound = best + max(settings.lost * gain, settings.rise * abs(best))
-    if not now > bound:
+    if not (now > bound and gain > settings.rise * abs(best)):
         return None
     if not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None
     lost = (now - best) / gain
-    severity = Severity.CRITICAL if lost >= settings.critical and gain > settings.rise * abs(best) else Severity.WARNING
+    severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
     if not is_objective(loss.series(), separate.series(), info):
         severity = Severity.INFO
-    last_low = int(steps[:-1][medians[:-1] <= (best + now) / 2][-1])
-    rose_at = _onset(loss.series(), last_low, best, now)
+    last_low = int(steps[medians <= bound][-1])
+    rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
     return finding(
         severity, now, bound, best=best, lost=min(lost, 1.0), lasting_steps=level.at - rose_at + 1, rose_at=rose_at
     )

@@ -44,7 +44,10 @@ class UpdateRatioHigh(Settings):
     near_zero_ratio: float = between(10.0, 0.0)
     """First ratio from which a tensor counts as starting near zero; it is ignored during the first steps."""
     learning: float = between(0.2, 0.0, 1.0)
-    """Fall of the loss, as a fraction of the first loss, from which nothing fires during the first steps."""
+    """Fall of the loss, as a fraction of the first loss, from which nothing fires during the first steps. A rise by as
+    much fires at once."""
+    first_losses: int = between(10, 0, counts="readings")
+    """Number of losses to wait for at the start if the loss neither falls nor rises by that much."""
 
 
 @rule(
@@ -78,7 +81,8 @@ def update_ratio_high(
 
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
-    the limits are wider during the first steps, and nothing fires then while the loss falls.
+    the limits are wider during the first steps, and nothing fires then while the loss falls, or before it has had ten
+    steps to do so.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -92,7 +96,7 @@ def update_ratio_high(
     overall = median.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
-    if starting and _has_fallen(loss.series(), settings.learning):
+    if starting and _may_settle(loss.series(), settings):
         return
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
@@ -111,10 +115,13 @@ def update_ratio_high(
             yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
 
 
-def _has_fallen(loss: Series, share: float) -> bool:
-    """Whether the latest losses are below the first one by this share of it; False if unknown."""
+def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether the latest losses are well below the first one, or too few to tell and not well above it."""
     losses = loss.finite()
-    return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
+    if not len(losses) or not math.isfinite(loss.last):
+        return False
+    change, enough = float(np.median(losses[-3:])) - losses[0], settings.learning * abs(losses[0])
+    return bool(change < -enough or (len(losses) < settings.first_losses and change <= enough))
 
 
 def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:

@@ -21,6 +21,9 @@ _MAX_VALUES = 2**20
 _FEWEST_ROWS = 64
 """Minimum number of rows read, whatever the size of the vocabulary."""
 
+_CLEAR_ROWS = 0.9
+"""Minimum fraction of the rows with one negative value, the target: there are more if the loss has the wrong sign."""
+
 _SUM_ERROR = 1e-2
 """Largest distance of the sum of probabilities from 1, for rounding in bfloat16."""
 
@@ -53,7 +56,7 @@ class LogitsProbe(Probe):
         self._total: Tensor | None = None
         self._rows = 0
         self._shift: Tensor | None = None
-        """Over sampled rows of the gradient: Σ (row sum)² and Σ (values)²."""
+        """Over sampled rows of the gradient: Σ (row sum)², Σ (values)² and the number with one negative value."""
         self._targets: Tensor | None = None
         """What is counted of the targets. In a row of the gradient of a softmax loss, the lowest value is the target;
         for a loss on log-probabilities, it is the only value."""
@@ -100,7 +103,8 @@ class LogitsProbe(Probe):
                 return
             with torch.no_grad():
                 rows = _rows(gradient, every).to(wide(gradient.device))
-                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum()])
+                num_targets = ((rows < 0).sum(-1) == 1).sum(dtype=rows.dtype)
+                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum(), num_targets])
                 if self._targets is None:
                     self._targets = count_targets(rows.argmin(-1))
             self._total = total if self._total is None else self._total + total
@@ -123,13 +127,14 @@ class LogitsProbe(Probe):
             return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            (of_rows, of_values), (log_z, probabilities), counted = arrays
+            (of_rows, of_values, num_targets), (log_z, probabilities), counted = arrays
             is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values
             names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
             if is_softmax:
                 yield Reading("activation/log_z", ONE, log_z / rows)
                 yield Reading("activation/probability_rows", ONE, probabilities / rows)
-            if (is_softmax or names_one) and step.get(GivenTargets) is None:
+            is_shown = (is_softmax or names_one) and num_targets >= _CLEAR_ROWS * rows
+            if is_shown and step.get(GivenTargets) is None:
                 yield from target_readings(counted)
 
         return Pending([shift, total, targets], decode)
