@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import numpy as np
+
+from forewarn.judge.series import Floats
+from forewarn.judge.tensor_kinds import Same
 from forewarn.types import RunInfo
 
 _PLAIN = ("SGD", "ASGD", "Rprop", "LBFGS")
@@ -20,10 +26,14 @@ def decays_apart(info: RunInfo) -> bool:
     return any(kind in name for name in info.optimizers for kind in _DECOUPLED)
 
 
-def setting_of(scope: str, name: str, info: RunInfo) -> float:
-    """A numeric setting of the group of a parameter, as at the start of the run; 0 if it has none."""
-    parameter = info.parameters.get(scope)
-    group = None if parameter is None else parameter.group
-    if group is None or group >= len(info.groups):
-        return max((declared.get(name, 0.0) for declared in info.groups), default=0.0) if parameter is None else 0.0
-    return info.groups[group].get(name, 0.0)
+def settings_of(scopes: tuple[str, ...], name: str, info: RunInfo) -> Floats:
+    """A numeric setting of each parameter's group, as at the start of the run; 0 where there is none."""
+    return _settings_of(Same(scopes), name, Same(info))
+
+
+@lru_cache(maxsize=16)
+def _settings_of(scopes: Same[tuple[str, ...]], name: str, info: Same[RunInfo]) -> Floats:
+    declared = [group.get(name, 0.0) for group in info.value.groups]
+    parameters = (info.value.parameters.get(scope) for scope in scopes.value)
+    groups = (None if parameter is None else parameter.group for parameter in parameters)
+    return np.array([declared[group] if group is not None and group < len(declared) else 0.0 for group in groups])

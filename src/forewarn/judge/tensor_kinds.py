@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ def is_matrix(scopes: tuple[str, ...], info: RunInfo) -> Bools:
     Vectors often start at zero, and some have no gradient by construction (a bias before a batch norm, the bias of
     attention keys). What is a fault in a matrix can be normal there.
     """
-    return _is_matrix(_Same(info), _Same(scopes))
+    return _is_matrix(Same(info), Same(scopes))
 
 
 def matrices(marked: Bools, scopes: tuple[str, ...], info: RunInfo) -> Iterator[int]:
@@ -32,7 +33,17 @@ def matrices(marked: Bools, scopes: tuple[str, ...], info: RunInfo) -> Iterator[
 
 def hold_matrices(blocks: tuple[str, ...], info: RunInfo) -> Bools:
     """Which blocks have a parameter of two or more dimensions, or are unknown."""
-    return _hold_matrices(_Same(info), _Same(blocks))
+    return _hold_matrices(Same(info), Same(blocks))
+
+
+def num_elements(scopes: tuple[str, ...], info: RunInfo) -> Floats:
+    """The number of elements of each tensor, at least 1; 1 where it is unknown."""
+    return _num_elements(Same(info), Same(scopes))
+
+
+def in_float16(scopes: tuple[str, ...], info: RunInfo) -> Bools:
+    """Which tensors are stored in float16."""
+    return _in_float16(Same(info), Same(scopes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,7 @@ class Kinds:
 
 def kinds(scopes: tuple[str, ...], info: RunInfo, at_least: int) -> Kinds:
     """The kinds with at least `at_least` matrices."""
-    return _kinds(_Same(info), _Same(scopes), at_least)
+    return _kinds(Same(info), Same(scopes), at_least)
 
 
 def copies(info: RunInfo) -> dict[str, str]:
@@ -55,10 +66,10 @@ def copies(info: RunInfo) -> dict[str, str]:
 
     Their names differ only in the name of one module, and every tensor of that module has a twin.
     """
-    return _copies(_Same(info))
+    return _copies(Same(info))
 
 
-class _Same(Generic[T]):
+class Same(Generic[T]):
     """Run information or scopes compared by identity, because they never change and comparing values is slow."""
 
     def __init__(self, value: T) -> None:
@@ -68,17 +79,29 @@ class _Same(Generic[T]):
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, Same) and self.value is other.value
 
 
 @lru_cache(maxsize=16)
-def _is_matrix(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]]) -> Bools:
+def _is_matrix(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Bools:
     shapes = (parameter.shape if (parameter := info.value.parameters.get(scope)) else None for scope in scopes.value)
     return np.array([shape is None or len(shape) >= 2 for shape in shapes], np.bool_)
 
 
 @lru_cache(maxsize=16)
-def _hold_matrices(info: _Same[RunInfo], blocks: _Same[tuple[str, ...]]) -> Bools:
+def _num_elements(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Floats:
+    shapes = (parameter.shape if (parameter := info.value.parameters.get(scope)) else () for scope in scopes.value)
+    return np.array([max(1, math.prod(shape)) for shape in shapes], np.float64)
+
+
+@lru_cache(maxsize=16)
+def _in_float16(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Bools:
+    parameters = (info.value.parameters.get(scope) for scope in scopes.value)
+    return np.array([parameter is not None and parameter.dtype == "float16" for parameter in parameters], np.bool_)
+
+
+@lru_cache(maxsize=16)
+def _hold_matrices(info: Same[RunInfo], blocks: Same[tuple[str, ...]]) -> Bools:
     dimensions: dict[str, int] = {}
     for name, parameter in info.value.parameters.items():
         for block in (candidate for candidate in blocks.value if name.startswith(f"{candidate}.")):
@@ -87,7 +110,7 @@ def _hold_matrices(info: _Same[RunInfo], blocks: _Same[tuple[str, ...]]) -> Bool
 
 
 @lru_cache(maxsize=16)
-def _kinds(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]], at_least: int) -> Kinds:
+def _kinds(info: Same[RunInfo], scopes: Same[tuple[str, ...]], at_least: int) -> Kinds:
     members: dict[str, list[int]] = {}
     counts = np.ones(len(scopes.value))
     for index, scope in enumerate(scopes.value):
@@ -100,7 +123,7 @@ def _kinds(info: _Same[RunInfo], scopes: _Same[tuple[str, ...]], at_least: int) 
 
 
 @lru_cache(maxsize=16)
-def _copies(info: _Same[RunInfo]) -> dict[str, str]:
+def _copies(info: Same[RunInfo]) -> dict[str, str]:
     trained: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     idle: dict[str, list[str]] = {}
     for name, parameter in info.value.parameters.items():

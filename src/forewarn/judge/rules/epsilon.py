@@ -9,12 +9,12 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.objective import is_objective
-from forewarn.judge.optimizers import setting_of
+from forewarn.judge.optimizers import settings_of
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, keep_in_float32
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median
-from forewarn.judge.tensor_kinds import is_matrix
+from forewarn.judge.tensor_kinds import in_float16, is_matrix, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -66,12 +66,11 @@ def epsilon_too_large(
     """
     if gradient.at != typical.at or math.isnan(typical.series().last):
         return None
-    epsilons = np.array([setting_of(scope, "eps", info) for scope in gradient.scopes])
+    epsilons = settings_of(gradient.scopes, "eps", info)
     judged = is_matrix(gradient.scopes, info) & (epsilons >= settings.least) & (gradient.last > 0)
     if not judged.any() or is_solved(loss, levels, settings.learned):
         return None
-    counts = [math.prod(info.parameters[scope].shape) if scope in info.parameters else 1 for scope in gradient.scopes]
-    sizes = gradient.last / np.sqrt(np.maximum(1.0, counts))
+    sizes = gradient.last / np.sqrt(num_elements(gradient.scopes, info))
     ratio = median(sizes[judged] / epsilons[judged])
     if not ratio < settings.share:
         return None
@@ -108,17 +107,11 @@ def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | 
     """
     if gradient.at != norm.at or math.isnan(norm.series().last):
         return None
-    epsilons = [
-        epsilon
-        for scope in gradient.scopes
-        if (parameter := info.parameters.get(scope)) is not None
-        and parameter.dtype.endswith("float16")
-        and not parameter.dtype.endswith("bfloat16")
-        and 0 < (epsilon := setting_of(scope, "eps", info)) < _SMALLEST_HALF
-    ]
-    if not epsilons:
+    epsilons = settings_of(gradient.scopes, "eps", info)
+    lost = in_float16(gradient.scopes, info) & (epsilons > 0) & (epsilons < _SMALLEST_HALF)
+    if not lost.any():
         return None
-    return finding(Severity.WARNING, min(epsilons), _SMALLEST_HALF, num_tensors=len(epsilons))
+    return finding(Severity.WARNING, epsilons[lost].min(), _SMALLEST_HALF, num_tensors=np.count_nonzero(lost).item())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
-from forewarn.judge.tensor_kinds import copies, is_matrix
+from forewarn.judge.tensor_kinds import copies, is_matrix, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity
 
@@ -262,10 +262,7 @@ def mostly_frozen(count: Panel, causes: Panel, settings: MostlyFrozen, info: Run
     frozen = causes.last == FrozenCause.ON_PURPOSE.value
     if causes.at != count.at or math.isnan(count.series().last) or not frozen.any():
         return None
-    sizes = np.array([
-        np.prod(info.parameters[scope].shape, dtype=np.float64) if scope in info.parameters else 0.0
-        for scope in causes.scopes
-    ])  # fmt: skip
+    sizes = num_elements(causes.scopes, info).copy()
     sizes[[scope in copies(info) for scope in causes.scopes]] = 0.0
     share = float(sizes[frozen].sum() / max(1.0, sizes.sum()))
     if not share >= settings.share:

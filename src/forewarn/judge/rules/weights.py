@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.optimizers import decays_apart, setting_of, steps_grow_with_gradients
+from forewarn.judge.optimizers import decays_apart, settings_of, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -293,7 +293,7 @@ def weight_decay_dominates(
     """
     if ratios.at != typical.at or math.isnan(typical.series().last):
         return None
-    decays = np.array([setting_of(scope, "weight_decay", info) for scope in ratios.scopes])
+    decays = settings_of(ratios.scopes, "weight_decay", info)
     decayed = is_matrix(ratios.scopes, info) & (decays > 0) & (ratios.last > 0)
     if not decayed.any() or is_solved(loss, levels, settings.learned):
         return None
