@@ -346,7 +346,7 @@ class Alert(Noun):
     """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding that made it fire or get worse. It was shown live; the words and remedies describe it."""
+    """The finding that made it fire or get worse, or that of the newest epoch; the words and remedies describe it."""
     headline: str = ""
     """What happened, in words."""
     numbers: str = ""
