@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from forewarn.judge.headlines import filled, place
 from forewarn.judge.history import History
-from forewarn.types import Finding, FrozenCause, Remedy, RunInfo
+from forewarn.types import Finding, Remedy, RunInfo
 
 Prescription = Callable[[Finding, History, RunInfo], Remedy | None]
 """Makes a remedy; None if it does not apply to this finding."""
@@ -43,12 +44,14 @@ def advise(
     return prescribe
 
 
-def for_cause(cause: FrozenCause, prescription: Prescription) -> Prescription:
+def for_cause(cause: IntEnum | str, prescription: Prescription) -> Prescription:
     """The prescription, only for findings whose evidence names this cause."""
+    name = cause.name.lower() if isinstance(cause, IntEnum) else cause
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        return prescription(finding, history, info) if finding.evidence.get("cause") == cause.name.lower() else None
+        return prescription(finding, history, info) if finding.evidence.get("cause") == name else None
 
+    prescribe.cause = name  # type: ignore[attr-defined]  # the documentation shows it
     return prescribe
 
 
