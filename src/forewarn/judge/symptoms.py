@@ -36,7 +36,7 @@ SYMPTOMS = (
     Symptom("plateau", "The loss has reached a plateau",
             ("loss-plateau", "validation-plateau", "slow-improvement", "lr-spent", "schedule-mismatch")),
     Symptom("validation-rises", "The validation loss rises",
-            ("validation-rising", "overfitting", "validation-plateau", "batchnorm-in-eval")),
+            ("validation-rising", "overfitting", "generalization-gap", "validation-plateau", "batchnorm-in-eval")),
     Symptom("layer-not-learning", "One layer does not learn",
             ("frozen-weight", "parameter-not-in-optimizer", "missing-gradient", "dead-units", "update-ratio-low",
              "gradient-fades-with-depth", "dead-expert", "weight-norms-apart")),

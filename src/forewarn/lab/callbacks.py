@@ -188,6 +188,7 @@ class PostEpochEvaluationCallback(Callback):
         thresholds = dataclasses.replace(
             bounds,
             overfitting=_replaced(bounds.overfitting, gap=self._gap_threshold),
+            generalization_gap=_replaced(bounds.generalization_gap, gap=self._gap_threshold),
             slow_improvement=_replaced(bounds.slow_improvement, improvement=threshold),
             validation_plateau=_replaced(bounds.validation_plateau, change=threshold, window=self._plateau_window),
         )
@@ -198,7 +199,7 @@ class PostEpochEvaluationCallback(Callback):
         assert monitor is not None
         bounds = monitor.config.thresholds
         judged = epochs(
-            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap,
+            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.generalization_gap.gap,
             change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
         )  # fmt: skip
         is_new = judged and judged[-1].number == trainer.epoch + 1 and judged[-1].step == trainer.step - 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from forewarn.judge.headlines import filled
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import (
@@ -11,6 +13,7 @@ from forewarn.judge.remedies.prescription import (
     Numbers,
     Prescription,
     Setting,
+    advise,
     change,
     current,
     declared,
@@ -21,6 +24,8 @@ from forewarn.types import Finding, Remedy, RunInfo, figure
 _USUAL_BETA2 = 0.999
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: the longest sensible warm-up
 _FLOOR_SHARE = 0.1  # of the peak, where a cosine usually ends
+_PLATEAU_FACTOR = 0.3  # the default of 0.1 is too much for a run that only needs smaller steps
+_PLATEAU_PATIENCE = 2  # epochs
 _LR = "the learning rate"
 
 
@@ -140,6 +145,22 @@ def decay_lr(why: str = "small steps settle where large ones overshoot") -> Pres
             numbers["steps"] = total - finding.step - 1
             words += " over {steps} steps"
         return Remedy("decay_lr", numbers, why, do=filled(words, numbers))
+
+    return prescribe
+
+
+def reduce_on_plateau(why: str = "it lowers the learning rate whenever the validation loss stalls") -> Prescription:
+    """Let the validation loss control the learning rate; None where a schedule already changes it."""
+    use = advise(
+        "reduce_on_plateau",
+        "Step `torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor={factor}, patience={patience})` each epoch",
+        why, factor=_PLATEAU_FACTOR, patience=_PLATEAU_PATIENCE,
+    )  # fmt: skip
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        rates = history.panel("train/lr").values
+        is_scheduled = len(rates) and (np.fmax.reduce(rates) != np.fmin.reduce(rates)).any()
+        return None if is_scheduled else use(finding, history, info)
 
     return prescribe
 
