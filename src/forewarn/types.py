@@ -269,7 +269,7 @@ class RunInfo(Noun):
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Values the user declared, such as dropout or the number of steps."""
     every: int = 1
-    """Steps between detailed measurements after the dense start."""
+    """Steps between detailed measurements after the dense start; 0 if a function of the user chooses them."""
     dead_unit_window: int = 10
     """Number of consecutive measured steps at zero after which a unit counts as dead."""
     saturation_level: float = 0.99

@@ -40,7 +40,7 @@ def lower_beta2(why: str = "Adam then adapts to larger gradients within tens of 
         beta2 = current("beta2", finding, history, info)
         if not beta2.value > _STABLE_BETA2:
             return None
-        numbers: Numbers = {"from": beta2.value, "to": _STABLE_BETA2} | beta2.named_group
+        numbers: Numbers = {"from": beta2.value, "to": _STABLE_BETA2, **beta2.named_group}
         return Remedy("lower_beta2", numbers, why, do=change("Lower", "beta2", numbers))
 
     return prescribe
@@ -69,7 +69,7 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
             to = _FIRST_WEIGHT_DECAY
         else:
             to = _USUAL_WEIGHT_DECAY if now < _USUAL_WEIGHT_DECAY else 2 * now
-        numbers: Numbers = {"from": now, "to": to} | decay.named_group
+        numbers: Numbers = {"from": now, "to": to, **decay.named_group}
         do = change("Raise", "the weight decay", numbers)
         return Remedy("raise_weight_decay", numbers, why, safety="opt_in", do=do)
 

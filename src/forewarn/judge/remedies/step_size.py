@@ -91,7 +91,7 @@ def raise_lr(
             return _set_back("raise_lr", lr, to, why)
         if not highest > lr.value:
             return None
-        numbers = {"from": lr.value, "to": highest} | lr.named_group
+        numbers = {"from": lr.value, "to": highest, **lr.named_group}
         do = filled("Set the learning rate of group {group} to {to}, as in the other groups", numbers)
         return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
 
@@ -99,7 +99,7 @@ def raise_lr(
 
 
 def _set_back(action: str, lr: Setting, to: float, why: str) -> Remedy:
-    numbers: Numbers = {"from": lr.value, "to": to} | lr.named_group
+    numbers: Numbers = {"from": lr.value, "to": to, **lr.named_group}
     whose = filled(" of group {group}", numbers) if lr.group else ""
     return Remedy(action, numbers, why, safety="opt_in", do=f"Set the learning rate{whose} back to {figure(to)}")
 
@@ -118,7 +118,7 @@ def warm_up(why: str = "the optimizer's statistics settle before the steps get l
         before = finding.evidence.get("lr_before")
         lr = current("lr", finding, history, info)
         to = before if isinstance(before, float) and before > 0 else lr.value
-        numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to} | lr.named_group
+        numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to, **lr.named_group}
         words = "Warm up the learning rate" + (" of group {group}" if lr.group else "")
         words += ("" if math.isnan(to) else " to {to}") + " over {steps} steps"
         return Remedy("warm_up", numbers, why, do=filled(words, numbers))
