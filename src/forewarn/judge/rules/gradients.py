@@ -405,7 +405,10 @@ _HOLD = 3
             "it may be a hook, clipping that uses its factor the wrong way round, or a factor for the batch, the ranks "
             "or the loss scale that is applied twice",
         )),
-        for_cause("grown", clip_gradient("as the last thing before the step, clipping limits any such change")),
+        for_cause("grown", advise(
+            "clip_last", "Clip gradients as the last thing before `optimizer.step()`",
+            "clipping does not limit what is done to the gradients after it",
+        )),
     ),
 )  # fmt: skip
 def gradient_changed_before_step(
