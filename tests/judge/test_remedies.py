@@ -120,6 +120,16 @@ def test_the_numbers_are_those_of_the_group_that_holds_the_scope(prescription, s
     assert (remedy and remedy.do) == do
 
 
+def test_a_group_is_named_only_if_the_groups_differ():
+    groups, parameters = ({"lr": 1e-3, "initial_lr": 1e-3}, {"lr": 1e-3, "initial_lr": 5e-3}), PARAMETERS
+    alike = history(lr={"0": 1e-3, "1": 1e-3})
+    remedy = remedies.lower_lr(0.5)(finding(scope=HEAD), alike, RunInfo(groups=groups, parameters=parameters))
+    assert remedy.do == "Lower the learning rate from 0.001 to 0.0005"
+    both_at_zero = history(lr={"0": 0.0, "1": 0.0})
+    remedy = remedies.raise_lr(10.0)(finding(scope=HEAD), both_at_zero, RunInfo(groups=groups, parameters=parameters))
+    assert remedy.do == "Set the learning rate of group 1 back to 0.005"
+
+
 def test_a_group_that_began_at_zero_gets_the_rate_of_the_others():
     groups = (GROUPS[0], {"lr": 0.0})
     remedy = remedies.raise_lr(10.0)(

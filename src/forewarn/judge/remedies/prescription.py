@@ -64,10 +64,13 @@ class Setting(NamedTuple):
     """The number of the group, if it is one of several."""
     differs: bool = False
     """Whether these groups have different values."""
+    is_shared: bool = False
+    """Whether all groups of the run have this value."""
 
     @property
     def named_group(self) -> Numbers:
-        return {"group": self.group} if self.group else {}
+        """The group, if its value is not that of the whole run."""
+        return {"group": self.group} if self.group and not self.is_shared else {}
 
 
 def current(name: str, finding: Finding, history: History, info: RunInfo, *, scope_is_group: bool = False) -> Setting:
@@ -81,7 +84,8 @@ def current(name: str, finding: Finding, history: History, info: RunInfo, *, sco
     if concerned is not None and not concerned and len(set(own.values())) > 1:
         return Setting(math.nan)  # a parameter that joined the optimizer later: which group is not known
     single = next(iter(own)) if len(own) == 1 < len(values) else ""
-    return Setting(max(own.values(), default=math.nan), single, len(set(own.values())) > 1)
+    distinct, everywhere = set(own.values()), set(values.values())
+    return Setting(max(distinct, default=math.nan), single, len(distinct) > 1, len(everywhere) == 1)
 
 
 def _by_group(name: str, history: History, info: RunInfo) -> dict[str, float]:

@@ -99,8 +99,8 @@ def raise_lr(
 
 
 def _set_back(action: str, lr: Setting, to: float, why: str) -> Remedy:
-    numbers: Numbers = {"from": lr.value, "to": to, **lr.named_group}
-    whose = filled(" of group {group}", numbers) if lr.group else ""
+    numbers: Numbers = {"from": lr.value, "to": to} | ({"group": lr.group} if lr.group else {})
+    whose = f" of group {lr.group}" if lr.group else ""
     return Remedy(action, numbers, why, safety="opt_in", do=f"Set the learning rate{whose} back to {figure(to)}")
 
 
@@ -119,7 +119,7 @@ def warm_up(why: str = "the optimizer's statistics settle before the steps get l
         lr = current("lr", finding, history, info)
         to = before if isinstance(before, float) and before > 0 else lr.value
         numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to, **lr.named_group}
-        words = "Warm up the learning rate" + (" of group {group}" if lr.group else "")
+        words = "Warm up the learning rate" + (" of group {group}" if lr.named_group else "")
         words += ("" if math.isnan(to) else " to {to}") + " over {steps} steps"
         return Remedy("warm_up", numbers, why, do=filled(words, numbers))
 
