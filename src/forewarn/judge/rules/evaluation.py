@@ -357,7 +357,7 @@ def generalization_gap(train: Series, validation: Series, level: Series, setting
     ## Example
     fires: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.4
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.5 2.4 2.3
-    quiet: 3.5 0.2 0.02 0.01 | eval/loss 3.6 0.3 0.1 0.1
+    quiet: 3.5 0.1 0.02 0.01 | eval/loss 3.6 0.12 0.1 0.1
     """
     epochs = _Epochs.of(train, validation)
     if not len(epochs) or _is_negligible(epochs.validation, level, settings.negligible_share):

@@ -431,6 +431,7 @@ def gradient_changed_before_step(
     fires: gradient/norm{layer.weight} 0x3 | gradient/global_norm 0.95x3 | gradient/global_norm_clipped 0x3
     quiet: gradient/norm{layer.weight} 1.0x3 | gradient/global_norm 1900x3 | gradient/global_norm_clipped 1.0x3
     quiet: gradient/norm{layer.weight} 90x3 | gradient/global_norm 0.95x3
+    quiet: gradient/norm{a} 150x3 | gradient/global_norm 0.9 0.8 0.7 | gradient/std{a} 1x3 | gradient/mean{a} 0x3
     """
     before = norm.series().last
     if norm.at != tensors.at or not 0 < before < math.inf:
@@ -461,11 +462,8 @@ def _is_constant_factor(tensors: Panel, norm: Panel, tolerance: float) -> bool:
 
 def _is_noise(spread: Panel, means: Panel, settings: GradientChangedBeforeStep, info: RunInfo) -> bool:
     """Whether the values of all large tensors spread equally far around zero, as those of noise or signs do."""
-    large = [
-        index
-        for index, scope in enumerate(spread.scopes)
-        if scope not in info.parameters or math.prod(info.parameters[scope].shape) >= settings.elements
-    ]
+    sizes = {scope: math.prod(parameter.shape) for scope, parameter in info.parameters.items()}
+    large = [index for index, scope in enumerate(spread.scopes) if sizes.get(scope, math.inf) >= settings.elements]
     stds, offsets = spread.last[large], means.last[large] if means.scopes == spread.scopes else np.empty(0)
     if not len(stds) or len(offsets) != len(stds) or np.isnan(stds).any():
         return False
