@@ -1,0 +1,119 @@
+"""Accelerate: `watch(accelerator, model, optimizer)`, for a loop that calls `accelerator.backward`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from forewarn import attach
+from forewarn.measure.probes.loss import as_scalar
+from forewarn.monitor import Monitor
+from forewarn.types import Outcome
+
+try:
+    from accelerate import Accelerator
+except ImportError as missing:
+    raise ImportError(
+        "forewarn.integrations.accelerate needs accelerate: pip install 'forewarn[accelerate]'"
+    ) from missing
+
+
+def watch(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any, run: str | Path | None = None, **options: Any
+) -> AcceleratedMonitor:
+    """Attach a monitor to what `accelerator.prepare` returned; call its `step(loss)` after every `optimizer.step()`.
+
+    All other arguments are those of `forewarn.watch`. The gradient scaler is found, and so is the limit that
+    `accelerator.clip_grad_norm_` clips to.
+    """
+    if not isinstance(accelerator, Accelerator):
+        raise TypeError(
+            f"accelerator must be an accelerate.Accelerator, not {type(accelerator).__name__}; "
+            "call watch(accelerator, model, optimizer)"
+        )
+    options.setdefault("scaler", accelerator.scaler)
+    return AcceleratedMonitor(accelerator, attach.watch(model, optimizer, run, **options), model)
+
+
+class AcceleratedMonitor:
+    """A `forewarn.Monitor` whose `step` may be called after every micro-batch. All else is the monitor's own."""
+
+    def __init__(self, accelerator: Accelerator, monitor: Monitor, model: nn.Module) -> None:
+        self._accelerator = accelerator
+        self._monitor = monitor
+        self._losses: list[Tensor] = []
+        """The losses of the micro-batches since the last step."""
+        self._undo = report_clipping(accelerator, monitor, model)
+
+    def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
+        """Complete one optimizer step; while gradients accumulate, only keep the loss.
+
+        The step's loss is the mean over its micro-batches.
+        """
+        if loss is not None:
+            self._losses.append(torch.as_tensor(as_scalar("loss", loss)).float())
+        if not self._accelerator.sync_gradients:
+            return Outcome()
+        losses, self._losses = self._losses, []
+        return self._monitor.step(torch.stack(losses).mean() if losses else None, **extra)
+
+    def close(self, reason: str = "completed") -> None:
+        """Give the accelerator its own methods back, and close the monitor."""
+        self._undo()
+        self._monitor.close(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo()
+        self._monitor.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._monitor, name)
+
+
+def report_clipping(accelerator: Any, monitor: Monitor, model: nn.Module) -> Callable[[], None]:
+    """Report to the monitor what `accelerator.clip_grad_norm_` does; returns a function that undoes this."""
+    clip = accelerator.clip_grad_norm_
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)
+        norm = clip(parameters, max_norm, norm_type=norm_type)
+        if norm is not None and norm_type == 2 and math.isfinite(max_norm) and _has_all_gradients(parameters, model):
+            monitor.clipped(norm, max_norm)
+        return norm
+
+    return replace_method(accelerator, "clip_grad_norm_", clip_grad_norm_)
+
+
+def _has_all_gradients(parameters: Any, model: nn.Module) -> bool:
+    """Whether these are all parameters of the model that have a gradient: only then their norm is the global one."""
+    given = {id(parameter) for parameter in parameters if parameter.grad is not None}
+    return given == {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
+
+
+def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a method of one object; returns a function that puts the earlier one back, once."""
+    earlier = vars(owner).get(name)
+    setattr(owner, name, replacement)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not replacement:
+            return  # done already, or somebody else has replaced it since
+        if earlier is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, earlier)
+
+    return undo
