@@ -1,5 +1,6 @@
 """`ForewarnCallback` in the real trainers of transformers and TRL."""
 
+import json
 import math
 import subprocess
 import sys
@@ -263,6 +264,23 @@ def test_an_exception_between_steps_is_recorded_when_the_process_ends(tmp_path):
     assert "LookupError: no row 39" in done.stderr
     with forewarn.open_run(tmp_path / "forewarn") as run:
         assert (run.end[0], run.last_step) == ("LookupError: no row 39", 7)  # its batch is fetched one step ahead
+
+
+def test_two_processes_record_one_run_with_the_gradients_of_both(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, "-m", "tests.integrations.launched_trainer", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    run, expected = tmp_path / "forewarn", json.loads((tmp_path / "expected.json").read_text())
+    assert series(run, "train/loss") == pytest.approx(expected["losses"], rel=1e-4)
+    assert series(run, "gradient/global_norm") == pytest.approx(expected["norms"], rel=1e-3)
+    clipped = [min(norm, 0.5) for norm in expected["norms"]]
+    assert series(run, "gradient/global_norm_clipped") == pytest.approx(clipped, rel=1e-3)
+    with forewarn.open_run(run) as stored:
+        assert (stored.end[0], stored.info.hyperparameters["batch_size"]) == ("completed", 16)
+        assert stored.series("gradient/missing", "never_used.weight").values.all()
+        assert not [alert.scope for alert in stored.alerts() if alert.code.startswith("X")]
 
 
 def test_bfloat16_is_read_as_it_is_trained(tmp_path):

@@ -38,15 +38,22 @@ def rows(number: int, length: int = 12) -> list[dict[str, Tensor]]:
     return made
 
 
+def token_losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> Tensor:
+    """The loss of every token that counts."""
+    logits = torch.cat([model(input_ids=batch["input_ids"]).logits[:, :-1].flatten(0, 1) for batch in batches])
+    labels = torch.cat([batch["labels"][:, 1:].flatten() for batch in batches])
+    return functional.cross_entropy(logits, labels, reduction="none")[labels != -100]
+
+
 class Float64Step:
     """One optimizer step of a causal language model, in float64: the loss per token and the norm of its gradient."""
 
     def __init__(self, model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> None:
         twin = copy.deepcopy(model).double()
+        for module in twin.modules():
+            vars(module).pop("forward", None)  # bound by a library to the model itself, whose weights it would use
         twin.zero_grad()
-        labels = torch.cat([batch["labels"][:, 1:].flatten() for batch in batches])
-        logits = torch.cat([twin(input_ids=batch["input_ids"]).logits[:, :-1].flatten(0, 1) for batch in batches])
-        loss = functional.cross_entropy(logits, labels, ignore_index=-100)
+        loss = token_losses(twin, batches).mean()
         loss.backward()
         self.loss = loss.item()
         gradients = [parameter.grad for parameter in twin.parameters() if parameter.grad is not None]
