@@ -138,13 +138,17 @@ def test_the_stop_policy_ends_the_training(tmp_path):
     assert trainer.state.global_step == 6
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_a_resumed_training_continues_its_run_without_a_gap(tmp_path, moved):
-    settings = {"save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
+@pytest.mark.parametrize(("moved", "settings"), [
+    (False, {"save_steps": 4, "eval_strategy": "epoch"}),
+    (False, {"save_steps": 5, "eval_strategy": "no", "max_grad_norm": 0}),
+    (True, {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 3, "lr_scheduler_type": "cosine"}),
+])  # fmt: skip
+def test_a_resumed_training_continues_its_run_without_a_gap(tmp_path, moved, settings):
+    """Epochs have five steps, so the checkpoint is in the middle of one, at its end, or after its last evaluation."""
 
     def trainer(folder, kind=Trainer):
         seed_everything(3)
-        given = arguments(folder, **settings, eval_strategy="epoch")
+        given = arguments(folder, save_strategy="steps", gradient_accumulation_steps=2, **settings)
         return kind(llama(), given, train_dataset=rows(40), eval_dataset=rows(8), callbacks=[callback()])
 
     trainer(tmp_path / "whole").train()
@@ -157,7 +161,7 @@ def test_a_resumed_training_continues_its_run_without_a_gap(tmp_path, moved):
         assert (stored.end[0], stored.last_step) == ("ArithmeticError: no more", 5)
     assert broken.training_step.__func__ is Trainer.training_step
     assert "clip_grad_norm_" not in vars(broken.accelerator)
-    checkpoint = tmp_path / "broken" / "checkpoint-4"
+    checkpoint = tmp_path / "broken" / f"checkpoint-{settings['save_steps']}"
     if moved:
         checkpoint = checkpoint.rename(tmp_path / "elsewhere")
     trainer(tmp_path / "broken").train(resume_from_checkpoint=str(checkpoint) if moved else True)
@@ -181,24 +185,25 @@ def test_a_training_that_resumes_without_a_saved_state_keeps_the_numbers_of_its_
         assert run.series("train/loss").steps.tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("settings", [
-    {"eval_strategy": "epoch"},
-    {"eval_strategy": "steps", "eval_steps": 2},
+@pytest.mark.parametrize(("settings", "repeated"), [
+    ({"eval_strategy": "epoch"}, {}),
+    ({"eval_strategy": "steps", "eval_steps": 2}, {}),
+    ({"eval_strategy": "steps", "eval_steps": 4, "eval_on_start": True}, {5: 3}),
 ])  # fmt: skip
-def test_epochs_are_judged_by_their_last_evaluation(tmp_path, settings):
-    forewarned = callback()
+def test_an_evaluation_may_come_at_any_step_and_an_epoch_is_judged_by_its_last(tmp_path, settings, repeated):
     trainer = Trainer(
         llama(), arguments(tmp_path, max_steps=13, **settings), train_dataset=rows(24), eval_dataset=rows(8),
-        compute_metrics=lambda predicted: {"accuracy": 0.25}, callbacks=[forewarned],
+        compute_metrics=lambda predicted: {"accuracy": 0.25}, callbacks=[callback()],
     )  # fmt: skip
     trainer.train()
     trainer.evaluate()  # after the training: not of this run
-    evaluated = {log["step"] - 1: log["eval_loss"] for log in trainer.state.log_history[:-1] if "eval_loss" in log}
+    logs = [log for log in trainer.state.log_history[:-1] if "eval_loss" in log]
+    evaluated = {max(0, log["step"] - 1): log["eval_loss"] for log in logs}
     with forewarn.open_run(tmp_path / "forewarn") as run:
-        step_losses, losses = run.series("eval/step_loss"), run.series("eval/loss")
-        assert dict(zip(step_losses.steps.tolist(), step_losses.values, strict=True)) == pytest.approx(evaluated)
-        assert losses.steps.tolist() == [5, 11]  # of six steps each; the third was cut short
-        assert losses.values.tolist() == pytest.approx([evaluated[5], evaluated[11]])
+        losses, epochs = run.series("eval/loss"), run.series("evaluation/epoch")
+        expected = evaluated | {step: evaluated[earlier] for step, earlier in repeated.items()}
+        assert dict(zip(losses.steps.tolist(), losses.values, strict=True)) == pytest.approx(expected)
+        assert (epochs.steps.tolist(), epochs.values.tolist()) == ([5, 11], [1, 2])  # the third was cut short
         assert set(run.series("eval/accuracy").values.tolist()) == {0.25}
         train_losses = run.series("train/loss").values
         expected = [train_losses[:6].mean(), train_losses[6:12].mean()]

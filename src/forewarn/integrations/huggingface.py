@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 import sys
 import traceback
 import weakref
@@ -77,8 +76,8 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
         self._validation_loss: float | None = None
-        """The last one of this epoch."""
-        self._epoch_is_over = False
+        """The last one since the epoch before ended."""
+        self._epochs_ended = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._close("restarted")
@@ -101,12 +100,13 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             overwrite=overwrite,
             **self._options,
         )
-        if saved is not None:
-            monitor.load_state_dict(saved["monitor"])
-        else:
+        if saved is None:
             monitor.at = state.global_step
+        else:
+            monitor.load_state_dict(saved["monitor"])
         self.monitor = monitor
-        self._loss, self._validation_loss, self._epoch_is_over = None, None, False
+        self._loss, self._epochs_ended = None, int(state.epoch or 0)
+        self._validation_loss = None if saved is None else saved["validation_loss"]
         self._finalizer = weakref.finalize(self, _abandon, monitor)
         if trainer is None:
             _log.warning("ForewarnCallback was not called by a Trainer, so the loss is not recorded")
@@ -125,27 +125,29 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **kwargs: Any) -> None:
         if (monitor := self._open_monitor) is None:  # trainer.evaluate() before or after the training
             return
+        loss = metrics.get("eval_loss")
+        if loss is not None and state.global_step:
+            self._validation_loss = float(loss)
+        ends_epoch = self._end_epoch(args, state, control)
         for name, value in metrics.items():
-            if not isinstance(value, int | float) or not name.startswith("eval_") or name.endswith(_NOT_RESULTS):
-                continue
-            if name == "eval_loss":
-                self._validation_loss = float(value)
-                name = "eval_step_loss"  # eval/loss is that of whole epochs
-            monitor.log(f"eval/{name.removeprefix('eval_')}", value, completed=True)
-        self._end_epoch(control)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._validation_loss, self._epoch_is_over = None, False
+            is_result = isinstance(value, int | float) and name.startswith("eval_") and not name.endswith(_NOT_RESULTS)
+            if is_result and not (ends_epoch and name == "eval_loss"):
+                monitor.log(f"eval/{name.removeprefix('eval_')}", value, completed=True)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._epoch_is_over = math.isclose(state.epoch, round(state.epoch), abs_tol=1e-6)  # else it was cut short
-        self._end_epoch(control)
+        self._end_epoch(args, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_epoch(args, state, control)  # on_epoch_end comes later
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if (monitor := self._open_monitor) is not None and monitor.path is not None and folder.is_dir():
+            saved = {
+                "run": monitor.path.name,
+                "validation_loss": self._validation_loss,
+                "monitor": monitor.state_dict(),
+            }
             try:
-                torch.save({"run": monitor.path.name, "monitor": monitor.state_dict()}, folder / STATE_NAME)
+                torch.save(saved, folder / STATE_NAME)
             except Exception as error:
                 _log.warning("the monitor's state was not saved with the checkpoint: %s", error)
 
@@ -164,13 +166,19 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             monitor.close(reason)
             self._finalizer.detach()
 
-    def _end_epoch(self, control: Any) -> None:
-        """Judge an epoch once it is over and its validation loss is known, whichever comes last."""
-        monitor = self._open_monitor
-        if monitor is not None and self._epoch_is_over and self._validation_loss is not None:
-            monitor.end_epoch(val_loss=self._validation_loss)
-            self._validation_loss, self._epoch_is_over = None, False
-            control.should_training_stop |= monitor.should_stop
+    def _end_epoch(self, args: Any, state: Any, control: Any) -> bool:
+        """Judge an epoch once all its steps are done and its validation loss, if it gets one, is known.
+
+        Evaluations may come at any step, so within an epoch, at its last step or after `on_epoch_end`.
+        """
+        monitor, epoch = self._open_monitor, float(state.epoch or 0)
+        is_known = self._validation_loss is not None or args.eval_strategy == "no"
+        if monitor is None or not is_known or not epoch.is_integer() or epoch <= self._epochs_ended:
+            return False
+        monitor.end_epoch(val_loss=self._validation_loss)
+        self._validation_loss, self._epochs_ended = None, epoch
+        control.should_training_stop |= monitor.should_stop
+        return True
 
     def _listening(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The trainer's `training_step` that also keeps its loss: callbacks get none, and logs leave out NaN."""
