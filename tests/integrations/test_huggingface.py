@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -193,7 +194,8 @@ def test_a_training_that_resumes_without_a_saved_state_keeps_the_numbers_of_its_
 def test_an_evaluation_may_come_at_any_step_and_an_epoch_is_judged_by_its_last(tmp_path, settings, repeated):
     trainer = Trainer(
         llama(), arguments(tmp_path, max_steps=13, **settings), train_dataset=rows(24), eval_dataset=rows(8),
-        compute_metrics=lambda predicted: {"accuracy": 0.25}, callbacks=[callback()],
+        compute_metrics=lambda predicted: {"accuracy @ 1": np.float32(0.25), "confusion": [1, 2]},
+        callbacks=[callback()],
     )  # fmt: skip
     trainer.train()
     trainer.evaluate()  # after the training: not of this run
@@ -204,7 +206,7 @@ def test_an_evaluation_may_come_at_any_step_and_an_epoch_is_judged_by_its_last(t
         expected = evaluated | {step: evaluated[earlier] for step, earlier in repeated.items()}
         assert dict(zip(losses.steps.tolist(), losses.values, strict=True)) == pytest.approx(expected)
         assert (epochs.steps.tolist(), epochs.values.tolist()) == ([5, 11], [1, 2])  # the third was cut short
-        assert set(run.series("eval/accuracy").values.tolist()) == {0.25}
+        assert set(run.series("eval/accuracy___1").values.tolist()) == {0.25}
         train_losses = run.series("train/loss").values
         expected = [train_losses[:6].mean(), train_losses[6:12].mean()]
         assert run.series("evaluation/train_loss").values.tolist() == pytest.approx(expected, rel=1e-6)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ STATE_NAME = "forewarn.pt"
 
 _NOT_RESULTS = ("_runtime", "_per_second", "_time")
 """How the names of evaluation values end that say how fast it was."""
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there for the type checker
@@ -130,9 +133,10 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._validation_loss = float(loss)
         ends_epoch = self._end_epoch(args, state, control)
         for name, value in metrics.items():
-            is_result = isinstance(value, int | float) and name.startswith("eval_") and not name.endswith(_NOT_RESULTS)
+            is_result = isinstance(value, Real) and name.startswith("eval_") and not name.endswith(_NOT_RESULTS)
             if is_result and not (ends_epoch and name == "eval_loss"):
-                monitor.log(f"eval/{name.removeprefix('eval_')}", value, completed=True)
+                quantity = _NOT_IN_A_NAME.sub("_", name.removeprefix("eval_"))
+                monitor.log(f"eval/{quantity}", float(value), completed=True)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_epoch(args, state, control)
@@ -190,7 +194,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             except BaseException as error:  # no callback is called after it
                 self._close(f"{type(error).__name__}: {error}".rstrip(": "))
                 raise
-            if isinstance(loss, Tensor):
+            if isinstance(loss, Tensor) and loss.numel() == 1:
                 part = loss.detach().float()
                 self._loss = part if self._loss is None else self._loss + part
             return loss
