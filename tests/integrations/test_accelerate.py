@@ -200,6 +200,20 @@ def test_a_healthy_run_raises_no_alert(tmp_path):
     assert losses[-1] < losses[0] / 2
 
 
+def test_the_end_of_the_training_closes_the_run(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = prepared(accelerator)
+    train(accelerator, model, optimizer, loader, watch(accelerator, model, optimizer, tmp_path / "run", views=[]))
+    accelerator.end_training()
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert run.end[0] == "completed"
+    assert "end_training" not in vars(accelerator)
+    with pytest.raises(ZeroDivisionError), watch(accelerator, model, optimizer, tmp_path / "raised", views=[]):
+        raise ZeroDivisionError("by zero")
+    with forewarn.open_run(tmp_path / "raised") as run:
+        assert run.end[0] == "ZeroDivisionError: by zero"
+
+
 def test_two_processes_started_by_accelerate_launch_record_one_run(tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -216,11 +230,20 @@ def test_two_processes_started_by_accelerate_launch_record_one_run(tmp_path):
         assert stored.alerts() == []
 
 
-def test_wrong_arguments_are_one_sentence():
+def test_wrong_arguments_are_one_sentence(tmp_path):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"accelerator must be an accelerate.Accelerator, not Sequential; call watch\("):
         watch(model, optimizer, "runs/mine")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    with watch(accelerator, model, optimizer, tmp_path / "run", views=[]) as monitor:
+        with accelerator.accumulate(model):
+            monitor.step(torch.ones(3))
+        with (
+            accelerator.accumulate(model),
+            pytest.raises(ValueError, match="loss must be one number, but it is a tensor of shape"),
+        ):
+            monitor.step(torch.ones(3))
 
 
 @pytest.mark.parametrize(("module", "library", "extra"), [

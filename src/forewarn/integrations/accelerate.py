@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,14 +43,20 @@ def watch(
 
 
 class AcceleratedMonitor:
-    """A `forewarn.Monitor` whose `step` may be called after every micro-batch. All else is the monitor's own."""
+    """A `forewarn.Monitor` whose `step` may be called after every micro-batch. All else is the monitor's own.
+
+    `accelerator.end_training()` closes it too.
+    """
 
     def __init__(self, accelerator: Accelerator, monitor: Monitor, model: nn.Module) -> None:
         self._accelerator = accelerator
         self._monitor = monitor
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor | float] = []
         """The losses of the micro-batches since the last step."""
-        self._undo = report_clipping(accelerator, monitor, model)
+        self._undo = [
+            report_clipping(accelerator, monitor, model),
+            replace_method(accelerator, "end_training", self._closing(accelerator.end_training)),
+        ]
 
     def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
         """Complete one optimizer step; while gradients accumulate, only keep the loss.
@@ -58,16 +64,25 @@ class AcceleratedMonitor:
         The step's loss is the mean over its micro-batches.
         """
         if loss is not None:
-            self._losses.append(torch.as_tensor(as_scalar("loss", loss)).float())
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
         if not self._accelerator.sync_gradients:
             return Outcome()
         losses, self._losses = self._losses, []
-        return self._monitor.step(torch.stack(losses).mean() if losses else None, **extra)
+        return self._monitor.step(_mean(losses) if len(losses) > 1 else loss, **extra)
 
     def close(self, reason: str = "completed") -> None:
         """Give the accelerator its own methods back, and close the monitor."""
-        self._undo()
+        for undo in self._undo:
+            undo()
         self._monitor.close(reason)
+
+    def _closing(self, end_training: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(end_training)
+        def close_and_end_training() -> None:
+            self.close()
+            end_training()
+
+        return close_and_end_training
 
     def __enter__(self) -> Self:
         return self
@@ -75,11 +90,19 @@ class AcceleratedMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo()
-        self._monitor.__exit__(kind, error, trace)
+        self.close("completed" if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while a copy has no monitor yet
+            raise AttributeError(name)
         return getattr(self._monitor, name)
+
+
+def _mean(losses: Sequence[Tensor | float]) -> Tensor | float:
+    try:
+        return torch.stack([torch.as_tensor(as_scalar("loss", loss)).float() for loss in losses]).mean()
+    except (TypeError, ValueError):
+        return losses[-1]  # the monitor says what is wrong with it
 
 
 def report_clipping(accelerator: Any, monitor: Monitor, model: nn.Module) -> Callable[[], None]:
