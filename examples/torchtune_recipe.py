@@ -25,7 +25,7 @@ class FullFinetuneRecipe:
         torch.manual_seed(0)
         self.checkpoint = folder / "recipe_state.pt"
         self.model = GPT(GPTConfig(vocab_size=32, context=16, width=32, depth=2, heads=2))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
         self.monitor = forewarn.watch(self.model, self.optimizer, folder / "forewarn", resume=resume)  # 1
         self.epochs_run = 0
         if resume:

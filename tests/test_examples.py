@@ -20,7 +20,7 @@ def test_a_recipe_in_the_style_of_torchtune_resumes_its_run(tmp_path):
             assert run.series("train/loss").steps.tolist() == list(range(30))
             assert run.alerts() == []
     assert losses[0] == losses[1]
-    assert losses[0][-1] < losses[0][0] / 2
+    assert losses[0][-1] < losses[0][0] - 1
 
 
 def test_the_training_function_for_ray_runs_in_a_plain_call(tmp_path, capsys):
