@@ -1,6 +1,7 @@
 """The examples for loops in which `forewarn.watch` itself is enough run, and record what they train."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import forewarn
@@ -23,7 +24,8 @@ def test_a_recipe_in_the_style_of_torchtune_resumes_its_run(tmp_path):
     assert losses[0][-1] < losses[0][0] - 1
 
 
-def test_the_training_function_for_ray_runs_in_a_plain_call(tmp_path, capsys):
+def test_the_training_function_for_ray_runs_in_a_plain_call(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
     runpy.run_path(str(EXAMPLES / "ray_train.py"))["main"](tmp_path)
     assert capsys.readouterr().out.startswith("ray is not installed")
     with forewarn.open_run(tmp_path / "forewarn") as run:

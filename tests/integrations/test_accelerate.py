@@ -190,6 +190,32 @@ def test_clipping_a_part_of_the_model_is_not_taken_for_the_whole_norm(tmp_path):
     assert series(tmp_path / "run", "gradient/global_norm") == pytest.approx(norms, rel=1e-5)
 
 
+def test_two_models_that_are_clipped_apart_are_read_as_one_run(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    models = {"G": nn.Linear(3, 6), "D": network()}
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models.values()]
+    generator, discriminator, *optimizers = accelerator.prepare(*models.values(), *optimizers)
+    norms = []
+    with watch(accelerator, models, optimizers, tmp_path / "run", every=1, views=[]) as monitor:
+        for _ in range(6):
+            made = generator(torch.randn(8, 3))
+            real, fake = discriminator(torch.randn(8, 6)), discriminator(made.detach())
+            discriminator_loss = (real - 1).square().mean() + fake.square().mean()
+            accelerator.backward(discriminator_loss)
+            parts = [accelerator.clip_grad_norm_(discriminator.parameters(), 0.5).item()]
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            generator_loss = (discriminator(made) - 1).square().mean()
+            accelerator.backward(generator_loss)
+            parts.append(accelerator.clip_grad_norm_(generator.parameters(), 0.5).item())
+            optimizers[0].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            monitor.step(discriminator_loss + generator_loss)
+            norms.append(math.hypot(*parts))
+    assert series(tmp_path / "run", "gradient/global_norm") == pytest.approx(norms, rel=1e-5)
+
+
 def test_a_healthy_run_raises_no_alert(tmp_path):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, loader = prepared(accelerator)

@@ -233,7 +233,7 @@ class Recovers(Trainer):
 
 
 def test_auto_find_batch_size_leaves_one_run(tmp_path):
-    given = arguments(tmp_path, per_device_train_batch_size=8, auto_find_batch_size=True)
+    given = arguments(tmp_path, per_device_train_batch_size=3, auto_find_batch_size=True)
     Recovers(llama(), given, train_dataset=rows(40), callbacks=[callback()]).train()
     assert [path.name for path in tmp_path.glob("forewarn*")] == ["forewarn"]
     with forewarn.open_run(tmp_path / "forewarn") as run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,9 +25,18 @@ except ImportError as missing:
         "forewarn.integrations.accelerate needs accelerate: pip install 'forewarn[accelerate]'"
     ) from missing
 
+_log = logging.getLogger("forewarn")
+
+Models = nn.Module | Mapping[str, nn.Module]
+"""A model, or several by name."""
+
 
 def watch(
-    accelerator: Accelerator, model: nn.Module, optimizer: Any, run: str | Path | None = None, **options: Any
+    accelerator: Accelerator,
+    model: Models,
+    optimizer: Any,
+    run: str | Path | None = None,
+    **options: Any,
 ) -> AcceleratedMonitor:
     """Attach a monitor to what `accelerator.prepare` returned; call its `step(loss)` after every `optimizer.step()`.
 
@@ -48,7 +58,7 @@ class AcceleratedMonitor:
     `accelerator.end_training()` closes it too.
     """
 
-    def __init__(self, accelerator: Accelerator, monitor: Monitor, model: nn.Module) -> None:
+    def __init__(self, accelerator: Accelerator, monitor: Monitor, model: Models) -> None:
         self._accelerator = accelerator
         self._monitor = monitor
         self._losses: list[Tensor | float] = []
@@ -105,25 +115,29 @@ def _mean(losses: Sequence[Tensor | float]) -> Tensor | float:
         return losses[-1]  # the monitor says what is wrong with it
 
 
-def report_clipping(accelerator: Any, monitor: Monitor, model: nn.Module) -> Callable[[], None]:
+def report_clipping(accelerator: Any, monitor: Monitor, model: Models) -> Callable[[], None]:
     """Report to the monitor what `accelerator.clip_grad_norm_` does; returns a function that undoes this."""
     clip = accelerator.clip_grad_norm_
+    models = list(model.values()) if isinstance(model, Mapping) else [model]
 
     @functools.wraps(clip)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         parameters = parameters if isinstance(parameters, Tensor) else list(parameters)
         norm = clip(parameters, max_norm, norm_type=norm_type)
-        if norm is not None and norm_type == 2 and math.isfinite(max_norm) and _has_all_gradients(parameters, model):
-            monitor.clipped(norm, max_norm)
+        try:
+            if norm is not None and norm_type == 2 and math.isfinite(max_norm) and _are_all(parameters, models):
+                monitor.clipped(norm, max_norm)
+        except Exception as error:  # the training goes on; the limit is then found from two measured steps
+            _log.warning("clipping was not reported to the monitor: %s", error)
         return norm
 
     return replace_method(accelerator, "clip_grad_norm_", clip_grad_norm_)
 
 
-def _has_all_gradients(parameters: Any, model: nn.Module) -> bool:
-    """Whether these are all parameters of the model that have a gradient: only then their norm is the global one."""
-    given = {id(parameter) for parameter in parameters if parameter.grad is not None}
-    return given == {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
+def _are_all(parameters: Iterable[nn.Parameter], models: Sequence[nn.Module]) -> bool:
+    """Whether these are all parameters of the models that are trained: only then their norm is the global one."""
+    given = {id(parameter) for parameter in parameters if parameter.requires_grad}
+    return given == {id(one) for model in models for one in model.parameters() if one.requires_grad}
 
 
 def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:

@@ -109,7 +109,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             monitor.load_state_dict(saved["monitor"])
         self.monitor = monitor
         self._loss, self._epochs_ended = None, int(state.epoch or 0)
-        self._validation_loss = None if saved is None else saved["validation_loss"]
+        self._validation_loss = None if saved is None else saved.get("validation_loss")
         self._finalizer = weakref.finalize(self, _abandon, monitor)
         if trainer is None:
             _log.warning("ForewarnCallback was not called by a Trainer, so the loss is not recorded")
@@ -214,12 +214,12 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     def _configured(self, args: Any, state: Any, scheduler: Any) -> Config:
         """The user's config with what the trainer knows: the planned learning rate, the batch size, the steps."""
         micro_batch_size = (state.train_batch_size or args.train_batch_size) * args.world_size
-        known = {
+        hyperparameters = {
             "total_steps": state.max_steps,
             "micro_batch_size": micro_batch_size,
             "batch_size": micro_batch_size * args.gradient_accumulation_steps,
         }
-        config = replace(self._config, hyperparameters=known | dict(self._config.hyperparameters))
+        config = replace(self._config, hyperparameters=hyperparameters | dict(self._config.hyperparameters))
         if config.measure.plan.total or scheduler is None:
             return config
         try:
