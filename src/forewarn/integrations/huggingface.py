@@ -176,9 +176,10 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         Evaluations may come at any step, so within an epoch, at its last step or after `on_epoch_end`.
         """
         monitor, epoch = self._open_monitor, float(state.epoch or 0)
-        is_known = self._validation_loss is not None or args.eval_strategy == "no"
-        if monitor is None or not is_known or not epoch.is_integer() or epoch <= self._epochs_ended:
+        if monitor is None or not epoch.is_integer() or epoch <= self._epochs_ended:
             return False
+        if self._validation_loss is None and (args.eval_strategy != "no" or monitor.path is None):
+            return False  # it is still to come, or another process says that there is none
         monitor.end_epoch(val_loss=self._validation_loss)
         self._validation_loss, self._epochs_ended = None, epoch
         control.should_training_stop |= monitor.should_stop
