@@ -78,7 +78,7 @@ class AcceleratedMonitor:
         if not self._accelerator.sync_gradients:
             return Outcome()
         losses, self._losses = self._losses, []
-        return self._monitor.step(_mean(losses) if len(losses) > 1 else loss, **extra)
+        return self._monitor.step(_mean(losses) if len(losses) > 1 else next(iter(losses), None), **extra)
 
     def close(self, reason: str = "completed") -> None:
         """Give the accelerator its own methods back, and close the monitor."""
