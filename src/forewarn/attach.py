@@ -335,7 +335,7 @@ def _run_info(
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
         objective="return" if config.objective == "auto" and _acts_in_an_environment() else config.objective,
-        every=predicate.every if isinstance(predicate, Schedule) else 1,
+        every=predicate.every if isinstance(predicate, Schedule) else 0,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},

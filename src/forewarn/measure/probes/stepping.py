@@ -67,8 +67,8 @@ class SteppingProbe(Probe):
         self._scaler = scaler
         self._steps = 0
         self._found: list[Tensor] = []
-        self._idle = [-1] * len(self._optimizers)
-        """Per optimizer: calls of `monitor.step` since its last step; -1 if it never stepped."""
+        self._idle = [1] * len(self._optimizers)
+        """Per optimizer: calls of `monitor.step` since its last step, or since the start if it never stepped."""
         self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
         self._updates = 0
         self._gradients: dict[int, list[tuple[int, int]]] = {}
@@ -99,7 +99,7 @@ class SteppingProbe(Probe):
         separate, self._separate, self._gradients = self._separate, False, {}
         steps, self._steps = self._steps, 0
         resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
-        self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
+        self._idle = [idle + 1 for idle in self._idle]
         overflows, self._found = self._found, []
         if steps == 0:
             overflows += self._found_before_update()
