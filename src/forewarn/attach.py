@@ -291,7 +291,6 @@ def _probes(
         GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
         UpdateProbe(parameter_index, sample_size=measure.sample_size),
         WeightProbe(parameter_index, reader),
-        BatchProbe(parameter_index.called),
         SpeedProbe(stopwatch),
         SystemProbe(),
         UserProbe(),
@@ -306,6 +305,7 @@ def _probes(
             saturated_from=measure.saturation_level,
         ))  # fmt: skip
         everything += [
+            BatchProbe(parameter_index.called),
             RepresentationProbe(parameter_index),
             BatchNormProbe(parameter_index),
             LogitsProbe(parameter_index.called),

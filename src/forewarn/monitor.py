@@ -246,9 +246,9 @@ class Monitor:
         if self._closed or not self._loop.measured:
             return
         try:
-            probe = self._probes["batch"]
-            assert isinstance(probe, BatchProbe)
-            self._loop.guard(probe, probe.give, inputs, targets)
+            probe = self._probes.get("batch")
+            if isinstance(probe, BatchProbe):  # not with Measure(activations=False)
+                self._loop.guard(probe, probe.give, inputs, targets)
         except Exception as error:
             self._failed(error)
 

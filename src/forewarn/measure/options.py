@@ -33,7 +33,7 @@ class Measure(Settings):
     mean_gain_drift_window: int = between(10, 2, counts="readings")
     """Number of checks averaged in `gain/mean_ma`; `gain/drift` compares with the oldest of them."""
     activations: bool = True
-    """Whether to measure layer outputs: statistics, dead and saturated units, last hidden state, logits."""
+    """Whether to measure batches and layer outputs: statistics, dead and saturated units, last hidden state, logits."""
     modules: str = pattern()
     """Regular expression to find in module names: the outputs of these modules are measured too, with dead units."""
     activation_rows: int = between(256, 8)

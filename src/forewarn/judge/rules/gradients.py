@@ -27,7 +27,7 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import Panel, Series, median
+from forewarn.judge.series import Panel, Series, median, trailing
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import matrices
 from forewarn.settings import Settings, between
@@ -448,7 +448,7 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     severity = Severity.WARNING if (plain or near_epsilon) and not learns else Severity.INFO
     return finding(
         severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual,
-        lasting_steps=norm.steps_of(settings.readings),
+        lasting_steps=norm.steps_of(trailing(norm.values * np.float32(settings.kept) > clip.last)),
     )  # fmt: skip
 
 

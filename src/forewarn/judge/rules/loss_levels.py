@@ -36,7 +36,7 @@ class LossNotStarting(Settings):
     """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
     levels: int = between(8, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
-    settled_steps: int = between(256, 1, counts="steps")
+    settled_steps: int = between(224, 1, counts="steps")
     """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
 
 

@@ -48,6 +48,8 @@ class UpdateRatioHigh(Settings):
     much fires at once."""
     first_losses: int = between(10, 0, counts="readings")
     """Number of losses to wait for at the start if the loss neither falls nor rises by that much."""
+    waiting_factor: float = between(2.0, 1.0)
+    """Multiple of the limits above which it does not wait."""
 
 
 @rule(
@@ -96,18 +98,19 @@ def update_ratio_high(
     overall = median.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
-    if starting and _may_settle(loss.series(), settings):
+    if starting and _has_fallen(loss.series(), settings.learning):
         return
+    patience = settings.waiting_factor if starting and _may_settle(loss.series(), settings) else 1.0
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
         typical = _median_of_matrices(ratios, info, ~(near_zero | from_zero)) if ratios.at == now else overall.last
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
-        if typical >= bound:
+        if typical >= patience * bound:
             yield finding(Severity.WARNING, typical, bound)
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
-    if ratios.at < now or not (high := ratios.last > bound).any():
+    if ratios.at < now or not (high := ratios.last > patience * bound).any():
         return
     for index in matrices(high & ~from_zero, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, index] > 0, index]
@@ -115,13 +118,18 @@ def update_ratio_high(
             yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
 
 
-def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
-    """Whether the latest losses are well below the first one, or too few to tell and not well above it."""
+def _has_fallen(loss: Series, share: float) -> bool:
+    """Whether the latest losses are below the first one by this share of it; False if unknown."""
     losses = loss.finite()
-    if not len(losses) or not math.isfinite(loss.last):
+    return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
+
+
+def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether there are too few losses to tell, and the latest are not well above the first."""
+    losses = loss.finite()
+    if not 0 < len(losses) < settings.first_losses or not math.isfinite(loss.last):
         return False
-    change, enough = float(np.median(losses[-3:])) - losses[0], settings.learning * abs(losses[0])
-    return bool(change < -enough or (len(losses) < settings.first_losses and change <= enough))
+    return bool(np.median(losses[-3:]) <= losses[0] + settings.learning * abs(losses[0]))
 
 
 def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
