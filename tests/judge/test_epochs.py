@@ -34,7 +34,7 @@ def made(lr=3e-4, weight_decay=0.01):
 
 
 def step(model, optimizer, monitor, loss):
-    model(torch.ones(1, 2)).square().sum().backward()
+    model(torch.rand(1, 2)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     monitor.step(loss)

@@ -140,6 +140,7 @@ def all_pairs(episodes, explained):
                 if cause.began <= symptom.since <= cause.until
                 and explains(cause, symptom)
                 and (cause.began < symptom.since or cause.phase <= symptom.phase)
+                and not (explains(symptom, cause) and (symptom.began, symptom.phase) < (cause.began, cause.phase))
             ),
             None,
         )

@@ -29,8 +29,8 @@ SYMPTOMS = (
     Symptom("loss-not-decreasing", "The loss does not fall and the model does not learn",
             ("loss-not-starting", "optimizer-not-stepping", "loss-plateau", "first-epoch-flat",
              "accumulating-gradient", "parameter-not-in-optimizer", "loss-bouncing", "underfitting",
-             "lr-off-plan", "update-ratio-low", "clip-too-tight", "weight-decay-dominates", "epsilon-too-large",
-             "double-softmax", "large-inputs", "stale-copy",
+             "lr-off-plan", "update-ratio-low", "clip-too-tight", "weight-decay-dominates", "epsilon-dominates",
+             "double-softmax", "inputs-not-normalized", "stale-copy",
              "gradient-changed-before-step")),
     Symptom("loss-spikes", "The loss spikes, rises or diverges",
             ("loss-spike", "loss-divergence", "gradient-spike", "update-ratio-jump", "update-ratio-high",
@@ -61,7 +61,7 @@ def guides_of(rule: str) -> list[Symptom]:
 
 
 SYNONYMS = {
-    "amp": "bfloat16 scaler", "bf16": "bfloat16 rounding", "big": "large", "blow": "explode diverge",
+    "amp": "bfloat16 scaler", "bf16": "bfloat16 rounding", "big": "large", "blow": "diverge",
     "change": "move", "constant": "plateau flat", "converge": "fall learn", "cuda": "memory", "decrease": "fall",
     "detach": "missing", "disappear": "vanish", "diverge": "rise", "down": "fall", "drop": "fall", "dying": "dead",
     "early": "first", "eval": "validation", "explode": "large diverge", "explosion": "explode", "flat": "plateau",

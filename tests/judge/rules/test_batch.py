@@ -41,7 +41,7 @@ def test_small_batches_hold_few_classes_by_chance():
     assert classes_fed([[0], [2], [1], [3]] * 3, size=4) == ()
 
 
-def test_a_normalization_after_the_first_layer_makes_large_inputs_harmless():
+def test_a_normalization_after_the_first_layer_makes_inputs_not_normalized_harmless():
     kinds = {"a.weight": "Linear.weight", "b.weight": "BatchNorm1d.weight"}
     parameters = {name: ParameterInfo((8, 8), kind, "float32", 0, True) for name, kind in kinds.items()}
     run = Run("D101", info=RunInfo(parameters=parameters))

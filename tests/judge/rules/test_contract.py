@@ -165,7 +165,7 @@ def test_explanations_of_one_step_never_go_in_circles():
 
 def test_a_step_meets_the_phases_in_this_order():
     assert sorted(Phase) == [
-        Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.UPDATE, Phase.WEIGHTS, Phase.REST,
+        Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.UPDATE, Phase.WEIGHTS, Phase.REST,
     ]  # fmt: skip
 
 

@@ -16,21 +16,22 @@ from forewarn.types import Finding, RunInfo, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargeInputs(Settings):
-    """When `large-inputs` fires."""
+class InputsNotNormalized(Settings):
+    """When `inputs-not-normalized` fires."""
 
     rms: float = between(20.0, 0.0)
     """Root mean square of the first layer's input above which it is not normalized."""
 
 
 @rule(
-    "D101", "large-inputs", reads=("batch/input_rms", "batch/input_mean"), when=("batch/input_rms",), per_scope=True,
+    "D101", "inputs-not-normalized", reads=("batch/input_rms", "batch/input_mean"), when=("batch/input_rms",),
+    per_scope=True,
     hold=3, keep=200,
     explains=(
         "L102", "L103", "L105", "L106", "L108", "G102", "G104", "G106", "G107", "G110", "G111", "U101", "U102", "U104",
         "W102", "W103", "A101", "A102", "A103", "A104", "A108", "E105", "E106",
     ),
-    settings=LargeInputs,
+    settings=InputsNotNormalized,
     message=Message(
         "The inputs of {scope} are not normalized",
         "root mean square {value} · limit {bound} · mean {mean}",
@@ -41,7 +42,7 @@ class LargeInputs(Settings):
         lower_lr(0.1, "the first layer's gradient grows with its inputs"),
     ),
 )  # fmt: skip
-def large_inputs(size: Panel, mean: Panel, settings: LargeInputs, info: RunInfo) -> Iterator[Finding]:
+def inputs_not_normalized(size: Panel, mean: Panel, settings: InputsNotNormalized, info: RunInfo) -> Iterator[Finding]:
     """The inputs of the first layer are far from a mean of 0 and a standard deviation of 1.
 
     ## Why is this bad?
@@ -165,6 +166,6 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
 class BatchThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
 
-    large_inputs: LargeInputs = LargeInputs()
+    inputs_not_normalized: InputsNotNormalized = InputsNotNormalized()
     sorted_data: SortedData = SortedData()
     repeated_batch: RepeatedBatch = RepeatedBatch()

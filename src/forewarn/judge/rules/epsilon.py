@@ -23,8 +23,8 @@ _SMALLEST_HALF = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpsilonTooLarge(Settings):
-    """When `epsilon-too-large` fires."""
+class EpsilonDominates(Settings):
+    """When `epsilon-dominates` fires."""
 
     share: float = between(0.1, 0.0)
     """Root mean square of a gradient, as a fraction of epsilon, below which epsilon decides the size of the step."""
@@ -35,13 +35,13 @@ class EpsilonTooLarge(Settings):
 
 
 @rule(
-    "U112", "epsilon-too-large",
+    "U112", "epsilon-dominates",
     reads=("monitor/vanishing_count", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("monitor/vanishing_count",), per_scope=True, hold=3, keep=100,
     explains=("L104", "L105", "U101", "U103", "E102", "E103", "E105", "E106"),
-    settings=EpsilonTooLarge,
+    settings=EpsilonDominates,
     message=Message(
-        "The epsilon of the optimizer is larger than the gradients",
+        "The epsilon of the optimizer outweighs the gradients",
         "gradient {value} (root mean square) · epsilon {epsilon} · expected gradients above {bound}",
     ),
     remedies=(
@@ -49,11 +49,11 @@ class EpsilonTooLarge(Settings):
                "the step is lr × m / (√v + epsilon): a large epsilon makes all steps small", to=1e-8),
     ),
 )  # fmt: skip
-def epsilon_too_large(
-    typical: Panel, gradient: Panel, loss: Panel, levels: Panel, separate: Panel, settings: EpsilonTooLarge,
+def epsilon_dominates(
+    typical: Panel, gradient: Panel, loss: Panel, levels: Panel, separate: Panel, settings: EpsilonDominates,
     info: RunInfo,
 ) -> Finding | None:  # fmt: skip
-    """The optimizer's epsilon is larger than the gradients it should normalize.
+    """The epsilon of the optimizer decides how far its steps go.
 
     ## Why is this bad?
     Adam divides each gradient by √v + epsilon, so that every weight moves by about the learning rate. If epsilon is
@@ -80,8 +80,8 @@ def epsilon_too_large(
 
 
 @rule(
-    "U113", "epsilon-underflow", reads=("gradient/global_norm", "gradient/norm"),
-    when=("gradient/global_norm",), per_scope=True, keep=100,
+    "U113", "epsilon-underflow", reads=("monitor/vanishing_count", "gradient/norm"),
+    when=("monitor/vanishing_count",), per_scope=True, keep=100,
     explains=("L101", "L102", "L103", "L107", "L108", "G101", "U102", "W101", "W102", "A103"),
     message=Message(
         "The epsilon of the optimizer is zero in float16",
@@ -93,7 +93,7 @@ def epsilon_too_large(
                "the smallest positive float16 is 6e-8: a smaller epsilon is rounded to zero", to=1e-4),
     ),
 )  # fmt: skip
-def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | None:
+def epsilon_underflow(count: Panel, gradient: Panel, info: RunInfo) -> Finding | None:
     """The optimizer's epsilon is rounded to zero, because the weights are in float16.
 
     ## Why is this bad?
@@ -102,10 +102,10 @@ def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | 
     use autocast, or raise epsilon.
 
     ## Example
-    fires: 0.1 | gradient/norm{half.weight} 0.1 | group/eps 1e-8
-    quiet: 0.1 | gradient/norm{layer.weight} 0.1 | group/eps 1e-8
+    fires: 0 | gradient/norm{half.weight} 0.1 | group/eps 1e-8
+    quiet: 0 | gradient/norm{layer.weight} 0.1 | group/eps 1e-8
     """
-    if gradient.at != norm.at or math.isnan(norm.series().last):
+    if gradient.at != count.at or math.isnan(count.series().last):
         return None
     epsilons = settings_of(gradient.scopes, "eps", info)
     lost = in_float16(gradient.scopes, info) & (epsilons > 0) & (epsilons < _SMALLEST_HALF)
@@ -118,4 +118,4 @@ def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | 
 class EpsilonThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
 
-    epsilon_too_large: EpsilonTooLarge = EpsilonTooLarge()
+    epsilon_dominates: EpsilonDominates = EpsilonDominates()

@@ -112,6 +112,8 @@ class ExplodingGradient(Settings):
     """Global gradient norm, before clipping, above which to warn, per unit of a loss above 1."""
     critical: float = between(1000.0, 0.0)
     """Global gradient norm, before clipping, that is critical, per unit of a loss above 1."""
+    largest_loss: float = between(1e4, 1.0)
+    """Largest loss that raises these limits: an even larger one has itself exploded."""
     factor: float = between(10.0, 1.0)
     """Multiple of the run's usual norm, once it has one, that the norm must exceed as well."""
     minimum: int = between(32, 2, counts="readings")
@@ -142,7 +144,7 @@ def exploding_gradient(
     norm: Panel, tensors: Panel, loss: Panel, levels: Panel, separate: Panel, settings: ExplodingGradient,
     info: RunInfo,
 ) -> Finding | None:  # fmt: skip
-    """The global gradient norm, before clipping, is very large.
+    """Gradients are too large: their global norm, before clipping, is much larger than it should be.
 
     ## Why is this bad?
     Without clipping, such a step throws the weights far away. With clipping, only the direction of the gradient is
@@ -163,7 +165,7 @@ def exploding_gradient(
     whole = norm.series()
     if not settings.warning < whole.last < math.inf:
         return None
-    scale = max(1.0, _loss_scale(loss.series(), levels.series()))
+    scale = min(max(1.0, _loss_scale(loss.series(), levels.series())), settings.largest_loss)
     usual = settings.factor * whole.median(len(whole), skip=1) if len(whole) > settings.minimum else 0.0
     warning, critical = max(settings.warning * scale, usual), max(settings.critical * scale, usual)
     if not whole.last > warning:

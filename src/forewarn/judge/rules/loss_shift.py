@@ -129,8 +129,8 @@ class LossAboveStart(Settings):
 
 
 @rule(
-    "L108", "loss-above-start", reads=("train/loss", "train/loss_level", "update/separate_losses"),
-    when=("train/loss",), keep=100,
+    "L108", "loss-above-start", reads=("train/loss_level", "train/loss", "update/separate_losses"),
+    when=("train/loss_level",), keep=128,
     explains=("L101", "L102", "L103", "L106", "L107", "G102", "G104", "A104", "A108"),
     settings=LossAboveStart,
     message=Message(
@@ -143,26 +143,26 @@ class LossAboveStart(Settings):
     ),
 )  # fmt: skip
 def loss_above_start(
-    loss: Series, levels: Series, separate: Series, settings: LossAboveStart, info: RunInfo
+    levels: Series, loss: Series, separate: Series, settings: LossAboveStart, info: RunInfo
 ) -> Finding | None:
     """The training loss is several times as high as at the start of the run.
 
     ## Why is this bad?
     The model is far worse than its random initial weights. No healthy run gets there, so the rule needs no history: it
-    fires within a few steps. The learning rate is much too high, in a GAN that of one of the two sides.
+    can fire after 32 steps. The learning rate is much too high, in a GAN that of one of the two sides.
 
     In a game the loss must be ten times as high, and it is then a warning. In reinforcement learning a loss that grows
     is only information: it grows with the values.
 
     ## Example
-    fires: 2.0x4 30.0x8 | train/loss_level 2.0
-    quiet: 2.0x4 5.0x8 | train/loss_level 2.0
-    quiet: 2.0x4 30.0x3 2.0x8 | train/loss_level 2.0
+    fires: 2.0 _x30 30.0 | train/loss 2.0x4 30.0x28
+    quiet: 2.0 _x30 5.0 | train/loss 2.0x4 5.0x28
+    quiet: 2.0 _x30 2.0 | train/loss 2.0x4 30.0x20 2.0x8
     """
-    if len(loss) < settings.readings or not len(levels) or levels.steps[0] > 0:
+    if len(loss) < settings.readings or math.isnan(levels.last) or levels.steps[0] > 0:
         return None
     start = float(levels.values[0])
-    if not 0 < start * settings.factor < loss.last:
+    if not start > 0:
         return None
     if loss.steps[0] == 0:
         start = max(start, float(loss.finite(None)[: settings.first].max(initial=start)))

@@ -300,12 +300,14 @@ def weight_decay_dominates(
     rate = float(np.fmax.reduce(lr.last, initial=np.nan)) if len(lr) else np.nan
     moved = ratios.last.astype(np.float64)
     momentum = max((group.get("momentum", 0.0) for group in info.groups), default=0.0)
-    decay = rate * decays / (1 - momentum if momentum < 1 else 1)
+    with np.errstate(invalid="ignore"):
+        decay = rate * decays / (1 - momentum if momentum < 1 else 1)
     if not (steps_grow_with_gradients(info) or decays_apart(info) or not info.optimizers):
         if norm.scopes != ratios.scopes or gradient.scopes != ratios.scopes:
             return None
-        pull = decays * norm.last
-        decay = moved * pull / (pull + gradient.last)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            pull = decays * norm.last
+            decay = moved * pull / (pull + gradient.last)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = decay / moved
     dominated = decayed & (shares >= settings.share) & (decay >= settings.decay)
