@@ -1,0 +1,67 @@
+"""A graph convolution that sees the whole graph at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forewarn.lab.faults.session import Session, evaluating
+from forewarn.lab.faults.toy_data import community_graph
+from forewarn.lab.faults.workload import Trait, workload
+
+
+class GraphConvolution(nn.Module):
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_in, num_out))
+        self.bias = nn.Parameter(torch.zeros(num_out))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        return adjacency @ (x @ self.weight) + self.bias
+
+
+class GCN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gc1 = GraphConvolution(16, 32)
+        self.relu = nn.ReLU()
+        self.gc2 = GraphConvolution(32, 4)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        x = F.dropout(self.relu(self.gc1(x, adjacency)), 0.5, training=self.training)
+        logits: Tensor = self.gc2(x, adjacency)
+        return logits
+
+
+@workload(
+    "gcn", num_steps=200,
+    traits={Trait.FLOATS, Trait.TARGETS, Trait.RELU, Trait.ADAM, Trait.WEIGHT_DECAY, Trait.SMOOTHING, Trait.CLASSES},
+)  # fmt: skip
+def gcn(session: Session) -> float:
+    """A graph convolution with two layers, full batch: one step is one epoch, validated each time; Adam."""
+    features, adjacency, labels = community_graph()
+    known, checked, asked = torch.arange(240), torch.arange(240, 400), torch.arange(400, 600)
+    model = GCN()
+    session.built(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=session.number("lr", 0.01), weight_decay=5e-4)
+    session.optimizer(optimizer)
+    monitor = session.watch(model, optimizer)
+    smoothing = session.number("label_smoothing", 0.0)
+    for _ in range(session.num_steps):
+        x, y = session.batch(session.pipeline(features), labels)
+        model.train()
+        optimizer.zero_grad()
+        output = model(x, adjacency)
+        loss = session.loss(F.cross_entropy(output[known], y[known], label_smoothing=smoothing))
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+        with evaluating(model):
+            output = model(session.pipeline(features), adjacency)
+            val_loss = F.cross_entropy(output[checked], labels[checked]).item()
+        monitor.end_epoch(val_loss=val_loss)
+    with evaluating(model):
+        output = model(session.pipeline(features), adjacency)
+        return F.cross_entropy(output[asked], labels[asked]).item()
