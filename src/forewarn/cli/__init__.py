@@ -47,6 +47,9 @@ SECTIONS = {
     "Measure the cost": {
         "bench": "forewarn bench --workload mymodel:make",
     },
+    "Measure the rules": {
+        "faults": "forewarn faults --quick",
+    },
 }
 """Every command with an example, in the order in which a newcomer needs them."""
 

@@ -30,6 +30,8 @@ class Fault:
     """Names of the workloads it is for; empty: all that have what it needs."""
     is_dynamic: bool
     """Whether it begins during the run."""
+    is_told_as_information: bool
+    """Whether it is no fault by itself but worth a line, so that information counts as detection."""
 
     def fits(self, workload: Workload) -> bool:
         return self.needs <= workload.traits and (not self.only or workload.name in self.only)
@@ -49,6 +51,7 @@ def fault(
     needs: Collection[Trait] = (),
     only: str = "",
     is_dynamic: bool = False,
+    is_told_as_information: bool = False,
 ) -> Callable[[Make], Fault]:
     """Make a change a fault. Names in `causes`, `fixes` and `only` are separated by spaces."""
 
@@ -56,7 +59,7 @@ def fault(
         summary = (make.__doc__ or "").partition("\n")[0]
         return Fault(
             name, make, summary, tuple(causes.split()), words, frozenset(fixes.split()), frozenset(needs),
-            frozenset(only.split()), is_dynamic,
+            frozenset(only.split()), is_dynamic, is_told_as_information,
         )  # fmt: skip
 
     return declare

@@ -26,7 +26,9 @@ def glyphs(num: int, *, size: int = 12, num_classes: int = 10, noise: float = 0.
     labels = torch.randint(num_classes, (num,))
     images = _templates(num_classes, size)[labels]
     shifts = torch.randint(-2, 3, (num, 2))
-    images = torch.stack([torch.roll(image, (int(dy), int(dx)), (0, 1)) for image, (dy, dx) in zip(images, shifts, strict=True)])
+    images = torch.stack(
+        [torch.roll(image, (int(dy), int(dx)), (0, 1)) for image, (dy, dx) in zip(images, shifts, strict=True)]
+    )
     images = images * (0.6 + 0.8 * torch.rand(num, 1, 1)) + noise * torch.randn(num, size, size)
     return images.unsqueeze(1), labels
 

@@ -1,4 +1,7 @@
-"""Faults in the data: single batches, labels, order and scale."""
+"""Faults in the data: single batches, labels, order and scale.
+
+An alert that marks the step of a bad batch counts as naming it.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +75,7 @@ class Repeated(Change):
 
 class Sorted(Change):
     def order(self, order: Tensor, labels: Tensor) -> Tensor:
-        return labels[order].argsort(stable=True).argsort(stable=True).argsort(stable=True) if False else order[
-            labels[order].argsort(stable=True)
-        ]
+        return order[labels[order].argsort(stable=True)]
 
 
 class Unnormalized(Change):
@@ -87,7 +88,7 @@ class Unnormalized(Change):
         return self.factor * (inputs + 1) if inputs.is_floating_point() else inputs
 
 
-@fault("nan-batch", causes="L101 G101:batch A103:inputs", words="NaN.*(batch|input)|(batch|input).*NaN|non-finite loss|loss is NaN",
+@fault("nan-batch", causes="L101 G101", words="(batch|input).*(NaN|finite)|(NaN|finite).*(batch|input)",
        fixes="skip_batch inspect_batch find_operation roll_back", needs={Trait.FLOATS}, is_dynamic=True)  # fmt: skip
 def nan_batch(draw: Draw) -> Change:
     """One batch contains a NaN."""
@@ -101,27 +102,38 @@ def corrupt_batches(draw: Draw) -> Change:
     return Noise(draw, draw.onset(), draw.between(0.1, 0.4))
 
 
-@fault("label-noise-onset", words="label|target|level|data (changed|shift)", fixes="inspect_labels inspect_batch inspect_data roll_back",
+@fault("label-noise-onset", words="label|target|the data", fixes="inspect_labels inspect_batch inspect_data roll_back",
        needs={Trait.TARGETS}, is_dynamic=True)  # fmt: skip
 def label_noise_onset(draw: Draw) -> Change:
     """Labels are shuffled from some step on."""
     return MixedUp(draw, draw.onset())
 
 
-@fault("label-misalignment", causes="L105", words="label|target", fixes="inspect_labels overfit_one_batch inspect_data",
+@fault("label-misalignment", words="label|target", fixes="inspect_labels overfit_one_batch inspect_data",
        needs={Trait.TARGETS})  # fmt: skip
 def label_misalignment(draw: Draw) -> Change:
     """Each sample has the label of its neighbour in the batch."""
     return Misaligned()
 
 
-@fault("repeated-batch", words="same batch|repeat", fixes="inspect_data shuffle_data", needs={Trait.TARGETS}, is_dynamic=True)
+@fault(
+    "repeated-batch",
+    words="same batch|repeat|identical batch",
+    fixes="inspect_data shuffle_data",
+    needs={Trait.TARGETS},
+    is_dynamic=True,
+)
 def repeated_batch(draw: Draw) -> Change:
     """The loader returns one batch again and again."""
     return Repeated(draw.onset())
 
 
-@fault("class-sorted-data", words="sorted|shuffl|one class|label entropy", fixes="shuffle_data", needs={Trait.ORDER})
+@fault(
+    "class-sorted-data",
+    words="sorted|shuffl|(one|single) class|label entropy",
+    fixes="shuffle_data",
+    needs={Trait.ORDER},
+)
 def class_sorted_data(draw: Draw) -> Change:
     """Samples come sorted by class."""
     return Sorted()
@@ -140,8 +152,8 @@ def overfitting(draw: Draw) -> Change:
     return Scaled("num_samples", 1 / draw.between(12, 25))
 
 
-@fault("label-smoothing-one", words="smoothing|label|softmax", fixes="lower_smoothing check_objective inspect_labels",
-       causes="L105", needs={Trait.SMOOTHING})  # fmt: skip
+@fault("label-smoothing-one", words="smoothing|label|target|uniform", fixes="lower_smoothing check_objective inspect_labels",
+       needs={Trait.SMOOTHING})  # fmt: skip
 def label_smoothing_one(draw: Draw) -> Change:
     """Label smoothing of 1: every class is equally right."""
     return Set("label_smoothing", 1.0)

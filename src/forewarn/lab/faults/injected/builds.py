@@ -73,7 +73,7 @@ class Frame(Change):
         model.register_forward_hook(lambda _module, _inputs, output: self.change(output))
 
 
-@fault("init-times-ten", causes="U103 A103 G111 G102:start A102", words="initial", fixes="lower_initial_scale")
+@fault("init-times-ten", words="initial", fixes="lower_initial_scale")
 def init_times_ten(draw: Draw) -> Change:
     """All weights start 5 to 15 times as large."""
     factor = draw.magnitude(5, 15)
@@ -114,7 +114,7 @@ def dead_relu(draw: Draw) -> Change:
     return Rebuilt(kill)
 
 
-@fault("exploding-embedding-row", causes="W102 A103 W103", words="embedding", fixes="inspect_layer clip_gradient",
+@fault("exploding-embedding-row", causes="W102 W103", words="embedding", fixes="inspect_layer clip_gradient",
        needs={Trait.TOKENS}, is_dynamic=True)  # fmt: skip
 def exploding_embedding_row(draw: Draw) -> Change:
     """Rows of the embedding grow to 300 to 3,000 times their size."""
@@ -160,7 +160,9 @@ def _add(shift: Tensor, rate: float) -> None:
     shift.add_(rate)
 
 
-@fault("batchnorm-in-eval", causes="A105", words="batch.?norm.*evaluation", fixes="call_train", needs={Trait.BATCH_NORM})
+@fault(
+    "batchnorm-in-eval", causes="A105", words="batch.?norm.*evaluation", fixes="call_train", needs={Trait.BATCH_NORM}
+)
 def batchnorm_in_eval(draw: Draw) -> Change:
     """Batch normalization stays in evaluation mode and uses its initial statistics."""
 

@@ -8,7 +8,7 @@ from forewarn.lab.faults.injected.rates import Scaled, Set
 from forewarn.lab.faults.workload import Trait
 
 
-@fault("divergence-wrong-sign", words="sign|negative|below zero|unbounded", fixes="check_sign check_objective",
+@fault("divergence-wrong-sign", words=r"\bsign\b|negative|below zero|unbounded", fixes="check_sign check_objective",
        needs={Trait.VARIATIONAL})  # fmt: skip
 def divergence_wrong_sign(draw: Draw) -> Change:
     """The divergence of a variational autoencoder is subtracted instead of added."""
@@ -36,7 +36,7 @@ def policy_entropy_collapse(draw: Draw) -> Change:
 
 
 @fault("target-network-never-updated", words="target network|never (change|move|update)|constant cop",
-       causes="", fixes="update_target", needs={Trait.TARGET_NETWORK})  # fmt: skip
+       fixes="update_target", needs={Trait.TARGET_NETWORK})  # fmt: skip
 def target_network_never_updated(draw: Draw) -> Change:
     """The target network stays as it was initialized."""
     return Set("target_every", 1e9)

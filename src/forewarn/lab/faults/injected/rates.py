@@ -104,21 +104,19 @@ class Clipped(Change):
         optimizer.register_step_pre_hook(clip)
 
 
-@fault(
-    "lr-too-high", causes="U102 L106 L103:lr", words="learning rate (is )?too (high|large)", fixes="lower_lr warm_up"
-)
+@fault("lr-too-high", causes="U102", words="learning rate", fixes="lower_lr warm_up")
 def lr_too_high(draw: Draw) -> Change:
     """The learning rate is 20 to 100 times too high from the start."""
     return Scaled("lr", draw.magnitude(20, 100))
 
 
-@fault("lr-too-low", causes="L105 U103 E106 E102 E105", words="learning rate (is )?too (low|small)", fixes="raise_lr")
+@fault("lr-too-low", causes="U103", words="learning rate", fixes="raise_lr")
 def lr_too_low(draw: Draw) -> Change:
     """The learning rate is 300 to 10,000 times too low."""
     return Scaled("lr", 1 / draw.magnitude(300, 10_000))
 
 
-@fault("lr-jump", causes="U104 U102", words="learning rate (jump|rose|was raised)", fixes="lower_lr", is_dynamic=True)
+@fault("lr-jump", causes="U104 U102", words="learning rate", fixes="lower_lr", is_dynamic=True)
 def lr_jump(draw: Draw) -> Change:
     """The learning rate jumps to 20 to 100 times its value during the run."""
     return LrStep(draw.onset(), draw.magnitude(20, 100))
@@ -131,7 +129,7 @@ def no_warm_up(draw: Draw) -> Change:
 
 
 @fault(
-    "scheduler-too-often", causes="U109 E108 U107", words="schedul", needs={Trait.SCHEDULE},
+    "scheduler-too-often", causes="U109 E108 U107", words="schedul|learning rate close to zero", needs={Trait.SCHEDULE},
     fixes="step_scheduler_per_epoch lengthen_schedule check_stepping check_scheduler plan_steps raise_lr",
 )  # fmt: skip
 def scheduler_too_often(draw: Draw) -> Change:
@@ -139,7 +137,7 @@ def scheduler_too_often(draw: Draw) -> Change:
     return SteppedOften(round(draw.between(12, 30)))
 
 
-@fault("plateau", causes="L104 U109 E103", words="learning rate.*(spent|close to zero|too (low|small))",
+@fault("plateau", causes="U109", words="learning rate",
        fixes="raise_lr lengthen_schedule step_scheduler_per_epoch check_schedule", is_dynamic=True)  # fmt: skip
 def plateau(draw: Draw) -> Change:
     """The learning rate drops to less than a thousandth too early, and the loss stays where it is."""
@@ -152,14 +150,19 @@ def lr_jump_on_resume(draw: Draw) -> Change:
     return LrStep(draw.onset(), draw.magnitude(10, 50), resumes=True)
 
 
-@fault("optimizer-state-lost", words="optimizer('s)? state|resume", fixes="restore_optimizer warm_up", is_dynamic=True)
+@fault(
+    "optimizer-state-lost",
+    words="optimizer.{0,20}state|state.{0,20}optimizer",
+    fixes="restore_optimizer warm_up",
+    is_dynamic=True,
+)
 def optimizer_state_lost(draw: Draw) -> Change:
     """The optimizer's state is not restored on resume."""
     return ForgottenState(draw.onset())
 
 
 @fault(
-    "weight-decay-too-high", causes="W104", words="weight decay|decay is stronger", fixes="lower_weight_decay",
+    "weight-decay-too-high", words="weight.decay", fixes="lower_weight_decay",
     needs={Trait.WEIGHT_DECAY},
 )  # fmt: skip
 def weight_decay_too_high(draw: Draw) -> Change:
@@ -173,13 +176,13 @@ def epsilon_too_large(draw: Draw) -> Change:
     return GroupSetting("eps", draw.magnitude(1, 1e3))
 
 
-@fault("epsilon-lost-in-half", words="epsilon|half precision", fixes="raise_epsilon keep_in_float32", needs={Trait.ADAM})
+@fault("epsilon-lost-in-half", words="epsilon", fixes="raise_epsilon keep_in_float32", needs={Trait.ADAM})
 def epsilon_lost_in_half(draw: Draw) -> Change:
     """The optimizer's epsilon rounds to zero, as 1e-8 does in half precision."""
     return GroupSetting("eps", 0.0)
 
 
-@fault("clip-too-tight", words="clip", fixes="raise_clip lift_clip")
+@fault("clip-too-tight", words="clip.*(tight|low|small|cut)", fixes="raise_clip lift_clip")
 def clip_too_tight(draw: Draw) -> Change:
     """Gradients are clipped to a norm of 1e-5 to 1e-3."""
     return Clipped(draw.magnitude(1e-5, 1e-3))

@@ -37,10 +37,11 @@ class NeverCalled(Change):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def optimizer(self, optimizer: Optimizer, model: nn.Module, session: Session) -> None:
-        setattr(optimizer, self.name, nothing)
+    def watched(self, session: Session) -> None:
+        for optimizer in session.optimizers:
+            setattr(optimizer, self.name, nothing)
         if self.name == "zero_grad":
-            for module in model.modules():
+            for module in session.model.modules():
                 module.zero_grad = nothing  # type: ignore[method-assign]
 
 
@@ -88,9 +89,6 @@ class Replaced(Change):
 
     def __init__(self, share: float) -> None:
         self.share = share
-
-    def watched(self, session: Session) -> None:
-        pass
 
     def optimizer(self, optimizer: Optimizer, model: nn.Module, session: Session) -> None:
         if len(session.optimizers) > 1:
@@ -160,7 +158,8 @@ def frozen_during_run(draw: Draw) -> Change:
     return Frozen(draw.between(0.5, 1.0), draw.onset())
 
 
-@fault("frozen-before-run", words="not trained|frozen before|requires_grad", fixes="set_requires_grad unfreeze")
+@fault("frozen-before-run", words="not trained|frozen before|requires_grad", fixes="set_requires_grad unfreeze",
+       is_told_as_information=True)  # fmt: skip
 def frozen_before_run(draw: Draw) -> Change:
     """Most layers are frozen before the run by mistake."""
     return Frozen(draw.between(0.7, 1.0), None)
@@ -185,25 +184,29 @@ def detached_graph(draw: Draw) -> Change:
     return Detached(draw.between(0.3, 1.0))
 
 
-@fault("wrong-sign", words="sign|wrong direction|maximi", fixes="check_objective check_sign", causes="")
+@fault(
+    "wrong-sign", words=r"\bsign\b|wrong direction|maximi[sz]|negative|below zero", fixes="check_objective check_sign"
+)
 def wrong_sign(draw: Draw) -> Change:
     """The loss is maximized."""
     return LossChanged(torch.neg)
 
 
-@fault("log-of-zero", causes="L101", words="log", fixes="find_operation skip_batch", is_dynamic=True)
+@fault("log-of-zero", causes="L101", words=r"\blog\b", fixes="find_operation skip_batch", is_dynamic=True)
 def log_of_zero(draw: Draw) -> Change:
     """The loss takes the logarithm of a probability that has become zero."""
     return LossChanged(lambda loss: loss - 0.01 * torch.log(torch.relu(-loss.abs())), draw.onset())
 
 
-@fault("parameter-in-two-optimizers", words="two optimizers|several optimizers", fixes="remove_from_optimizer")
+@fault(
+    "parameter-in-two-optimizers", words="(two|several|both|more than one) optimizers?", fixes="remove_from_optimizer"
+)
 def parameter_in_two_optimizers(draw: Draw) -> Change:
     """A second optimizer has the same parameters and moves them too."""
     return OwnedTwice(draw.magnitude(3, 30))
 
 
-@fault("accumulation-without-division", words="divi|accumulat", causes="U102", fixes="divide_loss lower_lr",
+@fault("accumulation-without-division", words="micro-batch|divid", fixes="divide_loss lower_lr",
        needs={Trait.ACCUMULATION})  # fmt: skip
 def accumulation_without_division(draw: Draw) -> Change:
     """The losses of micro-batches are summed instead of averaged."""

@@ -24,7 +24,9 @@ def gan(session: Session) -> float:
     players = nn.ModuleDict({"G": generator, "D": discriminator})
     session.built(players)
     optimizer_d = torch.optim.Adam(
-        discriminator.parameters(), lr=session.number("discriminator_lr", session.number("lr", 2e-3)), betas=(0.5, 0.999)
+        discriminator.parameters(),
+        lr=session.number("discriminator_lr", session.number("lr", 2e-3)),
+        betas=(0.5, 0.999),
     )
     optimizer_g = torch.optim.Adam(generator.parameters(), lr=session.number("lr", 2e-3), betas=(0.5, 0.999))
     session.optimizer(optimizer_d)

@@ -23,9 +23,7 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (
-            part.view(batch, length, HEADS, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=-1)
-        )
+        q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return out

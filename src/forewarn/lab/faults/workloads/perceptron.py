@@ -20,9 +20,7 @@ def mlp(session: Session) -> float:
     """A perceptron with three layers classifies symbols; SGD with momentum, the rate drops once per epoch."""
     images, labels = glyphs(session.count("num_samples", 1280))
     held_out, answers = glyphs(512)
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(144, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
-    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10))
     session.built(model)
     criterion = nn.CrossEntropyLoss(label_smoothing=session.number("label_smoothing", 0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=session.number("lr", 0.05), momentum=0.9, weight_decay=5e-4)
