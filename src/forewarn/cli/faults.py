@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from forewarn.lab.faults.cases import Case, Record
     from forewarn.lab.faults.scoring import Scores
-    from forewarn.lab.faults.selection import Selection
 
 SETS = ("development", "validation", "test")
 """Same as `forewarn.lab.faults.sets.Set`, whose import would slow down the help text."""

@@ -30,7 +30,7 @@ class CartPoles:
 
     def push(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The states after these actions, which carts were lost, and which episodes are over."""
-        place, speed, angle, turning = self._state.T
+        _, speed, angle, turning = self._state.T
         force = np.where(actions.numpy() > 0, FORCE, -FORCE)
         sine, cosine, total, moment = np.sin(angle), np.cos(angle), CART + POLE, POLE * HALF_LENGTH
         pull = (force + moment * turning**2 * sine) / total

@@ -26,15 +26,15 @@ class Fault:
     fixes: frozenset[str]
     """Actions of remedies that name the fix."""
     needs: frozenset[Trait]
-    only: frozenset[str]
-    """Names of the workloads it is for; empty: all that have what it needs."""
+    unlike: frozenset[Trait]
+    """What a workload must not have, because the change would be no fault there."""
     is_dynamic: bool
     """Whether it begins during the run."""
     is_told_as_information: bool
     """Whether it is no fault by itself but worth a line, so that information counts as detection."""
 
     def fits(self, workload: Workload) -> bool:
-        return self.needs <= workload.traits and (not self.only or workload.name in self.only)
+        return self.needs <= workload.traits and not self.unlike & workload.traits
 
     def is_named_by(self, code: str, cause: str, text: str) -> bool:
         """Whether an alert with this code, cause in its evidence, and text names the cause of this fault."""
@@ -49,17 +49,17 @@ def fault(
     words: str = "",
     fixes: str = "",
     needs: Collection[Trait] = (),
-    only: str = "",
+    unlike: Collection[Trait] = (),
     is_dynamic: bool = False,
     is_told_as_information: bool = False,
 ) -> Callable[[Make], Fault]:
-    """Make a change a fault. Names in `causes`, `fixes` and `only` are separated by spaces."""
+    """Make a change a fault. Names in `causes` and `fixes` are separated by spaces."""
 
     def declare(make: Make) -> Fault:
         summary = (make.__doc__ or "").partition("\n")[0]
         return Fault(
             name, make, summary, tuple(causes.split()), words, frozenset(fixes.split()), frozenset(needs),
-            frozenset(only.split()), is_dynamic, is_told_as_information,
+            frozenset(unlike), is_dynamic, is_told_as_information,
         )  # fmt: skip
 
     return declare

@@ -135,7 +135,7 @@ def noisy_labels(draw: Draw) -> Change:
     return Some(draw, 0)
 
 
-@hard_negative("tiny-batches", unlike={Trait.BATCH_NORM, Trait.PLAYERS, Trait.REINFORCEMENT})
+@hard_negative("tiny-batches", unlike={Trait.BATCH_NORM, Trait.PLAYERS, Trait.REINFORCEMENT, Trait.FULL_BATCH})
 def tiny_batches(draw: Draw) -> Change:
     """Batches of four samples, with a learning rate to match."""
 
@@ -177,7 +177,7 @@ def negative_loss(draw: Draw) -> Change:
     return LossChanged(lambda loss: loss - constant)
 
 
-@hard_negative("rising-by-design", needs={Trait.VARIATIONAL})
+@hard_negative("rising-by-design", needs={Trait.ANNEALED})
 def rising_by_design(draw: Draw) -> Change:
     """The weight of the divergence rises over most of the run, and the loss with it."""
     return Set("annealing", draw.between(150, 240))
@@ -215,7 +215,7 @@ def sparse_weights(draw: Draw) -> Change:
             self.masks = [
                 (module.weight, torch.rand(module.weight.shape, generator=generator) > share)
                 for _, module in layers(model)
-                if isinstance(module, nn.Linear | nn.Conv2d)
+                if isinstance(getattr(module, "weight", None), nn.Parameter)
             ]
             self._prune()
 

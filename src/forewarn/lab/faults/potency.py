@@ -12,6 +12,8 @@ from forewarn.lab.faults.cases import Record
 
 SPREADS = 3.0
 """Harm is a score worse than the twin's by more than this many standard deviations over seeds."""
+LEAST_SPREAD = 0.01
+"""Least spread, as a fraction of the mean score: seeds that agree by luck must not make every fault harmful."""
 SMOOTHED = 10
 """Steps over which the objective is averaged before two runs are compared."""
 
@@ -26,7 +28,9 @@ class Twins:
         for record in plain:
             scores.setdefault(record.case.workload, []).append(record.score)
         self.spread: Mapping[str, float] = {
-            name: statistics.stdev(values) for name, values in scores.items() if len(values) > 1
+            name: max(statistics.stdev(values), LEAST_SPREAD * abs(statistics.mean(values)))
+            for name, values in scores.items()
+            if len(values) > 1
         }
         """Standard deviation of the score over seeds, by workload."""
 

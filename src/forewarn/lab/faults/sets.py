@@ -6,14 +6,28 @@ from enum import StrEnum
 
 from forewarn.lab.faults.workload import Workload
 from forewarn.lab.faults.workloads import (
+    adapters,
     adversarial,
     autoencoder,
+    contrastive,
     convolution,
+    diffusion,
+    experts,
+    forecasting,
     graph,
     language_model,
+    masked_encoder,
     perceptron,
     policy_gradient,
+    proximal_policy,
+    q_learning,
+    recurrent,
+    residual,
+    segmentation,
     two_tasks,
+    upscaling,
+    vision_transformer,
+    wasserstein,
 )
 
 
@@ -33,8 +47,14 @@ WORKLOADS: dict[Set, tuple[Workload, ...]] = {
         perceptron.mlp, convolution.cnn, language_model.gpt, autoencoder.vae_sum, autoencoder.vae_mean,
         adversarial.gan, policy_gradient.reinforce, graph.gcn, two_tasks.two_task,
     ),
-    Set.VALIDATION: (),
-    Set.TEST: (),
+    Set.VALIDATION: (
+        residual.resnet, recurrent.lstm, diffusion.diffusion, q_learning.dqn, contrastive.siamese,
+        upscaling.super_resolution,
+    ),
+    Set.TEST: (
+        vision_transformer.vit, masked_encoder.masked_encoder, wasserstein.wgan_gp, proximal_policy.ppo, experts.moe,
+        adapters.lora, segmentation.segmentation, forecasting.forecasting,
+    ),
 }  # fmt: skip
 
 FIRST_SEED = {Set.DEVELOPMENT: 1000, Set.VALIDATION: 2000, Set.TEST: 3000}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from pydoc_data import topics
 
 import torch
-from pydoc_data import topics
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 TEMPLATES = 20010
 """Seed of what the classes look like, which is the same in every run."""
@@ -18,7 +18,7 @@ TEMPLATES = 20010
 def _templates(num_classes: int, size: int) -> Tensor:
     generator = torch.Generator().manual_seed(TEMPLATES)
     rough = torch.randn(num_classes, 1, 5, 5, generator=generator)
-    return F.interpolate(rough, (size, size), mode="bicubic").squeeze(1)
+    return functional.interpolate(rough, (size, size), mode="bicubic").squeeze(1)
 
 
 def glyphs(num: int, *, size: int = 12, num_classes: int = 10, noise: float = 0.6) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def waves(num: int, length: int = 48) -> Tensor:
     time = torch.arange(length) / length
     phases, rates = 6.3 * torch.rand(num, 2, 1), 6.3 * (1 + 4 * torch.rand(num, 2, 1))
     curves = torch.sin(rates * time + phases) * (0.5 + torch.rand(num, 2, 1))
-    return curves.sum(1) + torch.randn(num, 1) * time + 0.1 * torch.randn(num, length)
+    return curves.sum(1) + torch.randn(num, 1) * time + 0.03 * torch.randn(num, length)
 
 
 def ellipse(num: int) -> Tensor:
@@ -83,7 +83,7 @@ def ellipse(num: int) -> Tensor:
 def sliced_distance(points: Tensor, others: Tensor) -> float:
     """Mean Wasserstein distance between two clouds of equally many points over 32 fixed directions."""
     generator = torch.Generator().manual_seed(0)
-    directions = F.normalize(torch.randn(points.shape[1], 32, generator=generator), dim=0)
+    directions = functional.normalize(torch.randn(points.shape[1], 32, generator=generator), dim=0)
     gaps = (points @ directions).sort(0).values - (others @ directions).sort(0).values
     return float(gaps.abs().mean())
 

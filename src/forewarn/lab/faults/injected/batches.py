@@ -95,8 +95,8 @@ def nan_batch(draw: Draw) -> Change:
     return NanOnce(draw, draw.onset())
 
 
-@fault("corrupt-batches", causes="L102 G104", words="batch|input", fixes="skip_batch inspect_batch clip_gradient inspect_data",
-       needs={Trait.TARGETS}, is_dynamic=True)  # fmt: skip
+@fault("corrupt-batches", causes="L102 G104", words="batch|input",
+       fixes="skip_batch inspect_batch clip_gradient inspect_data",        needs={Trait.TARGETS}, is_dynamic=True)  # fmt: skip
 def corrupt_batches(draw: Draw) -> Change:
     """Some batches hold noise instead of inputs."""
     return Noise(draw, draw.onset(), draw.between(0.1, 0.4))
@@ -116,13 +116,8 @@ def label_misalignment(draw: Draw) -> Change:
     return Misaligned()
 
 
-@fault(
-    "repeated-batch",
-    words="same batch|repeat|identical batch",
-    fixes="inspect_data shuffle_data",
-    needs={Trait.TARGETS},
-    is_dynamic=True,
-)
+@fault("repeated-batch", words="same batch|repeat|identical batch", fixes="inspect_data shuffle_data",
+       needs={Trait.TARGETS}, unlike={Trait.FULL_BATCH}, is_dynamic=True)  # fmt: skip
 def repeated_batch(draw: Draw) -> Change:
     """The loader returns one batch again and again."""
     return Repeated(draw.onset())
@@ -152,8 +147,8 @@ def overfitting(draw: Draw) -> Change:
     return Scaled("num_samples", 1 / draw.between(12, 25))
 
 
-@fault("label-smoothing-one", words="smoothing|label|target|uniform", fixes="lower_smoothing check_objective inspect_labels",
-       needs={Trait.SMOOTHING})  # fmt: skip
+@fault("label-smoothing-one", words="smoothing|label|target|uniform",
+       fixes="lower_smoothing check_objective inspect_labels",        needs={Trait.SMOOTHING})  # fmt: skip
 def label_smoothing_one(draw: Draw) -> Change:
     """Label smoothing of 1: every class is equally right."""
     return Set("label_smoothing", 1.0)

@@ -17,11 +17,12 @@ from forewarn.lab.faults.workload import Trait
 
 
 def layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that hold a matrix themselves, in the order of the model."""
+    """The modules that hold a trainable matrix themselves, in the order of the model."""
     return [
         (name, module)
         for name, module in model.named_modules()
-        if name and any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
+        if name
+        and any(parameter.dim() >= 2 and parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
 
 
@@ -195,7 +196,7 @@ def wrong_sign(draw: Draw) -> Change:
 @fault("log-of-zero", causes="L101", words=r"\blog\b", fixes="find_operation skip_batch", is_dynamic=True)
 def log_of_zero(draw: Draw) -> Change:
     """The loss takes the logarithm of a probability that has become zero."""
-    return LossChanged(lambda loss: loss - 0.01 * torch.log(torch.relu(-loss.abs())), draw.onset())
+    return LossChanged(lambda loss: loss - 0.01 * torch.log(0.0 * loss), draw.onset())
 
 
 @fault(

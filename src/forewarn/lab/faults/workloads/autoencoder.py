@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import glyphs
@@ -20,13 +20,13 @@ class VAE(nn.Module):
         self.fc4 = nn.Linear(96, 144)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = F.relu(self.fc1(x))
+        h = functional.relu(self.fc1(x))
         return self.fc21(h), self.fc22(h)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mu, logvar = self.encode(x)
         z = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
-        return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mu, logvar
+        return torch.sigmoid(self.fc4(functional.relu(self.fc3(z)))), mu, logvar
 
 
 def pictures(num: int) -> Tensor:
@@ -55,7 +55,9 @@ def vae_sum(session: Session) -> float:
             data, targets = session.batch(session.pipeline(train[rows]), train[rows])
             optimizer.zero_grad()
             recon, mu, logvar = model(data)
-            loss = F.binary_cross_entropy(recon, targets.clamp(0, 1), reduction="sum") + weight * divergence(mu, logvar)
+            loss = functional.binary_cross_entropy(recon, targets.clamp(0, 1), reduction="sum") + weight * divergence(
+                mu, logvar
+            )
             loss = session.loss(loss)
             loss.backward()
             optimizer.step()
@@ -65,11 +67,14 @@ def vae_sum(session: Session) -> float:
     torch.manual_seed(0)
     with evaluating(model):
         recon, mu, logvar = model(session.pipeline(held_out))
-        bound = F.binary_cross_entropy(recon, held_out, reduction="sum") + divergence(mu, logvar)
+        bound = functional.binary_cross_entropy(recon, held_out, reduction="sum") + divergence(mu, logvar)
         return bound.item() / len(held_out)
 
 
-@workload("vae-mean", kind="vae", num_steps=240, traits={Trait.FLOATS, Trait.VARIATIONAL, Trait.ADAM, Trait.RELU})
+@workload(
+    "vae-mean", kind="vae", num_steps=240,
+    traits={Trait.FLOATS, Trait.VARIATIONAL, Trait.ADAM, Trait.RELU, Trait.ANNEALED},
+)  # fmt: skip
 def vae_mean(session: Session) -> float:
     """A variational autoencoder; squared error and divergence averaged, the divergence warmed up, RMSprop."""
     train, held_out = pictures(1600), pictures(256)
@@ -83,16 +88,15 @@ def vae_mean(session: Session) -> float:
         rows = torch.randint(len(train), (size,))
         x, y = session.batch(session.pipeline(train[rows]), train[rows])
         reconstruction, mean, logvar = model(x)
-        squared = F.mse_loss(reconstruction, y)
+        squared = functional.mse_loss(reconstruction, y)
         weight = session.number("divergence_weight", 1e-3) * min(1.0, step / session.number("annealing", 20))
         loss = session.loss(squared + weight * divergence(mean, logvar) / len(x))
-        for parameter in model.parameters():
-            parameter.grad = None
+        model.zero_grad()
         loss.backward()
         optimizer.step()
         monitor.step(loss.detach())
     torch.manual_seed(0)
     with evaluating(model):
         reconstruction, mean, logvar = model(session.pipeline(held_out))
-        bound = F.mse_loss(reconstruction, held_out) + 1e-3 * divergence(mean, logvar) / len(held_out)
+        bound = functional.mse_loss(reconstruction, held_out) + 1e-3 * divergence(mean, logvar) / len(held_out)
         return bound.item()

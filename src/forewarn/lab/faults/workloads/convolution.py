@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import glyphs
@@ -24,8 +24,8 @@ class ConvNet(nn.Module):
         self.fc2 = nn.Linear(48, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.max_pool2d(self.relu(self.bn1(self.conv1(x))), 2)
-        x = F.max_pool2d(self.relu(self.bn2(self.conv2(x))), 2)
+        x = functional.max_pool2d(self.relu(self.bn1(self.conv1(x))), 2)
+        x = functional.max_pool2d(self.relu(self.bn2(self.conv2(x))), 2)
         x = self.relu(self.fc1(torch.flatten(self.dropout(x), 1)))
         logits: torch.Tensor = self.fc2(x)
         return logits
@@ -53,7 +53,7 @@ def cnn(session: Session) -> float:
         total, num = 0.0, 0
         for rows in session.order(torch.randperm(len(labels)), labels).split(size):
             x, y = session.batch(session.pipeline(images[rows]), labels[rows])
-            loss = session.loss(F.cross_entropy(model(x), y))
+            loss = session.loss(functional.cross_entropy(model(x), y))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -63,6 +63,6 @@ def cnn(session: Session) -> float:
                 break
         scheduler.step()
         with evaluating(model):
-            final = F.cross_entropy(model(session.pipeline(held_out)), answers).item()
+            final = functional.cross_entropy(model(session.pipeline(held_out)), answers).item()
         monitor.end_epoch(train_loss=total / num, val_loss=final)
     return final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import community_graph
@@ -30,14 +30,15 @@ class GCN(nn.Module):
         self.gc2 = GraphConvolution(32, 4)
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-        x = F.dropout(self.relu(self.gc1(x, adjacency)), 0.5, training=self.training)
+        x = functional.dropout(self.relu(self.gc1(x, adjacency)), 0.5, training=self.training)
         logits: Tensor = self.gc2(x, adjacency)
         return logits
 
 
 @workload(
     "gcn", num_steps=200,
-    traits={Trait.FLOATS, Trait.TARGETS, Trait.RELU, Trait.ADAM, Trait.WEIGHT_DECAY, Trait.SMOOTHING, Trait.CLASSES},
+    traits={Trait.FLOATS, Trait.TARGETS, Trait.RELU, Trait.ADAM, Trait.WEIGHT_DECAY, Trait.SMOOTHING, Trait.CLASSES,
+            Trait.FULL_BATCH},
 )  # fmt: skip
 def gcn(session: Session) -> float:
     """A graph convolution with two layers, full batch: one step is one epoch, validated each time; Adam."""
@@ -54,14 +55,14 @@ def gcn(session: Session) -> float:
         model.train()
         optimizer.zero_grad()
         output = model(x, adjacency)
-        loss = session.loss(F.cross_entropy(output[known], y[known], label_smoothing=smoothing))
+        loss = session.loss(functional.cross_entropy(output[known], y[known], label_smoothing=smoothing))
         loss.backward()
         optimizer.step()
         monitor.step(loss)
         with evaluating(model):
             output = model(session.pipeline(features), adjacency)
-            val_loss = F.cross_entropy(output[checked], labels[checked]).item()
+            val_loss = functional.cross_entropy(output[checked], labels[checked]).item()
         monitor.end_epoch(val_loss=val_loss)
     with evaluating(model):
         output = model(session.pipeline(features), adjacency)
-        return F.cross_entropy(output[asked], labels[asked]).item()
+        return functional.cross_entropy(output[asked], labels[asked]).item()

@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import text, windows
@@ -24,7 +24,7 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 
@@ -73,7 +73,7 @@ class GPT(nn.Module):
 def gpt(session: Session) -> float:
     """A decoder with two blocks learns characters; AdamW, warm-up and cosine by hand, two micro-batches, clipping."""
     train, held_out, num_symbols = text()
-    model = GPT(num_symbols)
+    model = GPT(session.count("num_symbols", num_symbols))
     session.built(model)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
@@ -98,7 +98,7 @@ def gpt(session: Session) -> float:
         for _ in range(micro):
             x, y = session.batch(*windows(train, size, CONTEXT))
             logits = model(x)
-            loss = session.loss(F.cross_entropy(logits.flatten(0, 1), y.flatten()))
+            loss = session.loss(functional.cross_entropy(logits.flatten(0, 1), y.flatten()))
             loss = loss / session.number("divisor", micro)
             loss.backward()
             running += loss.item()
@@ -109,4 +109,4 @@ def gpt(session: Session) -> float:
     torch.manual_seed(0)
     with evaluating(model):
         x, y = windows(held_out, 128, CONTEXT)
-        return F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
+        return functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()

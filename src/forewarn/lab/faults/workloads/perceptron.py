@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import glyphs
@@ -31,7 +31,7 @@ def mlp(session: Session) -> float:
 
     def held_out_loss() -> float:
         with evaluating(model):
-            return float(F.cross_entropy(model(session.pipeline(held_out)), answers))
+            return float(functional.cross_entropy(model(session.pipeline(held_out)), answers))
 
     size = session.count("batch_size", 32)
     while not session.is_over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from forewarn.lab.faults.session import Session, evaluating
 from forewarn.lab.faults.toy_data import glyphs
@@ -23,7 +23,11 @@ class Shared(nn.Module):
         return {"symbol": self.symbol(hidden), "contrast": self.contrast(hidden).squeeze(1)}
 
 
-@workload("two-task", num_steps=240, traits={Trait.TASKS, Trait.TARGETS, Trait.FLOATS, Trait.WEIGHT_DECAY, Trait.ADAM})
+@workload(
+    "two-task",
+    num_steps=240,
+    traits={Trait.TASKS, Trait.TARGETS, Trait.FLOATS, Trait.WEIGHT_DECAY, Trait.ADAM, Trait.TANH},
+)
 def two_task(session: Session) -> float:
     """A trunk with two heads: which symbol, and how strong its contrast; AdamW, a weighted sum, clipping."""
     images, labels = glyphs(1600)
@@ -43,8 +47,9 @@ def two_task(session: Session) -> float:
         optimizer.zero_grad(set_to_none=True)
         outputs = model(x)
         losses = {
-            "symbol": F.cross_entropy(outputs["symbol"], y), "contrast": F.mse_loss(outputs["contrast"], contrast)
-        }  # fmt: skip
+            "symbol": functional.cross_entropy(outputs["symbol"], y),
+            "contrast": functional.mse_loss(outputs["contrast"], contrast),
+        }
         loss = session.loss(monitor.combine_losses(losses, weights))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), session.number("clip", 5.0))
@@ -53,4 +58,6 @@ def two_task(session: Session) -> float:
     with evaluating(model):
         outputs = model(session.pipeline(held_out))
         contrast = held_out.flatten(1).std(1)
-        return (F.cross_entropy(outputs["symbol"], answers) + F.mse_loss(outputs["contrast"], contrast)).item()
+        return (
+            functional.cross_entropy(outputs["symbol"], answers) + functional.mse_loss(outputs["contrast"], contrast)
+        ).item()
