@@ -95,8 +95,8 @@ def nan_batch(draw: Draw) -> Change:
     return NanOnce(draw, draw.onset())
 
 
-@fault("corrupt-batches", causes="L102 G104", words="batch|input",
-       fixes="skip_batch inspect_batch clip_gradient inspect_data",        needs={Trait.TARGETS}, is_dynamic=True)  # fmt: skip
+@fault("corrupt-batches", causes="L102 G104", words="batch|input", needs={Trait.TARGETS}, is_dynamic=True,
+       fixes="skip_batch inspect_batch clip_gradient inspect_data")  # fmt: skip
 def corrupt_batches(draw: Draw) -> Change:
     """Some batches hold noise instead of inputs."""
     return Noise(draw, draw.onset(), draw.between(0.1, 0.4))

@@ -29,7 +29,7 @@ def task_collapse(draw: Draw) -> Change:
     return Scaled("task_weight", draw.magnitude(300, 3000))
 
 
-@fault("policy-entropy-collapse", words="entropy|deterministic", fixes="raise_entropy", needs={Trait.REINFORCEMENT})
+@fault("policy-entropy-collapse", words="entropy|deterministic", fixes="raise_entropy", needs={Trait.POLICY})
 def policy_entropy_collapse(draw: Draw) -> Change:
     """The entropy bonus has the wrong sign, and the policy stops exploring."""
     return Set("entropy_weight", -draw.between(1, 3))

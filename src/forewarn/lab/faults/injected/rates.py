@@ -150,12 +150,8 @@ def lr_jump_on_resume(draw: Draw) -> Change:
     return LrStep(draw.onset(), draw.magnitude(10, 50), resumes=True)
 
 
-@fault(
-    "optimizer-state-lost",
-    words="optimizer.{0,20}state|state.{0,20}optimizer",
-    fixes="restore_optimizer warm_up",
-    is_dynamic=True,
-)
+@fault("optimizer-state-lost", words="optimizer.{0,20}state|state.{0,20}optimizer", fixes="restore_optimizer warm_up",
+       unlike={Trait.STATELESS}, is_dynamic=True)  # fmt: skip
 def optimizer_state_lost(draw: Draw) -> Change:
     """The optimizer's state is not restored on resume."""
     return ForgottenState(draw.onset())

@@ -25,7 +25,7 @@ class Policy(nn.Module):
         return scores
 
 
-@workload("reinforce", num_steps=120, traits={Trait.REINFORCEMENT, Trait.ADAM, Trait.FLOATS})
+@workload("reinforce", num_steps=120, traits={Trait.REINFORCEMENT, Trait.POLICY, Trait.ADAM, Trait.FLOATS})
 def reinforce(session: Session) -> float:
     """A policy gradient balances a pole; Adam, standardized returns of eight episodes, the loss summed over steps."""
     policy = Policy()

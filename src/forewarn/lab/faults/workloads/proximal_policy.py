@@ -34,7 +34,7 @@ class Agent(nn.Module):
         return self.actor(state), self.critic(state).squeeze(-1)
 
 
-@workload("ppo", num_steps=320, traits={Trait.REINFORCEMENT, Trait.ADAM, Trait.FLOATS, Trait.TANH})
+@workload("ppo", num_steps=320, traits={Trait.REINFORCEMENT, Trait.POLICY, Trait.ADAM, Trait.FLOATS, Trait.TANH})
 def ppo(session: Session) -> float:
     """An actor and a critic balance a pole; Adam with epsilon 1e-5, four epochs per rollout, clipping at 0.5."""
     agent = Agent()

@@ -35,7 +35,7 @@ def columns(codes: Tensor, num: int) -> Tensor:
     return codes[: length * num].view(num, length).t().contiguous()
 
 
-@workload("lstm", num_steps=260, traits={Trait.TARGETS, Trait.TOKENS})
+@workload("lstm", num_steps=260, traits={Trait.TARGETS, Trait.TOKENS, Trait.STATELESS})
 def lstm(session: Session) -> float:
     """An LSTM with two layers learns characters; plain SGD, clipping at 0.5, the state carried from batch to batch."""
     train, held_out, num_symbols = text()
