@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from forewarn.judge.diagnosis import Diagnosis, replay
 from forewarn.lab.faults.change import Change, Draw
 from forewarn.lab.faults.hard_negatives import HARD_NEGATIVES
 from forewarn.lab.faults.injected import FAULTS
-from forewarn.lab.faults.published_rules import PUBLISHED, Remark
+from forewarn.lab.faults.published_rules import Remark, remarks_about
 from forewarn.lab.faults.remedying import LOWER, as_change, random_remedy
 from forewarn.lab.faults.session import Session
 from forewarn.lab.faults.sets import find_workload
@@ -87,7 +87,7 @@ class Record(Noun):
     num_warnings: int
     """Alerts of severity warning or critical that fired."""
     published: tuple[Remark, ...]
-    """The first warning of each published rule."""
+    """What the rules of others said."""
     remedied: Mapping[str, float | None] = field(default_factory=dict)
     """The score of the run with a remedy, by who chose it; None if no code can carry the remedy out."""
     error: str = ""
@@ -118,7 +118,7 @@ def judged(directory: Path) -> tuple[tuple[Warned, ...], int, tuple[Remark, ...]
     """What the rules, and those that others published, say about a recorded run."""
     with open_run(directory) as run:
         diagnosis = replay(run, Config.from_stored(run.config).rule_set())
-        published = tuple(remark for rule in PUBLISHED if (remark := rule.first_remark(run)) is not None)
+        published = remarks_about(run)
     loud = [alert for alert in diagnosis.ranked if alert.severity >= Severity.WARNING]
     return _most_important(diagnosis, loud), len(loud), published
 
@@ -160,17 +160,39 @@ def _trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session
     return session, score if math.isfinite(score) else math.inf, error or session.refusal, change.onset if change else 0
 
 
+def judged_again(record: Record, runs: Path) -> Record:
+    """The record with what the present rules say about its kept run. A first remedy that is new is carried out."""
+    directory = runs / record.case.key
+    if not directory.exists():
+        return record
+    warned, num_warnings, published = judged(directory)
+    remedied = dict(record.remedied)
+    if record.case.is_fault and _first_remedy(warned) != _first_remedy(record.warned):
+        others = {who: score for who, score in remedied.items() if who in (CHANCE, LOWERED)}
+        remedied = others | _with_first_remedy(record.case, warned)
+    return replace(record, warned=warned, num_warnings=num_warnings, published=published, remedied=remedied)
+
+
 def _remedied(case: Case, warned: Sequence[Warned], onset: int) -> dict[str, float | None]:
-    """The scores of the same case with remedies: the one that is named first, one by chance, a lower rate."""
-    loud = [alert for alert in warned if alert.severity >= Severity.WARNING and alert.remedies]
-    seen = loud[0].since if loud else onset
-    chosen: dict[str, Remedy] = {CHANCE: random_remedy(case.key), LOWERED: LOWER}
-    if loud:
-        chosen[FIRST] = loud[0].remedies[0]
-    scores = {who: _with(case, remedy, seen) for who, remedy in chosen.items()}
-    if loud and scores[FIRST] is not None:
-        scores[TWIN] = _with(Case(case.workload, "", case.seed), chosen[FIRST], seen)
-    return scores
+    """The scores of the same case with remedies: one by chance, a lower rate, and the one that is named first."""
+    first = _first_remedy(warned)
+    seen = first[1] if first else onset
+    scores = {CHANCE: _with(case, random_remedy(case.key), seen), LOWERED: _with(case, LOWER, seen)}
+    return scores | _with_first_remedy(case, warned)
+
+
+def _first_remedy(warned: Sequence[Warned]) -> tuple[Remedy, int] | None:
+    """The remedy that a person reads first, and the step at which its alert was first seen."""
+    loud = [alert for alert in warned if alert.severity >= Severity.WARNING]
+    return (loud[0].remedies[0], loud[0].since) if loud and loud[0].remedies else None
+
+
+def _with_first_remedy(case: Case, warned: Sequence[Warned]) -> dict[str, float | None]:
+    """The scores of the case, and of its healthy twin, with the first remedy; empty if there is none."""
+    if (first := _first_remedy(warned)) is None:
+        return {}
+    score = _with(case, *first)
+    return {FIRST: score} if score is None else {FIRST: score, TWIN: _with(Case(case.workload, "", case.seed), *first)}
 
 
 def _with(case: Case, remedy: Remedy, seen: int) -> float | None:

@@ -212,11 +212,8 @@ def sparse_weights(draw: Draw) -> Change:
     class Pruned(Change):
         def model(self, model: nn.Module) -> None:
             generator = torch.Generator().manual_seed(seed)
-            self.masks = [
-                (module.weight, torch.rand(module.weight.shape, generator=generator) > share)
-                for _, module in layers(model)
-                if isinstance(getattr(module, "weight", None), nn.Parameter)
-            ]
+            weights = [module.get_parameter("weight") for _, module in layers(model) if hasattr(module, "weight")]
+            self.masks = [(weight, torch.rand(weight.shape, generator=generator) > share) for weight in weights]
             self._prune()
 
         def completed(self, step: int, session: Session) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from forewarn.lab.faults.cases import Case, Record, judged, run_case
+from forewarn.lab.faults.cases import Case, Record, judged_again, run_case
 
 RECORDS = "records.jsonl"
 CASES_PER_PROCESS = 50
@@ -18,12 +16,10 @@ CASES_PER_PROCESS = 50
 
 
 def stored_records(folder: Path) -> dict[str, Record]:
-    """The records in a folder, by the key of their case; of a case that ran twice, the last."""
+    """The records in a folder, by the key of their case; of a case that was recorded twice, the last."""
     path = folder / RECORDS
-    if not path.exists():
-        return {}
     records: dict[str, Record] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines() if path.exists() else ():
         try:
             record = Record.from_json(json.loads(line))
         except ValueError:  # the line that was being written when the run was interrupted
@@ -32,38 +28,37 @@ def stored_records(folder: Path) -> dict[str, Record]:
     return records
 
 
-def run_cases(cases: Iterable[Case], folder: Path, jobs: int, keep: bool) -> Iterator[Record]:
-    """Run the cases that have no record yet, append each record to the folder, and yield it."""
+def run_cases(cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again: bool = False) -> Iterator[Record]:
+    """Run the cases that have no record in the folder, or judge the kept runs of those that have one.
+
+    Each record is appended to the folder before it is yielded. With `keep`, the monitored runs are kept in it too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    done = stored_records(folder)
-    left = [case for case in cases if case.key not in done]
-    if not left:
-        return
-    runs = folder / "runs" if keep else None
+    done, runs = stored_records(folder), folder / "runs"
+    left = [case for case in cases if (case.key in done) == again]
     context = multiprocessing.get_context("spawn")
     with (
         (folder / RECORDS).open("a") as file,
         ProcessPoolExecutor(jobs, context, _prepare, max_tasks_per_child=CASES_PER_PROCESS) as pool,
     ):
-        for future in as_completed([pool.submit(run_case, case, runs) for case in left]):
-            record = future.result()
-            file.write(json.dumps(record.to_json(int)) + "\n")
-            file.flush()
-            yield record
+        tasks = [
+            pool.submit(judged_again, done[case.key], runs)
+            if again
+            else pool.submit(run_case, case, runs if keep else None)
+            for case in left
+        ]
+        try:
+            for task in as_completed(tasks):
+                record = task.result()
+                file.write(json.dumps(record.to_json(int)) + "\n")
+                file.flush()
+                yield record
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _prepare() -> None:
-    """One thread per process, at low priority."""
+    """One thread per process."""
     import torch
 
     torch.set_num_threads(1)
-    os.nice(5)
-
-
-def judged_again(record: Record, folder: Path) -> Record:
-    """The record with what the present rules say about its kept run."""
-    path = folder / "runs" / record.case.key
-    if not path.exists():
-        return record
-    warned, num_warnings, published = judged(path)
-    return dataclasses.replace(record, warned=warned, num_warnings=num_warnings, published=published)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from forewarn.lab.faults.cases import CHANCE, FIRST, LOWERED, TWIN, Record, Warned
+from forewarn.lab.faults.cases import FIRST, TWIN, Record, Warned
 from forewarn.lab.faults.fault import Fault
 from forewarn.lab.faults.injected import FAULTS
 from forewarn.lab.faults.potency import Twins
@@ -113,6 +113,10 @@ class Healthy:
         steps = sum(record.num_steps for record in self.records)
         return 1000 * sum(record.num_warnings for record in self.records) / steps if steps else math.nan
 
+    def published(self, rules: str) -> Share:
+        """Runs about which a published rule set warns."""
+        return Share.of(any(remark.rules == rules for remark in record.published) for record in self.records)
+
     def where(self, test: Callable[[Record], bool]) -> Healthy:
         return Healthy(tuple(filter(test, self.records)))
 
@@ -149,6 +153,14 @@ class Scores:
         answers = [verdict.repaired.get(who) for verdict in self.harmful]
         return Share.of(answer for answer in answers if answer is not None)
 
+    def where(self, test: Callable[[Record], bool]) -> Scores:
+        """The scores of some of the records."""
+        return Scores(
+            self.healthy.where(test),
+            tuple(verdict for verdict in self.harmful if test(verdict.record)),
+            tuple(verdict for verdict in self.harmless if test(verdict.record)),
+        )
+
     @property
     def names_fix(self) -> Share:
         """Harmful faults whose first remedy no code can carry out, and is the right one."""
@@ -162,6 +174,13 @@ class Scores:
         """Harmful faults that the first remedy repairs or, where no code can, names."""
         return Share.of(
             verdict.names_fix if (repaired := verdict.repaired.get(FIRST)) is None else repaired
+            for verdict in self.harmful
+        )
+
+    def published(self, rules: str) -> Share:
+        """Harmful faults about which a published rule set warns at or after the onset."""
+        return Share.of(
+            any(remark.rules == rules and remark.last >= verdict.record.onset for remark in verdict.record.published)
             for verdict in self.harmful
         )
 
@@ -180,7 +199,3 @@ def scores(records: Sequence[Record]) -> Scores:
         tuple(verdict for verdict in verdicts if verdict.is_harmful),
         tuple(verdict for verdict in verdicts if not verdict.is_harmful),
     )
-
-
-REMEDIERS = (FIRST, CHANCE, LOWERED)
-"""Who chose a remedy, as far as they are compared."""

@@ -63,7 +63,7 @@ QUICK = Selection(
     faults=("lr-too-high", "no-zero-grad", "not-in-optimizer", "dead-relu", "nan-batch", "label-noise-onset"),
 )  # fmt: skip
 """A look in under a minute."""
-SAMPLE = Selection(workloads_per_fault=2, workloads_per_negative=2)
-"""What `make faults` runs: every fault on two workloads, every hard negative on two, three plain seeds of each."""
+SAMPLE = Selection(workloads_per_fault=1, workloads_per_negative=1)
+"""What `make faults` runs: every fault and every hard negative on one workload of a set, three plain seeds of each."""
 FULL = Selection(healthy_seeds=5, negative_seeds=2, fault_seeds=2)
 """What is published."""

@@ -30,10 +30,6 @@ class Schedule(Protocol):
     step: Callable[..., None]
 
 
-class StopTraining(Exception):  # noqa: N818 (not an error: a remedy ends the run here)
-    """The run ends early, and what it has reached counts."""
-
-
 class Session:
     """One run of a training script.
 
@@ -160,8 +156,8 @@ class Session:
         if self.monitor is not None:
             self.monitor.close()
 
-    @property
     def is_over(self) -> bool:
+        """Whether all steps have been taken."""
         return self.step >= self.num_steps
 
 

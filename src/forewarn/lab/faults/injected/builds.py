@@ -107,9 +107,9 @@ def dead_relu(draw: Draw) -> Change:
     low = draw.between(15, 40)
 
     def kill(model: nn.Module) -> None:
-        modules = [module for module in model.modules() if isinstance(getattr(module, "bias", None), nn.Parameter)]
-        for module in modules[: max(1, len(modules) - 2)]:
-            module.bias.fill_(-low)
+        biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
+        for bias in biases[: max(1, len(biases) // 3)]:
+            bias.fill_(-low)
 
     return Rebuilt(kill)
 
@@ -170,7 +170,7 @@ def batchnorm_in_eval(draw: Draw) -> Change:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.eval()
-                module.train = lambda mode=True, module=module: module  # type: ignore[method-assign,misc,assignment]
+                module.train = lambda mode=True, module=module: module  # type: ignore[method-assign,misc]
 
     return Rebuilt(stop)
 

@@ -22,12 +22,13 @@ class _Half(torch.autograd.Function):
         return x.half().float()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient.half().float()
 
 
 def _rounded(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-    return _Half.apply(output) if isinstance(output, Tensor) and output.is_floating_point() else output
+    is_rounded = isinstance(output, Tensor) and output.is_floating_point()
+    return _Half.apply(output) if is_rounded else output  # type: ignore[no-untyped-call]
 
 
 class HalfPrecision(Change):
@@ -41,7 +42,8 @@ class HalfPrecision(Change):
             module.register_forward_hook(_rounded)
 
     def loss(self, step: int, loss: Tensor) -> Tensor:
-        return _Scale.apply(loss, self.scale)  # type: ignore[no-any-return]
+        scaled: Tensor = _Scale.apply(loss, self.scale)  # type: ignore[no-untyped-call]
+        return scaled
 
     def optimizer(self, optimizer: Optimizer, model: nn.Module, session: Session) -> None:
         def unscale(optimizer: Optimizer, *_: Any) -> None:
@@ -62,7 +64,7 @@ class _Scale(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.scale, None
 
 

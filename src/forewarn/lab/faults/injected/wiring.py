@@ -127,7 +127,7 @@ class OwnedTwice(Change):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         other = torch.optim.SGD(parameters, lr=self.factor * optimizer.param_groups[0]["lr"], momentum=0.9)
         session.optimizers.append(other)
-        optimizer.register_step_post_hook(lambda *_: other.step())  # type: ignore[no-untyped-call]
+        optimizer.register_step_post_hook(lambda *_: other.step())
 
 
 class LossChanged(Change):

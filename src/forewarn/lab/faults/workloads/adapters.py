@@ -78,7 +78,7 @@ def lora(session: Session) -> float:
     monitor = session.watch(model, optimizer)
     accumulate, size = 4, session.count("batch_size", 8)
     final = float("nan")
-    while not session.is_over:
+    while not session.is_over():
         waiting = 0.0
         for index, rows in enumerate(torch.randperm(len(labels)).split(size)):
             x, y = session.batch(session.pipeline(images[rows]), labels[rows])
@@ -91,7 +91,7 @@ def lora(session: Session) -> float:
                 optimizer.zero_grad()
                 monitor.step(waiting)
                 waiting = 0.0
-                if session.is_over:
+                if session.is_over():
                     break
         with evaluating(model):
             final = functional.cross_entropy(model(session.pipeline(held_out)), answers).item()

@@ -50,7 +50,7 @@ def vae_sum(session: Session) -> float:
     size = session.count("batch_size", 64)
     weight = session.number("divergence_weight", 1.0)
     model.train()
-    while not session.is_over:
+    while not session.is_over():
         for rows in torch.randperm(len(train)).split(size):
             data, targets = session.batch(session.pipeline(train[rows]), train[rows])
             optimizer.zero_grad()
@@ -62,7 +62,7 @@ def vae_sum(session: Session) -> float:
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-            if session.is_over:
+            if session.is_over():
                 break
     torch.manual_seed(0)
     with evaluating(model):

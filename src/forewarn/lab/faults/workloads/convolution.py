@@ -49,7 +49,7 @@ def cnn(session: Session) -> float:
     monitor = session.watch(model, optimizer)
     size = session.count("batch_size", 40)
     model.train()
-    while not session.is_over:
+    while not session.is_over():
         total, num = 0.0, 0
         for rows in session.order(torch.randperm(len(labels)), labels).split(size):
             x, y = session.batch(session.pipeline(images[rows]), labels[rows])
@@ -59,7 +59,7 @@ def cnn(session: Session) -> float:
             optimizer.zero_grad(set_to_none=True)
             monitor.step(loss.item())
             total, num = total + loss.item(), num + 1
-            if session.is_over:
+            if session.is_over():
                 break
         scheduler.step()
         with evaluating(model):

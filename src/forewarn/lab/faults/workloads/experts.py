@@ -28,7 +28,8 @@ class Experts(nn.Module):
         self.imbalance = NUM_EXPERTS * (mask.mean((0, 1)) * shares.mean((0, 1))).sum()
         hidden = functional.relu(torch.einsum("btd,edh->bteh", x, self.up))
         outputs = torch.einsum("bteh,ehd->bted", hidden, self.down)
-        return best[..., None] * (outputs * mask[..., None]).sum(2)
+        mixed: Tensor = best[..., None] * (outputs * mask[..., None]).sum(2)
+        return mixed
 
 
 class SparseModel(nn.Module):
@@ -55,7 +56,7 @@ def moe(session: Session) -> float:
     train, held_out, num_symbols = text()
     model = SparseModel(session.count("num_symbols", num_symbols))
     session.built(model)
-    matrices = [model.mix.weight_ih_l0, model.mix.weight_hh_l0]
+    matrices = [model.get_parameter(f"mix.weight_{name}_l0") for name in ("ih", "hh")]
     others = [parameter for parameter in model.parameters() if all(parameter is not one for one in matrices)]
     muon = torch.optim.Muon(matrices, lr=session.number("lr", 5e-3), weight_decay=0.01)
     adam = torch.optim.AdamW(others, lr=session.number("lr", 5e-3), weight_decay=0.01)

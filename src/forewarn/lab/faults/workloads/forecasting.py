@@ -21,15 +21,15 @@ class Forecaster(nn.Module):
 
     def forward(self, past: Tensor) -> tuple[Tensor, Tensor]:
         x = past[:, None]
-        for convolution in self.convolutions:
-            padding = 2 * convolution.dilation[0]
-            x = functional.leaky_relu(convolution(functional.pad(x, (padding, 0))))
+        for index, convolution in enumerate(self.convolutions):
+            x = functional.leaky_relu(convolution(functional.pad(x, (2 ** (index + 1), 0))))
         last = x[:, :, -1]
         return self.mean(last), self.log_scale(last)
 
 
-def surprise(mean: Tensor, log_scale: Tensor, future: Tensor) -> Tensor:
+def surprise(forecast: tuple[Tensor, Tensor], future: Tensor) -> Tensor:
     """The negative log likelihood of a normal distribution; it falls below zero."""
+    mean, log_scale = forecast
     return (log_scale + 0.5 * ((future - mean) * torch.exp(-log_scale)) ** 2).mean()
 
 
@@ -50,11 +50,11 @@ def forecasting(session: Session) -> float:
     for _ in range(session.num_steps):
         series = train[torch.randint(len(train), (size,))]
         past, future = session.batch(session.pipeline(series[:, :PAST]), series[:, PAST:])
-        loss = session.loss(surprise(*net(past), future))
+        loss = session.loss(surprise(net(past), future))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
         monitor.step(loss)
     with evaluating(net):
-        return surprise(*net(session.pipeline(held_out[:, :PAST])), held_out[:, PAST:]).item()
+        return surprise(net(session.pipeline(held_out[:, :PAST])), held_out[:, PAST:]).item()

@@ -34,7 +34,7 @@ def mlp(session: Session) -> float:
             return float(functional.cross_entropy(model(session.pipeline(held_out)), answers))
 
     size = session.count("batch_size", 32)
-    while not session.is_over:
+    while not session.is_over():
         order = session.order(torch.randperm(len(labels)), labels)
         for rows in order.split(size):
             inputs, targets = session.batch(session.pipeline(images[rows]), labels[rows])
@@ -43,7 +43,7 @@ def mlp(session: Session) -> float:
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-            if session.is_over:
+            if session.is_over():
                 break
         scheduler.step()
         monitor.end_epoch(val_loss=held_out_loss())

@@ -51,7 +51,8 @@ def reinforce(session: Session) -> float:
             if not alive.any():
                 break
         rewards = torch.stack(masks)
-        returns, running = [], torch.zeros(8)
+        returns: list[Tensor] = []
+        running = torch.zeros(8)
         for reward in reversed(rewards.unbind()):
             running = reward + GAMMA * running
             returns.insert(0, running)

@@ -45,7 +45,7 @@ def ppo(session: Session) -> float:
     carts = CartPoles(NUM_CARTS, LONGEST, session.seed)
     bonus = session.number("entropy_weight", 0.01)
     state, lengths, recent = carts.reset(), torch.zeros(NUM_CARTS), [20.0]
-    while not session.is_over:
+    while not session.is_over():
         states, actions, log_probs, values, rewards, ends = [], [], [], [], [], []
         with torch.no_grad():
             for _ in range(ROLLOUT):
@@ -64,7 +64,8 @@ def ppo(session: Session) -> float:
                     recent += lengths[over].tolist()
                     lengths[over] = 0
                     state = carts.reset(over)
-            following, advantage, gains = agent(session.pipeline(state))[1], torch.zeros(NUM_CARTS), []
+            gains: list[Tensor] = []
+            following, advantage = agent(session.pipeline(state))[1], torch.zeros(NUM_CARTS)
             for index in reversed(range(ROLLOUT)):
                 alive = 1 - ends[index]
                 delta = rewards[index] + GAMMA * following * alive - values[index]
@@ -91,8 +92,8 @@ def ppo(session: Session) -> float:
                 optimizer.step()
                 session.report(-sum(recent[-30:]) / len(recent[-30:]))
                 monitor.step(loss)
-                if session.is_over:
+                if session.is_over():
                     break
-            if session.is_over:
+            if session.is_over():
                 break
     return -sum(recent[-60:]) / len(recent[-60:])

@@ -43,7 +43,7 @@ def dqn(session: Session) -> float:
     memory: deque[Transition] = deque(maxlen=1000)
     target_every = session.count("target_every", 8)
     state, step, worth = carts.reset(), 0, 0.0
-    while not session.is_over:
+    while not session.is_over():
         for _ in range(2):
             with torch.no_grad():
                 best = policy(session.pipeline(state)).argmax(1)

@@ -50,7 +50,7 @@ def lstm(session: Session) -> float:
     model.train()
     hidden = model.init_hidden(num)
     first = int(torch.randint(200, ()))
-    while not session.is_over:
+    while not session.is_over():
         if first + LENGTH + 1 >= len(source):
             first, hidden = 0, model.init_hidden(num)
         data, targets = source[first : first + LENGTH], source[first + 1 : first + 1 + LENGTH]

@@ -77,7 +77,7 @@ def resnet(session: Session) -> float:
     criterion = nn.CrossEntropyLoss(label_smoothing=session.number("label_smoothing", 0.1))
     monitor = session.watch(net, optimizer)
     loss_of_epoch = 0.0
-    while not session.is_over:
+    while not session.is_over():
         net.train()
         batches = session.order(torch.randperm(len(labels)), labels).split(session.count("batch_size", 24))
         for rows in batches:
@@ -89,7 +89,7 @@ def resnet(session: Session) -> float:
             optimizer.step()
             scheduler.step()
             monitor.step(loss)
-            if session.is_over:
+            if session.is_over():
                 break
         with evaluating(net):
             loss_of_epoch = nn.functional.cross_entropy(net(session.pipeline(held_out)), answers).item()

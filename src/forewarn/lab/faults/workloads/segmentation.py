@@ -58,7 +58,7 @@ def segmentation(session: Session) -> float:
             logits = model(session.pipeline(held_out))
             return (functional.binary_cross_entropy_with_logits(logits, answers) + dice_loss(logits, answers)).item()
 
-    while not session.is_over:
+    while not session.is_over():
         for rows in torch.randperm(len(images)).split(session.count("batch_size", 16)):
             x, y = session.batch(session.pipeline(images[rows]), masks[rows])
             logits = model(x)
@@ -68,7 +68,7 @@ def segmentation(session: Session) -> float:
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-            if session.is_over:
+            if session.is_over():
                 break
         value = checked()
         scheduler.step(value)

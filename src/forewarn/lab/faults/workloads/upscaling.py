@@ -48,7 +48,7 @@ def super_resolution(session: Session) -> float:
         with evaluating(model):
             return functional.mse_loss(model(session.pipeline(functional.avg_pool2d(checked, 2))), checked).item()
 
-    while not session.is_over:
+    while not session.is_over():
         losses: list[float] = []
         for index, rows in enumerate(torch.randperm(len(sharp)).split(size)):
             targets = sharp[rows]
@@ -62,7 +62,7 @@ def super_resolution(session: Session) -> float:
                 optimizer.step()
                 optimizer.zero_grad()
                 monitor.step(sum(losses[-micro:]) / micro)
-                if session.is_over:
+                if session.is_over():
                     break
         optimizer.zero_grad()
         scheduler.step()

@@ -23,7 +23,8 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 class ViT(nn.Module):
@@ -69,7 +70,7 @@ def vit(session: Session) -> float:
     smoothing = session.number("label_smoothing", 0.05)
     final = float("nan")
     epoch = 0
-    while not session.is_over:
+    while not session.is_over():
         order = session.order(torch.randperm(len(labels)), labels)
         for rows in order.split(session.count("batch_size", 32)):
             inputs, targets = session.batch(session.pipeline(images[rows]), labels[rows])
@@ -81,7 +82,7 @@ def vit(session: Session) -> float:
             optimizer.step()
             scheduler.step()
             monitor.step(loss)
-            if session.is_over:
+            if session.is_over():
                 break
         epoch += 1
         with evaluating(model):

@@ -17,7 +17,8 @@ def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     mix = torch.rand(len(real), 1)
     between = (mix * real + (1 - mix) * fake).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-    return ((slope.norm(dim=1) - 1) ** 2).mean()
+    penalty: Tensor = ((slope.norm(dim=1) - 1) ** 2).mean()
+    return penalty
 
 
 @workload("wgan-gp", num_steps=240, traits={Trait.PLAYERS, Trait.ADAM, Trait.FLOATS})
