@@ -115,9 +115,9 @@ def _selection(
     from forewarn.suggestions import did_you_mean
 
     scripts = [workload.name for ones in WORKLOADS.values() for workload in ones]
-    for kind, names, known in (("workload", workloads, scripts), ("fault", faults, list(FAULTS))):
-        for name in set(names) - set(known):
-            hint = did_you_mean(name, known) or f"choose from {', '.join(known)}"
+    for kind, names, options in (("workload", workloads, scripts), ("fault", faults, list(FAULTS))):
+        for name in set(names) - set(options):
+            hint = did_you_mean(name, options) or f"choose from {', '.join(options)}"
             raise Failure(f"there is no {kind} {name!r}; {hint}")
     selection = QUICK if quick else FULL if full else SAMPLE
     if workloads or faults:

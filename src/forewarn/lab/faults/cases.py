@@ -103,7 +103,7 @@ def run_case(case: Case, folder: Path | None = None) -> Record:
     began = time.monotonic()
     with _directory(folder, case) as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and numpy warn about what is wrong here on purpose
-        session, score, error, onset = _trained(case, directory)
+        session, score, error, onset = trained(case, directory)
         warned, num_warnings, published = ((), 0, ()) if session.refusal else judged(directory)
     if session.refusal:
         warned = (Warned("refused", "watch-refused", Severity.CRITICAL, 0, 0, True, "", session.refusal),)
@@ -143,7 +143,7 @@ def _change(case: Case, num_steps: int) -> Change | None:
     return make(Draw(case.change, case.workload, case.seed, num_steps))
 
 
-def _trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session, float, str, int]:
+def trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session, float, str, int]:
     """The session, score, error and onset of one run of the script."""
     workload = find_workload(case.workload)
     change = _change(case, workload.num_steps)
@@ -199,7 +199,7 @@ def _with(case: Case, remedy: Remedy, seen: int) -> float | None:
     change = as_change(remedy, seen, find_workload(case.workload).num_steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return None if change is None else _trained(case, None, change)[1]
+        return None if change is None else trained(case, None, change)[1]
 
 
 @contextlib.contextmanager

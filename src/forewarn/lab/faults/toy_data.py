@@ -92,7 +92,7 @@ def community_graph(num_nodes: int = 600, num_classes: int = 4) -> tuple[Tensor,
     """Node features, a normalized adjacency matrix and node classes of a stochastic block model."""
     labels = torch.randint(num_classes, (num_nodes,))
     same = labels[:, None] == labels[None]
-    chance = torch.where(same, 0.03, 0.002)
+    chance = torch.where(same, 0.02, 0.004)
     edges = (torch.rand(num_nodes, num_nodes) < chance).float().triu(1)
     adjacency = edges + edges.T + torch.eye(num_nodes)
     scale = adjacency.sum(1).rsqrt()
