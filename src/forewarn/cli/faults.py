@@ -67,14 +67,14 @@ def command(
     Sets, which share no kind of model:
       development   rules are tuned here
       validation    to look at once per change of the rules
-      test          for published figures only; every use is counted in the repository
+      test          for published figures only; every use is counted
 
     \b
     Examples:
       forewarn faults --quick
       forewarn faults --fault lr-too-high --workload gpt --workload mlp
-      forewarn faults --out results --keep-runs      # then, after a change of the rules:
-      forewarn faults --out results --judge-again
+      forewarn faults --out results --keep-runs
+      forewarn faults --out results --judge-again    # after a change of the rules
     """
     from forewarn.cli.terminal import Failure, print_json, show
 
@@ -89,6 +89,7 @@ def command(
     cases = _cases(sets or SETS[: 1 if quick else 2], _selection(workloads, faults, seeds, quick, full))
     with _folder(out) as folder:
         records = _run(cases, folder, jobs, keep_runs, judge_again)
+    _tell_if_stale(records)
     result = scores(records)
     if page is not None:
         from forewarn.lab.bench.cells import machine_sentences
@@ -167,6 +168,16 @@ def _run(cases: Sequence[Case], folder: Path, jobs: int, keep_runs: bool, judge_
             bar.update(task, advance=1, description=record.case.key)
     stored = stored_records(folder)
     return [stored[case.key] for case in cases if case.key in stored]
+
+
+def _tell_if_stale(records: Sequence[Record]) -> None:
+    """Say how many records come from other rules than the present ones."""
+    from forewarn.lab.faults.fingerprint import rules_hash
+
+    now = rules_hash()
+    stale = sum(record.rules != now for record in records)
+    if stale:
+        click.echo(f"{stale} of {len(records)} runs were judged by earlier rules; use --judge-again", err=True)
 
 
 def _shares(result: Scores) -> dict[str, Share]:

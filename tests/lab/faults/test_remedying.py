@@ -72,10 +72,12 @@ def test_a_skipped_batch_is_replaced_by_the_one_before():
     assert batches == [[0, 0], [0, 0], [2, 2]]
 
 
-def test_parameters_that_no_optimizer_has_are_added():
-    session = Session(0, 1, [as_change(Remedy("add_to_optimizer", {"parameter": "1.weight"}, ""), 0, 1)])
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+def test_parameters_that_no_optimizer_has_join_the_nearest_relative():
+    session = Session(0, 1, [as_change(Remedy("add_to_optimizer", {"parameter": "G.1.weight"}, ""), 0, 1)])
+    model = nn.ModuleDict({name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)) for name in "DG"})
     session.built(model)
-    session.optimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    for name in "DG":
+        session.optimizer(torch.optim.SGD(model[name][0].parameters(), lr=0.1))
     session.watch(model)
-    assert len(session.optimizers[0].param_groups[0]["params"]) == 4
+    for name, optimizer in zip("DG", session.optimizers, strict=True):
+        assert set(optimizer.param_groups[0]["params"]) == set(model[name].parameters())

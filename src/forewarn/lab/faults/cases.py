@@ -18,6 +18,7 @@ from forewarn.codec import Noun
 from forewarn.config import Config
 from forewarn.judge.diagnosis import Diagnosis, replay
 from forewarn.lab.faults.change import Change, Draw
+from forewarn.lab.faults.fingerprint import rules_hash
 from forewarn.lab.faults.hard_negatives import HARD_NEGATIVES
 from forewarn.lab.faults.injected import FAULTS
 from forewarn.lab.faults.published_rules import Remark, remarks_about
@@ -93,6 +94,8 @@ class Record(Noun):
     error: str = ""
     """Why the script ended early, or why `watch` refused."""
     seconds: float = 0.0
+    rules: str = ""
+    """The hash of the rules that judged it."""
 
 
 FIRST, CHANCE, LOWERED, TWIN = "first remedy", "random remedy", "lower the lr", "healthy twin"
@@ -108,9 +111,11 @@ def run_case(case: Case, folder: Path | None = None) -> Record:
     if session.refusal:
         warned = (Warned("refused", "watch-refused", Severity.CRITICAL, 0, 0, True, "", session.refusal),)
         num_warnings = 1
+    remedied = _remedied(case, warned, onset) if case.is_fault else {}
+    objective = tuple(_rounded(value) for value in session.objective)
     return Record(
-        case, session.step, onset, score, tuple(_rounded(value) for value in session.objective), warned, num_warnings,
-        published, _remedied(case, warned, onset) if case.is_fault else {}, error, time.monotonic() - began,
+        case, session.step, onset, score, objective, warned, num_warnings, published, remedied, error,
+        time.monotonic() - began, rules_hash(),
     )  # fmt: skip
 
 
@@ -170,7 +175,9 @@ def judged_again(record: Record, runs: Path) -> Record:
     if record.case.is_fault and _first_remedy(warned) != _first_remedy(record.warned):
         others = {who: score for who, score in remedied.items() if who in (CHANCE, LOWERED)}
         remedied = others | _with_first_remedy(record.case, warned)
-    return replace(record, warned=warned, num_warnings=num_warnings, published=published, remedied=remedied)
+    return replace(
+        record, warned=warned, num_warnings=num_warnings, published=published, remedied=remedied, rules=rules_hash()
+    )
 
 
 def _remedied(case: Case, warned: Sequence[Warned], onset: int) -> dict[str, float | None]:

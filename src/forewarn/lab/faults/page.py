@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forewarn.lab.faults.cases import CHANCE, FIRST, LOWERED, Record
-from forewarn.lab.faults.fingerprint import rules_hash, test_runs
+from forewarn.lab.faults.fingerprint import test_runs
 from forewarn.lab.faults.hard_negatives import HARD_NEGATIVES
 from forewarn.lab.faults.injected import FAULTS
 from forewarn.lab.faults.potency import LEAST_SPREAD, SPREADS
@@ -86,7 +86,8 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
     )
     num_faults = sum(record.case.is_fault for record in records)
     yield f"- {len(records) - num_faults} healthy runs and {num_faults} runs with a fault; {hours:.1f} process hours."
-    yield f"- Rules: `{rules_hash()}`, a hash of the source and thresholds of all rules."
+    judged_by = ", ".join(sorted({f"`{record.rules}`" for record in records}))
+    yield f"- Rules: {judged_by}, a hash of the source and thresholds of all rules."
     yield f"- The test set has been run with {len(runs)} sets of rules so far" + (
         f": {', '.join(run['rules'] for run in runs)}.\n" if runs else ".\n"
     )

@@ -57,7 +57,9 @@ class Readings:
     def sizes(self, scopes: Sequence[str]) -> Floats:
         """The number of values of each parameter; 1 if it is not known."""
         parameters = self.info.parameters
-        return np.array([math.prod(parameters[scope].shape) if scope in parameters else 1 for scope in scopes], np.float64)
+        return np.array(
+            [math.prod(parameters[scope].shape) if scope in parameters else 1 for scope in scopes], np.float64
+        )
 
 
 def _not_finite(readings: Readings) -> Warnings:

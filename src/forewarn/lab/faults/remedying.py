@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from forewarn.lab.faults.change import Change
 from forewarn.lab.faults.injected.rates import Clipped
@@ -153,22 +153,27 @@ class _Skipped(Change):
 
 
 class _Added(Change):
-    """Adds every trainable parameter that no optimizer has to the first one."""
+    """Adds every trainable parameter that no optimizer has to the one that has its nearest relative."""
 
     def watched(self, session: Session) -> None:
-        groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
-        owned = {id(parameter) for group in groups for parameter in group["params"]}
-        missing = [
-            parameter
-            for parameter in session.model.parameters()
-            if parameter.requires_grad and id(parameter) not in owned
-        ]
-        if missing:
-            _add(session.optimizers[0], missing)
+        owners = {
+            id(parameter): optimizer
+            for optimizer in session.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        named = dict(session.model.named_parameters())
+        owned = [name for name, parameter in named.items() if id(parameter) in owners]
+        for name, parameter in named.items():
+            if parameter.requires_grad and name not in owned and owned:
+                relative = max(owned, key=lambda other: _num_shared(name, other))
+                owners[id(named[relative])].param_groups[0]["params"].append(parameter)
 
 
-def _add(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-    optimizer.param_groups[0]["params"].extend(parameters)
+def _num_shared(name: str, other: str) -> int:
+    """The number of leading modules that two parameters share."""
+    pairs = zip(name.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class _TaskWeight(Change):
