@@ -135,6 +135,19 @@ def noisy_labels(draw: Draw) -> Change:
     return Some(draw, 0)
 
 
+@hard_negative("near-zero-loss", needs={Trait.FLOATS, Trait.CLASSES})
+def near_zero_loss(draw: Draw) -> Change:
+    """The inputs give the answer away, so that the loss falls to almost zero."""
+    seed = draw.seed
+
+    class Hinted(Change):
+        def batch(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            hints = torch.randn(16, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed))
+            return inputs + 3 * hints[targets], targets
+
+    return Hinted()
+
+
 @hard_negative("tiny-batches", unlike={Trait.BATCH_NORM, Trait.PLAYERS, Trait.REINFORCEMENT, Trait.FULL_BATCH})
 def tiny_batches(draw: Draw) -> Change:
     """Batches of four samples, with a learning rate to match."""

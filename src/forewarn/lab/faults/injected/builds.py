@@ -63,8 +63,8 @@ def _scaled_queries_and_keys(factor: float) -> Callable[[nn.Module], None]:
     return scale
 
 
-class Frame(Change):
-    """Registers a forward hook on the model that is watched, or on the player that makes outputs."""
+class OutputChanged(Change):
+    """Changes what the model returns."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -178,7 +178,7 @@ def batchnorm_in_eval(draw: Draw) -> Change:
 @fault("double-softmax", words="softmax|sum to 1|already probabilities", fixes="remove_softmax", needs={Trait.CLASSES})
 def double_softmax(draw: Draw) -> Change:
     """The model ends with a softmax, and the loss applies another."""
-    return Frame(lambda logits: torch.softmax(logits, -1))
+    return OutputChanged(lambda logits: torch.softmax(logits, -1))
 
 
 @fault("saturated-tanh", causes="A102", words="saturat", needs={Trait.TANH}, fixes="lower_initial_scale "
