@@ -71,7 +71,7 @@ class Change:
         return inputs
 
     def order(self, order: Tensor, labels: Tensor) -> Tensor:
-        """The order in which an epoch visits its samples."""
+        """The order in which an epoch visits its samples, which have these labels."""
         return order
 
     def batch(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -210,17 +210,18 @@ def _misses(result: Scores) -> Iterator[str]:
 
 
 def _reason(verdict: Verdict) -> str:
-    record = verdict.record
-    if verdict.first is None:
+    """What was said instead of the cause."""
+    record, first = verdict.record, verdict.first
+    if verdict.is_detected and first is not None:
+        rest = [alert for alert in record.warned[1:] if verdict.fault.is_named_by(alert.code, alert.cause, alert.text)]
+        later = f"; the cause came later as {rest[0].code}" if rest else ""
+        return f"{first.code} at step {first.fired}, {first.text.strip()}{later}"
+    if first is not None:
+        said = f"only before the onset at step {record.onset}: {first.code} at step {first.fired}"
+    else:
         notes = sorted({alert.code for alert in record.warned})
-        return "no rule fired" + (f"; only notes: {', '.join(notes)}" if notes else "")
-    if not verdict.is_detected:
-        return f"only before the onset at step {record.onset}: {verdict.first.code} at step {verdict.first.fired}"
-    later = [
-        alert.code for alert in record.warned[1:] if verdict.fault.is_named_by(alert.code, alert.cause, alert.text)
-    ]
-    rest = f"; the cause came later as {later[0]}" if later else ""
-    return f"{verdict.first.code} at step {verdict.first.fired}, {verdict.first.text.strip()}{rest}"
+        said = "no rule fired" + (f"; only notes: {', '.join(notes)}" if notes else "")
+    return said + (f"; the script itself failed at step {record.num_steps}: {record.error}" if record.error else "")
 
 
 def _harmless(result: Scores) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forewarn.lab.faults.change import Change, Draw
 from forewarn.lab.faults.fault import fault
-from forewarn.lab.faults.injected.rates import Scaled, Set
+from forewarn.lab.faults.injected.rates import Set
 from forewarn.lab.faults.workload import Trait
 
 
@@ -78,6 +78,16 @@ class Sorted(Change):
         return order[labels[order].argsort(stable=True)]
 
 
+class FewSamples(Change):
+    """Repeats the first samples, so that epochs stay as long as they are."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def order(self, order: Tensor, labels: Tensor) -> Tensor:
+        return order % self.num
+
+
 class Unnormalized(Change):
     """Inputs as bytes: from 0 to 255 instead of around zero."""
 
@@ -143,8 +153,8 @@ def unnormalized_inputs(draw: Draw) -> Change:
 @fault("overfitting", causes="E101 E104", words="overfit|memori", needs={Trait.EPOCHS},
        fixes="stop_early raise_weight_decay raise_dropout add_data")  # fmt: skip
 def overfitting(draw: Draw) -> Change:
-    """The training set is so small that it is learned by heart."""
-    return Scaled("num_samples", 1 / draw.between(12, 25))
+    """The training set has only 40 to 80 different samples, which are learned by heart."""
+    return FewSamples(round(draw.between(40, 80)))
 
 
 @fault("label-smoothing-one", words="smoothing|label|target|uniform",

@@ -80,7 +80,7 @@ def lora(session: Session) -> float:
     final = float("nan")
     while not session.is_over():
         waiting = 0.0
-        for index, rows in enumerate(torch.randperm(len(labels)).split(size)):
+        for index, rows in enumerate(session.order(torch.randperm(len(labels)), labels).split(size)):
             x, y = session.batch(session.pipeline(images[rows]), labels[rows])
             loss = session.loss(functional.cross_entropy(model(x), y)) / session.number("divisor", accumulate)
             loss.backward()

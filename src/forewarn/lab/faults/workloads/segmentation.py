@@ -59,7 +59,8 @@ def segmentation(session: Session) -> float:
             return (functional.binary_cross_entropy_with_logits(logits, answers) + dice_loss(logits, answers)).item()
 
     while not session.is_over():
-        for rows in torch.randperm(len(images)).split(session.count("batch_size", 16)):
+        order = session.order(torch.randperm(len(images)), masks)
+        for rows in order.split(session.count("batch_size", 16)):
             x, y = session.batch(session.pipeline(images[rows]), masks[rows])
             logits = model(x)
             loss = functional.binary_cross_entropy_with_logits(logits, y) + dice_loss(logits, y)

@@ -50,7 +50,7 @@ def super_resolution(session: Session) -> float:
 
     while not session.is_over():
         losses: list[float] = []
-        for index, rows in enumerate(torch.randperm(len(sharp)).split(size)):
+        for index, rows in enumerate(session.order(torch.randperm(len(sharp)), sharp).split(size)):
             targets = sharp[rows]
             inputs, targets = session.batch(session.pipeline(functional.avg_pool2d(targets, 2)), targets)
             with torch.autocast("cpu", dtype=torch.bfloat16):
