@@ -214,12 +214,163 @@ def with_optimizers_that_are_never_used() -> Expected:
     unused = [torch.optim.Adam(other.parameters()) for other in others]
     expected = in_a_function()
     assert unused
+    return expected[1:]  # only the first step shows which models are trained
+
+
+def with_optimizers_for_two_phases() -> Expected:
+    """Both hold the same parameters, so the second is known only when it steps; its first step is not seen."""
+    model, expected = network(), []
+    for optimizer in (torch.optim.Adam(model.parameters()), torch.optim.LBFGS(model.parameters(), lr=0.1)):
+        for step in range(STEPS):
+            x, y = batch()
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()  # noqa: B023
+                loss = functional.mse_loss(model(x), y)  # noqa: B023
+                loss.backward()
+                values.append((norm(model), loss.item()))  # noqa: B023
+                return loss
+
+            values: Expected = []
+            optimizer.step(closure)
+            if step or isinstance(optimizer, torch.optim.Adam):
+                expected.append((values[-1][0], values[0][1]))
+    return expected
+
+
+def in_evaluation_mode() -> Expected:
+    """A model that is only fine-tuned may stay in this mode; then only the first step shows that it is trained."""
+    model, expected = network().eval(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        expected.append((norm(model), loss.item()))
+        optimizer.step()
+    return expected[1:]
+
+
+def with_a_wrapped_optimizer() -> Expected:
+    """An optimizer that steps another one inside its own step."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+            super().__init__(inner.param_groups, {})
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    model, expected = network(), []
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.05))
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        expected.append((norm(model), loss.item()))
+        optimizer.step()
+    return expected[1:]
+
+
+def with_a_closure() -> Expected:
+    """LBFGS calls the closure many times; the loss is that of the first call, the norm that of the last."""
+    model, expected = network(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    for _ in range(STEPS):
+        x, y = batch()
+        evaluations: Expected = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = functional.mse_loss(model(x), y)  # noqa: B023
+            loss.backward()
+            evaluations.append((norm(model), loss.item()))  # noqa: B023
+            return loss
+
+        optimizer.step(closure)
+        assert len(evaluations) > 1
+        expected.append((evaluations[-1][0], evaluations[0][1]))
+    return expected
+
+
+def adversarial(critic_steps: int = 1, in_one_module: bool = False) -> Expected:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator, self.critic = network(out=4), network()
+
+    both, expected = Both(), []
+    generator, critic = both.generator, both.critic
+    if not in_one_module:
+        del both
+    slow = torch.optim.SGD(generator.parameters(), lr=0.01)
+    fast = torch.optim.SGD(critic.parameters(), lr=0.01)
+    judged, real, fake = functional.binary_cross_entropy_with_logits, torch.ones(16, 1), torch.zeros(16, 1)
+    for _ in range(STEPS):
+        losses = []
+        for _ in range(critic_steps):
+            critic.zero_grad()
+            first = judged(critic(batch()[0]), real)
+            first.backward()
+            second = judged(critic(generator(batch()[0]).detach()), fake)
+            second.backward()
+            squares = norm(critic) ** 2
+            losses.append(first.item() + second.item())
+            fast.step()
+        generator.zero_grad()
+        last = judged(critic(generator(batch()[0])), real)
+        last.backward()
+        expected.append((math.sqrt(squares + norm(generator) ** 2), sum(losses) / critic_steps + last.item()))
+        slow.step()
+    return expected
+
+
+def adversarial_in_one_module() -> Expected:
+    return adversarial(in_one_module=True)
+
+
+def with_five_critic_steps() -> Expected:
+    return adversarial(critic_steps=5)
+
+
+def compiled() -> Expected:
+    model, expected = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        fast(batch()[0])  # before the training, while calls are noticed
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = functional.mse_loss(fast(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        expected.append((norm(model), loss.item()))
+        optimizer.step()
+    return expected
+
+
+def with_a_new_optimizer_midway() -> Expected:
+    model, expected = network(), []
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        optimizer = kind(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            x, y = batch()
+            loss = functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            expected.append((norm(model), loss.item()))
+            optimizer.step()
     return expected
 
 
 @pytest.mark.parametrize(
     "loop",
-    [in_a_function, in_a_trainer_class, accumulating, with_a_gradient_scaler, with_a_target_network,
+    [with_a_closure, adversarial, adversarial_in_one_module, with_five_critic_steps, compiled,
+     with_a_new_optimizer_midway, with_optimizers_for_two_phases, in_evaluation_mode, with_a_wrapped_optimizer,
+     in_a_function, in_a_trainer_class, accumulating, with_a_gradient_scaler, with_a_target_network,
      with_two_optimizers, with_an_attack_on_the_inputs, with_optimizers_that_are_never_used],
 )  # fmt: skip
 def test_norm_and_loss_are_found_in(loop: Callable[[], Expected], watched: Watched) -> None:
@@ -229,3 +380,124 @@ def test_norm_and_loss_are_found_in(loop: Callable[[], Expected], watched: Watch
     norms, losses = zip(*expected, strict=True)
     assert watched.series("gradient/global_norm") == pytest.approx(norms, rel=1e-5)
     assert watched.series("train/loss") == pytest.approx(losses, rel=1e-5)
+
+
+def test_the_first_step_is_measured_in_full(watched: Watched) -> None:
+    watched(in_a_function)
+    with forewarn.open_run(watched.ending.runs[0]) as stored:
+        for name in ("activation/std", "update/ratio", "gradient/norm", "gradient/global_norm"):
+            assert stored.series(name, next(iter(stored.scopes(name)))).steps[0] == 0, name
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
+    for _ in range(steps):
+        x, y = batch()
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def test_each_fold_of_a_cross_validation_is_a_run(watched: Watched) -> None:
+    def folds() -> None:
+        kept = []
+        for width in (5, 6, 7):
+            model = network(width)
+            optimizer = torch.optim.Adam(model.parameters())
+            trained(model, optimizer)
+            kept.append((model, optimizer))  # both stay alive
+
+    watched(folds)
+    assert [len(watched.series("train/loss", run)) for run in range(3)] == [STEPS] * 3
+
+
+def test_models_that_are_trained_in_turn_are_a_run_each(watched: Watched) -> None:
+    def in_turn() -> None:
+        models = [network(5), network(6)]
+        pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.05)) for model in models]
+        for pair in pairs:
+            trained(*pair)
+
+    watched(in_turn)
+    assert [len(watched.series("train/loss", run)) for run in range(2)] == [STEPS - 1, STEPS]
+
+
+def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
+    def overflowing() -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
+        for _ in range(STEPS):
+            x, y = batch()
+            scaler.scale(functional.mse_loss(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    watched(overflowing)
+    skipped = watched.series("update/skipped")
+    assert len(skipped) == STEPS
+    assert skipped[0] == 1
+    assert skipped[-1] == 0
+    assert all(math.isfinite(loss) for loss in watched.series("train/loss"))
+
+
+def test_optimizers_that_are_new_every_few_steps_end_in_one_sentence(watched: Watched) -> None:
+    def inner_loops() -> None:
+        for _ in range(20):
+            model = network()
+            trained(model, torch.optim.SGD(model.parameters(), lr=0.05), 3)
+
+    watched(inner_loops)
+    assert len(watched.ending.runs) == 5
+    assert len(watched.ending.remarks) == 1
+    assert "new optimizers every few steps" in watched.ending.remarks[0]
+    assert "monitor.step(loss)" in watched.ending.remarks[0]
+
+
+def test_tensors_outside_of_any_module_end_in_one_sentence(watched: Watched) -> None:
+    def fit_a_tensor() -> None:
+        weight = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            ((weight - 1) ** 2).sum().backward()
+            optimizer.step()
+
+    watched(fit_a_tensor)
+    assert not watched.ending.runs
+    assert len(watched.ending.remarks) == 1
+    assert "belong to no nn.Module" in watched.ending.remarks[0]
+
+
+def test_training_is_bit_identical_and_draws_no_random_number(watched: Watched) -> None:
+    def states() -> list[Tensor]:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        trained(model, torch.optim.AdamW(model.parameters()))
+        return [*model.state_dict().values(), torch.get_rng_state()]
+
+    with_monitor = watched(states)
+    torch.manual_seed(0)
+    assert all(map(torch.equal, with_monitor, states()))
+
+
+def test_a_step_is_complete_when_every_partner_has_stepped() -> None:
+    rounds = Rounds(2)
+    assert [rounds.stepped(index) for index in (0, 0, 0, 1, 0, 1)] == [False, False, False, True, False, True]
+
+
+def test_an_optimizer_that_never_steps_does_not_hold_the_others_up() -> None:
+    rounds = Rounds(2)
+    assert [rounds.stepped(0) for _ in range(PATIENCE + 3)] == [False] * PATIENCE + [True] * 3
+    assert not rounds.stepped(1)  # it takes part from now on
+    assert rounds.stepped(0)
+
+
+def test_a_loss_with_a_gradient_counts_with_it() -> None:
+    """`critic(x).backward(-ones)` is the objective −Σ critic(x)."""
+    losses = Losses(1)
+    losses.add(torch.tensor([2.0, 3.0]), torch.tensor([-1.0, -1.0]))
+    losses.add([torch.tensor(1.0), torch.tensor(4.0)], None)
+    losses.stepped(0)
+    assert float(losses.take() or 0.0) == 0.0
+    losses.stepped(0)
+    assert losses.take() is None

@@ -13,8 +13,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -52,16 +50,20 @@ class Discovery:
         """Whether a monitor is being made here."""
         self.any_steps = False
         """Whether any step was watched."""
+        self.any_backward = False
+        """Whether any gradient was computed."""
         self._is_off = False
         self._training: Training | None = None
         self._ending = Ending()
-        self._short_runs = 0
+        self._short_runs = self._num_discarded = 0
         self._fresh: list[weakref.ref[Optimizer]] = []
         """Optimizers that are not watched yet."""
         self._earlier: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Optimizers that were watched, or passed over for another one of the same parameters."""
+        """Optimizers that have stepped in some run."""
         self._left_alone: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Optimizers that another monitor watches."""
+        self._loose: list[str] = []
+        """The classes of optimizers whose tensors belong to no module."""
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls: set[int] = set()
         """The ids of the modules that were called since an optimizer was new."""
@@ -96,6 +98,11 @@ class Discovery:
         """Close the last run; what was recorded, and what could not be."""
         self.uninstall()
         self._close(reason)
+        if self._loose and not self.any_steps:
+            self._ending.remarks.append(
+                f"the tensors that {self._loose[0]} updates belong to no nn.Module; make them parameters of one and add "
+                f"these lines to the script:\n{LINES_TO_ADD}"
+            )
         return self._ending
 
     def leave_alone(self, optimizers: Iterable[Optimizer], everything: bool) -> None:
@@ -170,20 +177,23 @@ class Discovery:
                 id(inner) for top in family.tops(fresh) for _, inner in named_modules(top)
             }  # fmt: skip
         if id(module) in self._fresh_modules:
-            self._plan(fresh, family or Family())
+            self._plan(fresh, family)
 
     def _fresh_optimizers(self) -> list[Optimizer]:
         alive = [optimizer for reference in self._fresh if (optimizer := reference()) is not None]
         return [optimizer for optimizer in alive if optimizer not in self._left_alone]
 
     def _backward_begins(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        inside = torch._C._current_graph_task_id() != -1  # a checkpoint that runs its part again
-        if self._training is not None and not inside and self._evaluations <= 1:
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint that runs its part again
+            return
+        self.any_backward = True
+        if self._training is not None and self._evaluations <= 1:
             self._training.losses.add(tensors, grad_tensors)
 
     def _gradients_dropped(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """A loss whose gradients are thrown away, as in an attack on the inputs, is not the loss of the step."""
-        if self._training is not None and self._training.optimizers == [optimizer]:
+        is_only = self._training is not None and self._training.optimizers == [optimizer]
+        if self._training is not None and is_only and self._evaluations <= 1:
             self._training.losses.drop()
 
     def _scaler_made(self, result: None, scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -202,16 +212,8 @@ class Discovery:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._is_off or torch.compiler.is_compiling() or optimizer in self._left_alone or _is_inside_a_step():
             return None
-        self._guard(self._step_begins, optimizer)
         self._evaluations = 0
         return self._guard(self._counted, args, kwargs)
-
-    def _step_begins(self, optimizer: Optimizer) -> None:
-        training = self._training
-        if training is None or optimizer not in training.optimizers:
-            self._plan([optimizer], Family(), is_stepping=True)
-        elif not training.is_settled:
-            self._settle(training)
 
     def _counted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments of an optimizer step, with a closure that counts its calls: the loss is that of the first."""
@@ -227,14 +229,19 @@ class Discovery:
         return (args, {**kwargs, "closure": evaluated}) if "closure" in kwargs else ((args[0], evaluated, *args[2:]), kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_off or torch.compiler.is_compiling() or _is_inside_a_step():
+        if self._is_off or torch.compiler.is_compiling() or optimizer in self._left_alone or _is_inside_a_step():
             return
         self._evaluations = 0
-        if self._training is not None and optimizer in self._training.optimizers:
+        if self._training is None or optimizer not in self._training.optimizers:
+            self._guard(self._plan, [optimizer])  # it could not be foreseen: it is watched from its next step on
+        else:
             self._guard(self._stepped, self._training, optimizer)
 
     def _stepped(self, training: Training, optimizer: Optimizer) -> None:
         training.awaits = None
+        if not training.is_settled and self._begins_anew(training):
+            return
+        self._earlier.add(optimizer)
         index = training.optimizers.index(optimizer)
         training.losses.stepped(index)
         if training.rounds.stepped(index):
@@ -243,27 +250,33 @@ class Discovery:
 
     # what is watched
 
-    def _settle(self, training: Training) -> None:
-        """The first step: optimizers whose models have not run yet are for later. They are taken out."""
+    def _begins_anew(self, training: Training) -> bool:
+        """After the first step: if the models of some optimizers have not run, these are for later, and left out."""
         training.is_settled = True
         family = Family()
         idle = [own for own in training.optimizers if not self._calls & family.ids_around([own])]
-        if 0 < len(idle) < len(training.optimizers):
+        begins_anew = 0 < len(idle) < len(training.optimizers)
+        if begins_anew:
             self._discard(training)
-            self._begin([own for own in training.optimizers if own not in idle], family)
             self._fresh, self._fresh_modules = [weakref.ref(own) for own in idle], None
-        else:
+            self._begin([own for own in training.optimizers if own not in idle], family)
+        elif not self._fresh:
             self._ignore_calls()
+        return begins_anew
 
-    def _plan(self, newcomers: Sequence[Optimizer], family: Family, is_stepping: bool = False) -> None:
+    def _plan(self, newcomers: Sequence[Optimizer], family: Family | None = None) -> None:
         """Watch these optimizers: in a run of their own, or as part of the present one."""
+        family = family or Family()
         chosen: list[Optimizer] = []
         for optimizer in newcomers:
-            if not _overlap(optimizer, chosen):
+            if not family.tops([optimizer]):
+                self._pass_over(optimizer)
+            elif not _overlap(optimizer, chosen):
                 chosen.append(optimizer)
+        if not chosen:
+            return
         returning = any(own in self._earlier for own in chosen)
-        self._earlier.update(newcomers)
-        self._fresh = [ref for ref in self._fresh if (own := ref()) is not None and own not in self._earlier]
+        self._fresh = [ref for ref in self._fresh if (own := ref()) is not None and own not in newcomers]
         training = self._training
         if training is None:
             self._begin(chosen, family)
@@ -272,7 +285,7 @@ class Discovery:
         together = [*others, *chosen]
         models = family.models(together, self._calls)
         is_same = len(models) == len(training.models) and all(map(_is_in(training.models), models))
-        if training.monitor.at <= 1 and not is_same:  # it has hardly begun: an optimizer that was made a little later
+        if training.monitor.at <= 1 and not is_same and self._num_discarded < MOST_SHORT_RUNS:
             self._discard(training)
             self._begin(together, family)
         elif is_same:
@@ -284,15 +297,12 @@ class Discovery:
     def _begin(self, optimizers: Sequence[Optimizer], family: Family) -> None:
         """Begin a run."""
         models = family.models(optimizers, self._calls)
-        own = [optimizer for optimizer in optimizers if family.tops([optimizer])]
-        if not own:
-            kinds = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
-            self._ending.remarks.append(
-                f"the parameters of {kinds} belong to no nn.Module; to watch them, make them part of one and add:\n"
-                f"{LINES_TO_ADD}"
-            )
-            return
-        self._watch(models, own, _Once(self._settings.get("views")), {})
+        self._watch(models, optimizers, _Once(self._settings.get("views")), {})
+
+    def _pass_over(self, optimizer: Optimizer) -> None:
+        """Leave an optimizer alone whose tensors belong to no module, such as the temperature of an agent."""
+        self._left_alone.add(optimizer)
+        self._loose.append(type(optimizer).__name__)
 
     def _go_on(self, training: Training, optimizers: Sequence[Optimizer], family: Family) -> None:
         """Go on with the same run and models, and other optimizers."""
@@ -319,7 +329,6 @@ class Discovery:
         finally:
             self.is_beginning = False
         self._training = Training(monitor, list(models), list(optimizers), views)
-        self._earlier.update(optimizers)
         if self._training.is_settled and not self._fresh:
             self._ignore_calls()
 
@@ -332,10 +341,11 @@ class Discovery:
         return False
 
     def _discard(self, training: Training) -> None:
-        """Delete a run that had hardly begun."""
+        """Delete a run that had hardly begun, because more or less is to be watched in it."""
         from forewarn.store.deletion import delete_run
 
         path = training.monitor.path
+        self._num_discarded += 1
         training.monitor.close("discarded")
         self._training = None
         if path is not None:
@@ -444,7 +454,7 @@ class Family:
     """Which module contains which, among all modules of the process at this moment."""
 
     def __init__(self) -> None:
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        modules = [thing for thing in gc.get_objects() if _is_of_the_script(type(thing))]
         self._owners: dict[int, list[nn.Module]] = {}
         """By the id of a parameter, the modules that hold it."""
         self._parents: dict[int, list[nn.Module]] = {}
@@ -505,6 +515,11 @@ def _is_stranger(module: nn.Module, trained: set[int]) -> bool:
     """Whether a module could be trained, but no optimizer does it."""
     parameters = list(module.parameters())
     return any(own.requires_grad for own in parameters) and not any(id(own) in trained for own in parameters)
+
+
+def _is_of_the_script(kind: type) -> bool:
+    """Whether a class is a module, and not one in which a monitor keeps several models."""
+    return issubclass(kind, nn.Module) and not kind.__module__.startswith("forewarn.measure.")
 
 
 def _held(module: nn.Module, kind: str) -> Iterator[Any]:
@@ -572,11 +587,6 @@ def _is_inside_a_step() -> bool:
     return depth > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    pass
-
-
 class _Once:
     """Shows a run that may be continued several times: its start once, and no end, because the diagnosis follows."""
 
@@ -604,6 +614,3 @@ class _Once:
 
     def close(self) -> None:
         """Its views are closed with the last run."""
-
-
-__all__ = ["Discovery", "Path"]

@@ -107,16 +107,25 @@ class Watched:
             ending.runs += [monitor.path for monitor in self._foreign if monitor.path is not None and monitor.at]
         elif self._foreign:
             ending.remarks = ["the script calls forewarn itself, so `forewarn run` has added nothing"]
-        recorded = ending.runs or self._foreign or (self._discovery is not None and self._discovery.any_steps)
-        if not recorded and not ending.remarks:
-            ending.remarks.append(
-                "no optimizer stepped in this process, so there is nothing to judge; if the training runs in child "
-                f"processes, add these lines there:\n{LINES_TO_ADD}"
-            )
+        if not ending.remarks and not self._foreign and not (self._discovery and self._discovery.any_steps):
+            ending.remarks.append(self._why_nothing())
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         self._ended(ending)
+
+    def _why_nothing(self) -> str:
+        """Why there is nothing to judge, in one sentence."""
+        if self._discovery is None:
+            return "the script does not use torch, so there is nothing to judge"
+        if any(name.startswith("multiprocessing.popen") for name in sys.modules):
+            return (
+                "no optimizer stepped in this process, so there is nothing to judge; if the processes that it started "
+                f"train, add these lines there:\n{LINES_TO_ADD}"
+            )
+        if self._discovery.any_backward:
+            return "gradients were computed, but no torch optimizer stepped, so there is nothing to judge"
+        return "nothing was trained in this process, so there is nothing to judge"
 
     def _replace_exit(self) -> None:
         """Finish before `os._exit`, which calls no exit handlers."""
