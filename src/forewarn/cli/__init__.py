@@ -118,15 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
     handlers = [stream.errors for stream in streams]
     _set_errors(streams, ["replace"] * len(streams))  # a terminal that cannot show ✓ must not crash the command
-    code = _run(arguments)
-    if callable(code):  # a script: its streams and its exceptions are its own
+    outcome = _run(arguments)
+    if callable(outcome):  # a script: its streams and its exceptions are its own
         _set_errors(streams, handlers)
-        code = code()
+        outcome()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # `forewarn ls | head -1`: discard the rest and keep the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    sys.exit(0 if callable(outcome) else outcome)
 
 
 def _set_errors(streams: Sequence[io.TextIOWrapper], handlers: Sequence[str | None]) -> None:
@@ -136,7 +136,7 @@ def _set_errors(streams: Sequence[io.TextIOWrapper], handlers: Sequence[str | No
             stream.reconfigure(errors=errors)
 
 
-def _run(arguments: Sequence[str] | None) -> int | Callable[[], int | None]:
+def _run(arguments: Sequence[str] | None) -> int | Callable[[], None]:
     """The exit code of a command, or what remains to be called outside of the guard."""
     try:
         code = cli.main(arguments, prog_name="forewarn", standalone_mode=False)

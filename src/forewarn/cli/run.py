@@ -64,7 +64,9 @@ def command(
     settings: dict[str, Any] = {"run": run_path, "every": every, "config": config_path, "rules": own}
     if quiet:
         settings["views"] = []
-    watched = Watched(Script(target, arguments, is_module), settings, lambda ending: _conclude(ending, own, rule_modules))
+    watched = Watched(
+        Script(target, arguments, is_module), settings, lambda ending: _conclude(ending, own, rule_modules)
+    )
     return watched.run
 
 

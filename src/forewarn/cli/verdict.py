@@ -81,7 +81,9 @@ def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) ->
 
 def as_summary(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
     """One of many runs: the verdict, and the command that shows the rest."""
-    check = shlex.join(["forewarn", "check", str(run.path), *(word for name in rule_modules for word in ("--rules", name))])
+    check = shlex.join(
+        ["forewarn", "check", str(run.path), *(word for name in rule_modules for word in ("--rules", name))]
+    )
     return Group(heading(run), _summary(diagnosis), *([Text(f"  {literal(check)}")] if diagnosis.alerts else []))
 
 

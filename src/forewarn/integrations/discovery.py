@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from forewarn.integrations.script import LINES_TO_ADD, Ending
+from forewarn.integrations.script import LINES_TO_ADD, Ending, StartAndAlerts
 from forewarn.measure.module_tree import named_modules
 from forewarn.monitor import Monitor
-from forewarn.types import Action, Alert, Block, RunEnd, RunStart
-from forewarn.views import BookendView, View
 
 _log = logging.getLogger("forewarn")
 
@@ -64,12 +62,12 @@ class Discovery:
         """Optimizers that another monitor watches."""
         self._loose: list[str] = []
         """The classes of optimizers whose tensors belong to no module."""
-        self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls: set[int] = set()
         """The ids of the modules that were called since an optimizer was new."""
         self._fresh_modules: set[int] | None = None
         """The ids of the modules around the parameters of new optimizers; None if they must be searched."""
-        self._call_impl: Any = nn.Module.__call__
+        self._ignore_calls: Callable[[], None] | None = None
+        """Stops noticing calls, if they are noticed."""
         self._evaluations = 0
         """How often the closure of the current optimizer step was called; 0 outside of it."""
         self._undo: list[Callable[[], None]] = []
@@ -78,19 +76,21 @@ class Discovery:
         """Notice from now on what torch does."""
         scaler = torch.amp.GradScaler
         self._observe(torch.autograd, "backward", before=self._backward_begins)
-        self._observe(Optimizer, "__init__", after=self._optimizer_made)
+        self._notice(Optimizer, "__init__", self._optimizer_made)
         self._observe(Optimizer, "zero_grad", before=self._gradients_dropped)
-        self._observe(scaler, "__init__", after=self._scaler_made)
         self._observe(scaler, "scale", after=_note_unscaled)
         self._observe(scaler, "step", before=self._scaler_steps, after=self._scaler_stepped)
-        handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+        handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
         self._undo += [handle.remove for handle in handles]
         os.register_at_fork(after_in_child=self._switch_off)  # a worker's models are not the ones that are trained
 
     def uninstall(self) -> None:
         """Leave torch as it was."""
         self._switch_off()
-        self._ignore_calls()
+        self._stop_noticing_calls()
         while self._undo:
             self._undo.pop()()
 
@@ -100,8 +100,8 @@ class Discovery:
         self._close(reason)
         if self._loose and not self.any_steps:
             self._ending.remarks.append(
-                f"the tensors that {self._loose[0]} updates belong to no nn.Module; make them parameters of one and add "
-                f"these lines to the script:\n{LINES_TO_ADD}"
+                f"the tensors that {self._loose[0]} updates belong to no nn.Module; make them parameters of one, and "
+                f"add these lines to the script:\n{LINES_TO_ADD}"
             )
         return self._ending
 
@@ -135,6 +135,17 @@ class Discovery:
         setattr(owner, name, observed)
         self._undo.append(lambda: setattr(owner, name, original))
 
+    def _notice(self, owner: type, name: str, noticed: Callable[[Any], None]) -> None:
+        """Call `noticed` with each object on which this method is about to be called, without a frame in the call."""
+        original = getattr(owner, name)
+
+        def guarded(instance: Any) -> None:
+            if not self._is_off and not torch.compiler.is_compiling():
+                self._guard(noticed, instance)
+
+        setattr(owner, name, _NoticedMethod(original, guarded))
+        self._undo.append(lambda: setattr(owner, name, original))
+
     def _guard(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Keep a failure of ours away from the script, which then goes on unwatched."""
         try:
@@ -151,24 +162,18 @@ class Discovery:
 
     # what torch does
 
-    def _optimizer_made(self, result: None, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def _optimizer_made(self, optimizer: Optimizer) -> None:
         self._fresh.append(weakref.ref(optimizer))
         self._fresh_modules = None
-        nn.Module.__call__ = _CallObserver(self._call_impl, self._called)  # type: ignore[assignment]
-
-    def _ignore_calls(self) -> None:
-        nn.Module.__call__ = self._call_impl
-        self._calls.clear()
+        if self._ignore_calls is None:
+            self._notice(nn.Module, "__call__", self._called)
+            self._ignore_calls = self._undo.pop()
 
     def _called(self, module: nn.Module) -> None:
         """A module is about to be called, while an optimizer is new: the last moment to see its first forward pass."""
-        if self._is_off or torch.compiler.is_compiling():
-            return
         self._calls.add(id(module))
-        if module.training and torch.is_grad_enabled() and self._fresh:
-            self._guard(self._called_in_training, module)
-
-    def _called_in_training(self, module: nn.Module) -> None:
+        if not (module.training and torch.is_grad_enabled() and self._fresh):
+            return
         family = None
         fresh = self._fresh_optimizers()
         if self._fresh_modules is None:
@@ -196,10 +201,6 @@ class Discovery:
         if self._training is not None and is_only and self._evaluations <= 1:
             self._training.losses.drop()
 
-    def _scaler_made(self, result: None, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        if scaler.is_enabled():
-            self._scalers.add(scaler)
-
     def _scaler_steps(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if self._training is not None:
             self._training.awaits = optimizer
@@ -226,7 +227,11 @@ class Discovery:
             self._evaluations += 1
             return closure()
 
-        return (args, {**kwargs, "closure": evaluated}) if "closure" in kwargs else ((args[0], evaluated, *args[2:]), kwargs)
+        return (
+            (args, {**kwargs, "closure": evaluated})
+            if "closure" in kwargs
+            else ((args[0], evaluated, *args[2:]), kwargs)
+        )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_off or torch.compiler.is_compiling() or optimizer in self._left_alone or _is_inside_a_step():
@@ -248,6 +253,16 @@ class Discovery:
             training.monitor.step(training.losses.take())
             self.any_steps = True
 
+    def _stop_noticing_calls_unless_needed(self) -> None:
+        if self._training is not None and self._training.is_settled and not self._fresh:
+            self._stop_noticing_calls()
+
+    def _stop_noticing_calls(self) -> None:
+        if self._ignore_calls is not None:
+            self._ignore_calls()
+            self._ignore_calls = None
+            self._calls.clear()
+
     # what is watched
 
     def _begins_anew(self, training: Training) -> bool:
@@ -260,8 +275,7 @@ class Discovery:
             self._discard(training)
             self._fresh, self._fresh_modules = [weakref.ref(own) for own in idle], None
             self._begin([own for own in training.optimizers if own not in idle], family)
-        elif not self._fresh:
-            self._ignore_calls()
+        self._stop_noticing_calls_unless_needed()
         return begins_anew
 
     def _plan(self, newcomers: Sequence[Optimizer], family: Family | None = None) -> None:
@@ -297,7 +311,7 @@ class Discovery:
     def _begin(self, optimizers: Sequence[Optimizer], family: Family) -> None:
         """Begin a run."""
         models = family.models(optimizers, self._calls)
-        self._watch(models, optimizers, _Once(self._settings.get("views")), {})
+        self._watch(models, optimizers, StartAndAlerts(self._settings.get("views")), family)
 
     def _pass_over(self, optimizer: Optimizer) -> None:
         """Leave an optimizer alone whose tensors belong to no module, such as the temperature of an agent."""
@@ -310,15 +324,22 @@ class Discovery:
             return
         state, path = training.monitor.state_dict(), training.monitor.path
         training.monitor.close("continued")
-        self._watch(training.models, optimizers, training.views, {"run": path, "resume": path is not None})
+        self._watch(training.models, optimizers, training.views, family, run=path, resume=path is not None)
         if self._training is not None and self._training is not training:
             self._training.monitor.load_state_dict(state)
             self._training.began = self._training.monitor.at
 
-    def _watch(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], views: _Once, more: Any) -> None:
+    def _watch(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        views: StartAndAlerts,
+        family: Family,
+        **more: Any,
+    ) -> None:
         from forewarn.attach import watch
 
-        scalers = list(self._scalers)
+        scalers = family.scalers
         self.is_beginning = True
         try:
             monitor = watch(
@@ -329,8 +350,7 @@ class Discovery:
         finally:
             self.is_beginning = False
         self._training = Training(monitor, list(models), list(optimizers), views)
-        if self._training.is_settled and not self._fresh:
-            self._ignore_calls()
+        self._stop_noticing_calls_unless_needed()
 
     def _is_settling_down(self, training: Training) -> bool:
         """Whether runs have a length; False, after giving up, if optimizers are new again and again."""
@@ -368,7 +388,9 @@ class Discovery:
 class Training:
     """One run: the optimizers that step together, and the models that they update."""
 
-    def __init__(self, monitor: Monitor, models: list[nn.Module], optimizers: list[Optimizer], views: _Once) -> None:
+    def __init__(
+        self, monitor: Monitor, models: list[nn.Module], optimizers: list[Optimizer], views: StartAndAlerts
+    ) -> None:
         self.monitor, self.models, self.optimizers, self.views = monitor, models, optimizers, views
         self.rounds = Rounds(len(optimizers))
         self.losses = Losses(len(optimizers))
@@ -454,7 +476,15 @@ class Family:
     """Which module contains which, among all modules of the process at this moment."""
 
     def __init__(self) -> None:
-        modules = [thing for thing in gc.get_objects() if _is_of_the_script(type(thing))]
+        modules: list[nn.Module] = []
+        self.scalers: list[Any] = []
+        """The gradient scalers that scale."""
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if issubclass(kind, nn.Module) and not kind.__module__.startswith("forewarn.measure."):  # not our own
+                modules.append(thing)
+            elif issubclass(kind, torch.amp.GradScaler) and thing.is_enabled():
+                self.scalers.append(thing)
         self._owners: dict[int, list[nn.Module]] = {}
         """By the id of a parameter, the modules that hold it."""
         self._parents: dict[int, list[nn.Module]] = {}
@@ -517,11 +547,6 @@ def _is_stranger(module: nn.Module, trained: set[int]) -> bool:
     return any(own.requires_grad for own in parameters) and not any(id(own) in trained for own in parameters)
 
 
-def _is_of_the_script(kind: type) -> bool:
-    """Whether a class is a module, and not one in which a monitor keeps several models."""
-    return issubclass(kind, nn.Module) and not kind.__module__.startswith("forewarn.measure.")
-
-
 def _held(module: nn.Module, kind: str) -> Iterator[Any]:
     """The parameters or children of a module; also of one whose `__init__` has not run."""
     held = object.__getattribute__(module, "__dict__").get(kind) or {}
@@ -554,18 +579,18 @@ def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
     return names
 
 
-class _CallObserver:
-    """In place of `nn.Module.__call__`: tells which module is about to be called, and adds no frame to the call."""
+class _NoticedMethod:
+    """In place of a method: tells on which object it is about to be called, and returns the method itself."""
 
-    def __init__(self, original: Any, called: Callable[[nn.Module], None]) -> None:
-        self._original, self._called = original, called
+    def __init__(self, original: Any, noticed: Callable[[Any], None]) -> None:
+        self._original, self._noticed = original, noticed
 
-    def __get__(self, module: nn.Module | None, owner: Any = None) -> Any:
-        if module is None:
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
             return self._original
         if not _is_compiling_wrapper(sys._getframe(1)):
-            self._called(module)
-        return self._original.__get__(module, owner)
+            self._noticed(instance)
+        return self._original.__get__(instance, owner)
 
 
 def _is_compiling_wrapper(frame: FrameType) -> bool:
@@ -573,7 +598,7 @@ def _is_compiling_wrapper(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_initialize" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
 
 
-_STEP: CodeType = Optimizer.profile_hook_step(lambda: None).__code__  # type: ignore[arg-type,return-value]
+_STEP: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 """The code around every optimizer step that calls our hooks."""
 
 
@@ -585,32 +610,3 @@ def _is_inside_a_step() -> bool:
         depth += frame.f_code is _STEP
         frame = frame.f_back
     return depth > 1
-
-
-class _Once:
-    """Shows a run that may be continued several times: its start once, and no end, because the diagnosis follows."""
-
-    def __init__(self, views: Sequence[View] | None) -> None:
-        if views is None:
-            from forewarn.views.console import AlertLines
-
-            views = [AlertLines()]
-        self._views = views
-        self._has_begun = False
-
-    def begin(self, start: RunStart) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            for view in self._views:
-                if isinstance(view, BookendView):
-                    view.begin(start)
-
-    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        for view in self._views:
-            view.show(step, blocks, changed, taken)
-
-    def end(self, end: RunEnd) -> None:
-        """The diagnosis follows."""
-
-    def close(self) -> None:
-        """Its views are closed with the last run."""

@@ -20,6 +20,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from forewarn.types import Action, Alert, Block, RunEnd, RunStart
+from forewarn.views import BookendView, View
+from forewarn.views.console import AlertLines
+
 if TYPE_CHECKING:
     from forewarn.integrations.discovery import Discovery
     from forewarn.monitor import Monitor
@@ -101,9 +105,9 @@ class Watched:
             return
         self._process = -1
         ending = Ending() if self._discovery is None else self._discovery.finish(self._reason)
-        for monitor in self._foreign:
-            monitor.close(self._reason)
         if self._adapters:
+            for monitor in self._foreign:
+                monitor.close(self._reason)  # after an exception, frameworks call no callback
             ending.runs += [monitor.path for monitor in self._foreign if monitor.path is not None and monitor.at]
         elif self._foreign:
             ending.remarks = ["the script calls forewarn itself, so `forewarn run` has added nothing"]
@@ -161,12 +165,15 @@ class Watched:
 
         module.Monitor.begin = noticed
 
+    def _adapter_settings(self) -> dict[str, Any]:
+        return {**self._settings, "views": [StartAndAlerts(self._settings.get("views"))]}
+
     def _transformers_imported(self, module: Any) -> None:
         def add(trainer: Any) -> None:
             from forewarn.integrations.huggingface import ForewarnCallback
 
             if not any(isinstance(callback, ForewarnCallback) for callback in trainer.callback_handler.callbacks):
-                trainer.add_callback(ForewarnCallback(**self._settings))
+                trainer.add_callback(ForewarnCallback(**self._adapter_settings()))
                 self._adapters = True
 
         _after_init(module.Trainer, add)
@@ -176,10 +183,35 @@ class Watched:
             from forewarn.integrations.lightning import ForewarnCallback
 
             if not any(isinstance(callback, ForewarnCallback) for callback in trainer.callbacks):
-                trainer.callbacks.insert(0, ForewarnCallback(**self._settings))  # Lightning keeps checkpoints last
+                trainer.callbacks.insert(0, ForewarnCallback(**self._adapter_settings()))  # checkpoints come last
                 self._adapters = True
 
         _after_init(module.Trainer, add)
+
+
+class StartAndAlerts:
+    """Shows the start of a run once, even if it is continued, and its alerts; the end is left to the diagnosis."""
+
+    def __init__(self, views: Sequence[View] | None) -> None:
+        self._views = [AlertLines()] if views is None else views
+        self._has_begun = False
+
+    def begin(self, start: RunStart) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            for view in self._views:
+                if isinstance(view, BookendView):
+                    view.begin(start)
+
+    def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
+        for view in self._views:
+            view.show(step, blocks, changed, taken)
+
+    def end(self, end: RunEnd) -> None:
+        """The diagnosis follows."""
+
+    def close(self) -> None:
+        """Its views are closed with the last run."""
 
 
 def execute(script: Script) -> None:
