@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -366,13 +368,16 @@ def with_a_new_optimizer_midway() -> Expected:
     return expected
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [with_a_closure, adversarial, adversarial_in_one_module, with_five_critic_steps, compiled,
-     with_a_new_optimizer_midway, with_optimizers_for_two_phases, in_evaluation_mode, with_a_wrapped_optimizer,
-     in_a_function, in_a_trainer_class, accumulating, with_a_gradient_scaler, with_a_target_network,
-     with_two_optimizers, with_an_attack_on_the_inputs, with_optimizers_that_are_never_used],
+OFTEN = (accumulating, with_a_gradient_scaler, with_five_critic_steps)
+"""Loops that `make test` runs."""
+SELDOM = (
+    in_a_function, in_a_trainer_class, with_a_target_network, with_two_optimizers, with_an_attack_on_the_inputs,
+    with_optimizers_that_are_never_used, with_optimizers_for_two_phases, with_a_new_optimizer_midway,
+    in_evaluation_mode, with_a_wrapped_optimizer, with_a_closure, adversarial, adversarial_in_one_module, compiled,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", [*OFTEN, *(pytest.param(loop, marks=pytest.mark.ci) for loop in SELDOM)])
 def test_norm_and_loss_are_found_in(loop: Callable[[], Expected], watched: Watched) -> None:
     expected = watched(loop)
     assert not watched.ending.remarks
@@ -410,6 +415,7 @@ def test_each_fold_of_a_cross_validation_is_a_run(watched: Watched) -> None:
     assert [len(watched.series("train/loss", run)) for run in range(3)] == [STEPS] * 3
 
 
+@pytest.mark.ci
 def test_models_that_are_trained_in_turn_are_a_run_each(watched: Watched) -> None:
     def in_turn() -> None:
         models = [network(5), network(6)]
@@ -421,6 +427,7 @@ def test_models_that_are_trained_in_turn_are_a_run_each(watched: Watched) -> Non
     assert [len(watched.series("train/loss", run)) for run in range(2)] == [STEPS - 1, STEPS]
 
 
+@pytest.mark.ci
 def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
     def overflowing() -> None:
         model = network()
@@ -441,6 +448,7 @@ def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
     assert all(math.isfinite(loss) for loss in watched.series("train/loss"))
 
 
+@pytest.mark.ci
 def test_optimizers_that_are_new_every_few_steps_end_in_one_sentence(watched: Watched) -> None:
     def inner_loops() -> None:
         for _ in range(20):
@@ -454,6 +462,7 @@ def test_optimizers_that_are_new_every_few_steps_end_in_one_sentence(watched: Wa
     assert "monitor.step(loss)" in watched.ending.remarks[0]
 
 
+@pytest.mark.ci
 def test_tensors_outside_of_any_module_end_in_one_sentence(watched: Watched) -> None:
     def fit_a_tensor() -> None:
         weight = torch.zeros(4, requires_grad=True)
@@ -501,3 +510,67 @@ def test_a_loss_with_a_gradient_counts_with_it() -> None:
     assert float(losses.take() or 0.0) == 0.0
     losses.stepped(0)
     assert losses.take() is None
+
+
+HUGGING_FACE = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+tokens = [torch.randint(0, 50, (16,)) for _ in range(48)]
+data = [{"input_ids": row, "labels": row} for row in tokens]
+settings = TrainingArguments(
+    "out", max_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+)
+Trainer(model=model, args=settings, train_dataset=data).train()
+"""
+LIGHTNING = """
+import lightning
+import torch
+from torch import nn
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+torch.manual_seed(0)
+model, x = Module(), torch.randn(192, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
+lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu").fit(model, data)
+"""
+STATE = """
+print("state", sum(weight.double().sum().item() for weight in model.parameters()), torch.rand(1).item())
+"""
+
+
+@pytest.mark.integrations
+@pytest.mark.parametrize("source", [HUGGING_FACE, LIGHTNING], ids=["huggingface", "lightning"])
+def test_a_framework_gets_its_adapter_and_is_watched_once(tmp_path: Path, source: str) -> None:
+    (tmp_path / "train.py").write_text(source + STATE)
+    ended = [
+        subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        )
+        for command in ([], ["-m", "forewarn", "run", "--run", "runs/mine"])
+    ]
+    states = [[line for line in said.stdout.splitlines() if line.startswith("state")] for said in ended]
+    assert states[0] == states[1] != []
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
+    assert ended[1].stderr.count("Health checks") == 1
+    with forewarn.open_run(tmp_path / "runs" / "mine") as stored:
+        assert stored.num_steps == 12
+        assert len(stored.series("gradient/global_norm").values) == 12
+        assert len(stored.series("train/loss").values) == 12

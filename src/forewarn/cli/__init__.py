@@ -122,11 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if callable(outcome):  # a script: its streams and its exceptions are its own
         _set_errors(streams, handlers)
         outcome()
+        sys.exit()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # `forewarn ls | head -1`: discard the rest and keep the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0 if callable(outcome) else outcome)
+    sys.exit(outcome)
 
 
 def _set_errors(streams: Sequence[io.TextIOWrapper], handlers: Sequence[str | None]) -> None:

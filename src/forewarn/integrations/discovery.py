@@ -6,6 +6,7 @@ Calls of modules are noticed only while an optimizer is new: from its creation u
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -343,7 +344,7 @@ class Discovery:
         self.is_beginning = True
         try:
             monitor = watch(
-                models[0] if len(models) == 1 else named(models),  # type: ignore[arg-type]
+                models[0] if len(models) == 1 else named(models),
                 list(optimizers),
                 **{**self._settings, "views": [views], "scaler": scalers[0] if len(scalers) == 1 else None, **more},
             )
@@ -370,6 +371,8 @@ class Discovery:
         self._training = None
         if path is not None:
             delete_run(path)
+            with contextlib.suppress(OSError):  # it may hold other files
+                path.rmdir()
 
     def _close(self, reason: str = "completed") -> None:
         """End the present run, if there is one."""

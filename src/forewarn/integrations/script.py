@@ -9,7 +9,9 @@ import atexit
 import builtins
 import contextlib
 import functools
+import importlib
 import importlib.util
+import logging
 import os
 import runpy
 import sys
@@ -92,6 +94,8 @@ class Watched:
             raise
         except BaseException as error:
             self._reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            if isinstance(error, KeyboardInterrupt):
+                self._finish()  # an import at exit would make Python forget that it was interrupted
             raise
 
     def _finish_at_exit(self) -> None:
@@ -113,6 +117,8 @@ class Watched:
             ending.remarks = ["the script calls forewarn itself, so `forewarn run` has added nothing"]
         if not ending.remarks and not self._foreign and not (self._discovery and self._discovery.any_steps):
             ending.remarks.append(self._why_nothing())
+        if os.environ.get("RANK", "0") != "0":
+            ending.remarks.clear()  # the first process says it for all
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -165,28 +171,30 @@ class Watched:
 
         module.Monitor.begin = noticed
 
-    def _adapter_settings(self) -> dict[str, Any]:
-        return {**self._settings, "views": [StartAndAlerts(self._settings.get("views"))]}
-
     def _transformers_imported(self, module: Any) -> None:
-        def add(trainer: Any) -> None:
-            from forewarn.integrations.huggingface import ForewarnCallback
-
-            if not any(isinstance(callback, ForewarnCallback) for callback in trainer.callback_handler.callbacks):
-                trainer.add_callback(ForewarnCallback(**self._adapter_settings()))
-                self._adapters = True
-
-        _after_init(module.Trainer, add)
+        self._add_callbacks(module.Trainer, "huggingface", lambda trainer: trainer.callback_handler.callbacks)
 
     def _lightning_imported(self, module: Any) -> None:
-        def add(trainer: Any) -> None:
-            from forewarn.integrations.lightning import ForewarnCallback
+        self._add_callbacks(module.Trainer, "lightning", lambda trainer: trainer.callbacks)
 
-            if not any(isinstance(callback, ForewarnCallback) for callback in trainer.callbacks):
-                trainer.callbacks.insert(0, ForewarnCallback(**self._adapter_settings()))  # checkpoints come last
+    def _add_callbacks(self, trainer_class: Any, adapter: str, callbacks_of: Callable[[Any], list[Any]]) -> None:
+        """Add the callback of an adapter to every new trainer that has none."""
+        original = trainer_class.__init__
+
+        def add(trainer: Any) -> None:
+            kind = importlib.import_module(f"forewarn.integrations.{adapter}").ForewarnCallback
+            callbacks = callbacks_of(trainer)
+            if not any(isinstance(callback, kind) for callback in callbacks):
+                views = [StartAndAlerts(self._settings.get("views"))]
+                callbacks.insert(0, kind(**self._settings | {"views": views}))  # checkpoints come last
                 self._adapters = True
 
-        _after_init(module.Trainer, add)
+        @functools.wraps(original)
+        def initialize(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            original(trainer, *args, **kwargs)
+            _guarded(add, trainer)
+
+        trainer_class.__init__ = initialize
 
 
 class StartAndAlerts:
@@ -254,18 +262,6 @@ def _without_own(trace: TracebackType | None) -> TracebackType | None:
     return first
 
 
-def _after_init(trainer_class: Any, add: Callable[[Any], None]) -> None:
-    """Call `add` with every new trainer."""
-    original = trainer_class.__init__
-
-    @functools.wraps(original)
-    def initialize(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        original(trainer, *args, **kwargs)
-        _guarded(add, trainer)
-
-    trainer_class.__init__ = initialize
-
-
 def observe_imports(actions: dict[str, Callable[[Any], None]]) -> None:
     """Call each action with its module right after the module is imported; at once if it already is."""
     waiting = {}
@@ -304,6 +300,4 @@ def _guarded(action: Callable[[Any], None], argument: Any) -> None:
     try:
         action(argument)
     except Exception:
-        import logging
-
         logging.getLogger("forewarn").exception("the script cannot be watched; it goes on alone")
