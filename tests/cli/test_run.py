@@ -68,7 +68,8 @@ class Thing:
 
 print(json.dumps({
     "argv": sys.argv, "file": __file__, "name": __name__, "path": sys.path, "package": __package__,
-    "globals": sorted(globals()), "spec": __spec__ and [__spec__.name, __spec__.origin], "main": sys.modules["__main__"].__dict__ is globals(),
+    "globals": sorted(globals()), "spec": __spec__ and [__spec__.name, __spec__.origin],
+    "main": sys.modules["__main__"].__dict__ is globals(),
     "pickle": type(pickle.loads(pickle.dumps(Thing()))).__qualname__, "cwd": os.getcwd(), "doc": __doc__,
     "loader": type(__loader__).__name__, "errors": [sys.stdout.errors, sys.stderr.errors],
 }))

@@ -521,7 +521,7 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_l
 tokens = [torch.randint(0, 50, (16,)) for _ in range(48)]
 data = [{"input_ids": row, "labels": row} for row in tokens]
 settings = TrainingArguments(
-    "out", max_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    "out", max_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no"
 )
 Trainer(model=model, args=settings, train_dataset=data).train()
 """
