@@ -248,7 +248,7 @@ def execute(script: Script) -> None:
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of this package's observers, as the script would have raised it alone."""
-    own = os.path.dirname(__file__)
+    own = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("script.py", "discovery.py"))
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename.startswith(own):
         first = first.tb_next
