@@ -97,7 +97,7 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path, target: list[st
      "import atexit, threading, time\natexit.register(print, 'bye')\n"
      "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"],
 )  # fmt: skip
-@pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.parametrize("as_module", [False, pytest.param(True, marks=pytest.mark.ci)])
 def test_a_script_ends_as_it_would_under_python(tmp_path: Path, source: str, as_module: bool) -> None:
     written(tmp_path, source)
     target = ["-m", "train"] if as_module else ["train.py"]
@@ -122,6 +122,7 @@ def test_a_training_is_watched_judged_and_unchanged(tmp_path: Path) -> None:
     watched = run(tmp_path, "--run", "runs/mine", "--every", "5", "train.py")
     assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout)
     assert watched.stderr.count("forewarn  Sequential") == 1
+    assert f"stored in {tmp_path}/runs/mine" in watched.stderr
     assert "runs/mine  Sequential, 49 parameters, AdamW, 15 steps, interrupted (SystemExit: 7)" in watched.stderr
     assert "healthy: no alerts" in watched.stderr
     assert "Health checks" in watched.stderr
@@ -131,7 +132,7 @@ def test_a_training_is_watched_judged_and_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_quiet_shows_only_the_diagnosis(tmp_path: Path) -> None:
-    written(tmp_path, LOOP + "train()")
+    written(tmp_path, LOOP + "import os\nos.chdir('/')\ntrain()\nos.chdir(os.path.dirname(__file__))\n")
     watched = run(tmp_path, "--quiet", "--run", "mine", "train.py")
     assert watched.stderr.startswith("mine  Sequential")
 

@@ -55,13 +55,21 @@ def command(
       that of the script; `forewarn check RUN` has one for the verdict
       64 invalid command line
     """
-    from forewarn.cli.terminal import loaded_rules
+    import time
+
+    from forewarn.cli.terminal import Failure, loaded_rules
+    from forewarn.config import Config
     from forewarn.integrations.script import Script, Watched
 
     if not is_module and not Path(target).is_file():
         raise click.BadParameter(f"there is no script {target!r}", param_hint="SCRIPT")
     own = loaded_rules(rule_modules)
-    settings: dict[str, Any] = {"run": run_path, "every": every, "config": config_path, "rules": own}
+    try:
+        config = Config.with_rules(config_path, own)[0]
+    except (TypeError, ValueError, OSError) as error:
+        raise Failure(f"the config {config_path} is invalid: {error}") from error
+    place = run_path or Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    settings: dict[str, Any] = {"run": place.absolute(), "every": every, "config": config, "rules": own}
     if quiet:
         settings["views"] = []
     watched = Watched(
@@ -84,6 +92,10 @@ def _conclude(ending: Ending, own: tuple[Rule, ...], rule_modules: Sequence[str]
         return as_words(stored, replay(stored, Config.from_stored(stored.config, own).rule_set(own)), rule_modules)
 
     for path in ending.runs:
-        show(from_run(path, judged), console=console)
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        try:
+            show(from_run(shown, judged), console=console)
+        except click.ClickException as error:
+            click.echo(f"forewarn  {error.format_message()}", err=True)
     for remark in ending.remarks:
         click.echo(f"forewarn  {remark}", err=True)

@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from forewarn.integrations.script import LINES_TO_ADD, Ending, StartAndAlerts
 from forewarn.measure.module_tree import named_modules
-from forewarn.monitor import Monitor
+
+if TYPE_CHECKING:
+    from forewarn.monitor import Monitor
 
 _log = logging.getLogger("forewarn")
 
@@ -175,19 +177,14 @@ class Discovery:
         self._calls.add(id(module))
         if not (module.training and torch.is_grad_enabled() and self._fresh):
             return
-        family = None
-        fresh = self._fresh_optimizers()
-        if self._fresh_modules is None:
-            family = Family()
-            self._fresh_modules = {
-                id(inner) for top in family.tops(fresh) for _, inner in named_modules(top)
-            }  # fmt: skip
+        if self._fresh_modules is not None and id(module) not in self._fresh_modules:
+            return
+        family = Family()
+        alive = [optimizer for reference in self._fresh if (optimizer := reference()) is not None]
+        fresh = [optimizer for optimizer in alive if optimizer not in self._left_alone]
+        self._fresh_modules = {id(inner) for top in family.tops(fresh) for _, inner in named_modules(top)}
         if id(module) in self._fresh_modules:
             self._plan(fresh, family)
-
-    def _fresh_optimizers(self) -> list[Optimizer]:
-        alive = [optimizer for reference in self._fresh if (optimizer := reference()) is not None]
-        return [optimizer for optimizer in alive if optimizer not in self._left_alone]
 
     def _backward_begins(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         if torch._C._current_graph_task_id() != -1:  # a checkpoint that runs its part again
@@ -198,9 +195,9 @@ class Discovery:
 
     def _gradients_dropped(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """A loss whose gradients are thrown away, as in an attack on the inputs, is not the loss of the step."""
-        is_only = self._training is not None and self._training.optimizers == [optimizer]
-        if self._training is not None and is_only and self._evaluations <= 1:
-            self._training.losses.drop()
+        training = self._training
+        if training is not None and training.optimizers == [optimizer] and self._evaluations <= 1:
+            training.losses.drop()
 
     def _scaler_steps(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if self._training is not None:
@@ -228,11 +225,9 @@ class Discovery:
             self._evaluations += 1
             return closure()
 
-        return (
-            (args, {**kwargs, "closure": evaluated})
-            if "closure" in kwargs
-            else ((args[0], evaluated, *args[2:]), kwargs)
-        )
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_off or torch.compiler.is_compiling() or optimizer in self._left_alone or _is_inside_a_step():
@@ -323,7 +318,7 @@ class Discovery:
         """Go on with the same run and models, and other optimizers."""
         if not self._is_settling_down(training):
             return
-        state, path = training.monitor.state_dict(), training.monitor.path
+        state, path = training.monitor.state_dict(), training.monitor.path  # of the same models, so it fits
         training.monitor.close("continued")
         self._watch(training.models, optimizers, training.views, family, run=path, resume=path is not None)
         if self._training is not None and self._training is not training:
@@ -438,12 +433,13 @@ class Losses:
     def add(self, tensors: Any, weights: Any) -> None:
         """Add what a backward pass begins with; with `weights`, the gradients that it is given."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        weights = [weights] if weights is None or isinstance(weights, Tensor) else list(weights)
+        weights = [weights] * len(tensors) if weights is None or isinstance(weights, Tensor) else list(weights)
         with torch.no_grad():
-            for tensor, weight in zip(tensors, weights * len(tensors) if weights == [None] else weights, strict=False):
-                value = getattr(tensor, _UNSCALED, tensor).detach()
-                value = (value if weight is None else value * weight).sum(dtype=torch.float32)
-                self._pending = value if self._pending is None else self._pending + value
+            for tensor, weight in zip(tensors, weights, strict=False):
+                if isinstance(tensor, Tensor) and not tensor.is_complex():
+                    value = getattr(tensor, _UNSCALED, tensor).detach()
+                    value = (value if weight is None else value * weight).sum(dtype=torch.float32)
+                    self._pending = value if self._pending is None else self._pending + value
 
     def drop(self) -> None:
         """Forget the losses since the last optimizer step."""
