@@ -75,7 +75,8 @@ class GradientProbe(Probe):
     provides = (GradientNorms,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: (
-            "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",
+            "gradient/global_norm", "gradient/global_norm_clipped", "gradient/norm", "gradient/mean", "gradient/std",
+            "gradient/nonfinite", "gradient/missing", "gradient/backward_passes", "train/clip",
         ),
         FoundScaler: (),
     }  # fmt: skip

@@ -23,8 +23,8 @@ from forewarn.measure.step import Step
 from forewarn.types import FrozenCause
 
 
-def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
-    """The ratio ‖Δw‖ / (‖w‖ + ε) and the norm ‖Δw‖ of each tensor, from what `UpdateSampler.moved` measured.
+def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array, Array]:
+    """The ratio ‖Δw‖ / (‖w‖ + ε) and the norms ‖Δw‖ and ‖w‖ of each tensor, from what `UpdateSampler.moved` measured.
 
     An empty tensor has neither: NaN. Nor is there a ratio for a step away from exactly zero; without a step it is 0.
     """
@@ -35,7 +35,7 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.sqrt(step) / (np.sqrt(weight) + EPSILON)
         ratios[(weight == 0) & (step > 0)] = np.nan
-        return ratios, np.sqrt(step / shares)
+        return ratios, np.sqrt(step / shares), np.sqrt(weight / shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,13 @@ class WeightsLookedAt:
     weights: Sequence[Tensor]
 
 
+_UPDATES = (
+    "update/ratio", "update/ratio_estimate", "update/norm", "update/frozen_cause", "monitor/update_ratio_median",
+)  # fmt: skip
+
+
 class UpdateProbe(Probe):
-    """`update/ratio`, `update/norm` and `update/stopped_by` per tensor, on measured steps.
+    """`update/ratio`, its estimate, `update/norm` and `update/stopped_by` per tensor, on measured steps.
 
     Weights are sampled when the first optimizer is about to step, and compared when the step ends. The update therefore
     includes several optimizers, closures and anything the loop does to the weights afterwards.
@@ -84,8 +89,8 @@ class UpdateProbe(Probe):
     name = "updates"
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
-        Stepping: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
-        GradientNorms: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
+        Stepping: _UPDATES,
+        GradientNorms: _UPDATES,
     }
 
     def __init__(self, parameter_index: ParameterIndex, *, sample_size: int) -> None:
@@ -120,7 +125,7 @@ class UpdateProbe(Probe):
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
             if stepping is None or gradients is None:
                 return
-            ratios, norms = update_ratios(order, arrays, shares)
+            ratios, norms, weight_norms = update_ratios(order, arrays, shares)
             stopped_by = obstacles.stopped_by(gradients, stepped=stepping.stepped, skipped=stepping.skipped)
             on_purpose = stopped_by == FrozenCause.ON_PURPOSE.value
             nothing_told = on_purpose | stepping.skipped
@@ -130,6 +135,8 @@ class UpdateProbe(Probe):
                 resting[self._parameter_index.of(optimizer)] = True
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
+            estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
+            yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
             yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
             for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
