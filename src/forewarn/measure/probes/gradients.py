@@ -106,7 +106,10 @@ class GradientProbe(Probe):
         """Per tensor: whether it had no gradient when an optimizer was last measured."""
 
     def clipped(self, norm: Any, max_norm: float) -> None:
-        """Keep the norm that clipping computed."""
+        """Keep the norm that clipping computed; if that is None, it is measured as without clipping."""
+        if norm is None:
+            self._foreign_clipping.declared = float(max_norm)
+            return
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
             self._accumulation.drop()  # clipping between two passes hides how the norm grows
