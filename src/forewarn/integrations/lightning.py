@@ -175,7 +175,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         if self._open is None or trainer.sanity_checking:
             return
         loss = self._validation_loss(trainer.callback_metrics)
-        if trainer.is_last_batch:
+        if trainer.is_last_batch and len(trainer.optimizers) == 1:
             self._end_epoch(trainer, loss)
         elif loss is not None:
             self._open.log("eval/loss", loss, completed=True)
@@ -191,13 +191,15 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         return metrics.get(self._val_loss)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._open is not None and self._epoch_ended < trainer.current_epoch:  # otherwise its validation ended it
+        """Complete an epoch unless its validation has done so. Several optimizers have no common loss to judge it by."""
+        if self._open is not None and self._epoch_ended < trainer.current_epoch and len(trainer.optimizers) == 1:
             self._end_epoch(trainer, None)
 
     def _end_epoch(self, trainer: Any, val_loss: Tensor | None) -> None:
         assert self._open is not None
         self._epoch_ended = trainer.current_epoch
-        self._open.end_epoch(val_loss=val_loss)
+        if trainer.is_global_zero:
+            self._open.end_epoch(val_loss=val_loss)
         if trainer.strategy.reduce_boolean_decision(self._open.should_stop, all=False):
             trainer.should_stop = True
 

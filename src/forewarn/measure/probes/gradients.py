@@ -272,7 +272,7 @@ class GradientProbe(Probe):
             limit = self._foreign_clipping.limit if from_backward else clip
             if limit is not None:
                 yield Reading("train/clip", ONE, limit)
-            if limit is not None and (clip is not None or statistics is None):
+            if limit is not None and norm is not None and (clip is not None or statistics is None):
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, limit) if before == before else before)
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
