@@ -191,7 +191,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         return metrics.get(self._val_loss)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Complete an epoch unless its validation has done so. Several optimizers have no common loss to judge it by."""
+        """Complete an epoch unless its validation did. Several optimizers have no common loss to judge it by."""
         if self._open is not None and self._epoch_ended < trainer.current_epoch and len(trainer.optimizers) == 1:
             self._end_epoch(trainer, None)
 

@@ -254,7 +254,12 @@ class GradientProbe(Probe):
                     step.provide(GradientNorms.of_nothing(names))
                 return
             at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
-            if statistics is not None and from_backward and self._scaler is None:
+            if (
+                statistics is not None
+                and from_backward
+                and self._scaler is None
+                and not self._foreign_clipping.declared
+            ):
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
             reason = Reason.AVAILABLE
             if norm is None:
