@@ -548,10 +548,13 @@ def test_the_older_package_works_too(tmp_path, callback):
 
 
 def test_under_ddp_the_first_process_records_the_averaged_gradients(tmp_path, callback):
-    """Each process trains on every second sample; their mean gradient is that of the whole batch."""
+    """Each process trains on every second sample; their mean gradient is that of the whole batch.
+
+    After a validation, Lightning leaves the wrapper in evaluation mode.
+    """
     loader = batches(6, batch=BATCH // 2)
     settings = {"devices": 2, "strategy": "ddp_spawn", "gradient_clip_val": 3.0, "accumulate_grad_batches": 3}
-    fit(Regression(False), tmp_path, [callback], loader, **settings)
+    fit(Regression(False), tmp_path, [callback], loader, batches(2), **settings)
     inputs, targets = loader.dataset.tensors
     half = BATCH // 2
     of_both = [(inputs[at : at + 2 * half], targets[at : at + 2 * half]) for at in range(0, len(inputs), 2 * half)]
@@ -563,6 +566,7 @@ def test_under_ddp_the_first_process_records_the_averaged_gradients(tmp_path, ca
     assert values(tmp_path / "run", "train/clip") == [3.0] * len(true.norms)
     with forewarn.open_run(tmp_path / "run") as run:
         assert run.end[0] == "completed"
+        assert not [alert for alert in run.alerts() if alert.code.startswith("X")]
     assert not (tmp_path / "run-2").exists()
 
 

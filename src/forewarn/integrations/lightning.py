@@ -94,8 +94,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         """Attach the monitor. Earlier, the optimizers are not restored and a search for a learning rate may follow."""
         self._close("restarted")
         saved, self._saved = self._saved, None
-        model = trainer.strategy.model
-        weights = set(map(id, model.parameters()))
+        weights = set(map(id, pl_module.parameters()))
         optimizers = [optimizer for optimizer in trainer.optimizers if _holds(optimizer, weights)]
         if not optimizers:  # configure_optimizers may return None
             _log.warning("no optimizer holds a parameter of %s, so it is not watched", type(pl_module).__name__)
@@ -105,10 +104,12 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
             config = replace(config, measure=replace(config.measure, plan=_plan(trainer, pl_module)))
         continued = self._continued(saved)
         monitor = watch(
-            model, optimizers, continued or self._run, config=config, scaler=_scaler(trainer),
+            pl_module, optimizers, continued or self._run, config=config, scaler=_scaler(trainer),
             resume=continued is not None, overwrite=self._overwrite and continued is None, **self._options,
         )  # fmt: skip
         self.monitor = self._open = monitor
+        if trainer.strategy.model is pl_module:  # Lightning calls only training_step; under DDP also the module itself
+            monitor._loop.search()
         if saved is not None:
             monitor.load_state_dict(saved["monitor"])
         elif pl_module.automatic_optimization:
