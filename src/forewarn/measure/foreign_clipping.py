@@ -15,14 +15,8 @@ class ForeignClipping:
     """
 
     def __init__(self) -> None:
-        self.declared: float | None = None
-        """The limit if the loop's framework says it."""
-        self._found: float | None = None
+        self.limit: float | None = None
         self._clipped_to = math.nan
-
-    @property
-    def limit(self) -> float | None:
-        return self._found if self.declared is None else self.declared
 
     def see(self, before: float, at_step: float) -> None:
         """Compare the norm at the end of the backward pass with the norm at the optimizer step."""
@@ -31,10 +25,10 @@ class ForeignClipping:
         is_clipped = at_step < before * (1 - _TOLERANCE)
         if is_clipped:
             same = math.isclose(at_step, self._clipped_to, rel_tol=_TOLERANCE)
-            self._found = _rounded(at_step) if same else None
+            self.limit = _rounded(at_step) if same else None
             self._clipped_to = at_step
-        elif self._found is not None and at_step > self._found * (1 + _TOLERANCE):
-            self._found = None  # it is no longer clipped, or to something else
+        elif self.limit is not None and at_step > self.limit * (1 + _TOLERANCE):
+            self.limit = None  # it is no longer clipped, or to something else
 
 
 def _rounded(limit: float) -> float:

@@ -58,7 +58,7 @@ class Obstacles:
         by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER.value, FrozenCause.MOVING.value)
         by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF.value
         by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE.value
-        for index in np.flatnonzero(by_tensor == FrozenCause.NOT_IN_OPTIMIZER.value):
+        for index in np.flatnonzero(by_tensor == FrozenCause.NOT_IN_OPTIMIZER.value).tolist():
             if reached is not None and id(parameters[index]) not in reached:
                 by_tensor[index] = FrozenCause.ON_PURPOSE.value
         return cls(by_tensor, rates)
@@ -120,9 +120,10 @@ class UpdateProbe(Probe):
             self._see_gradients()
 
     def _see_gradients(self) -> None:
-        for index in np.flatnonzero(self._parameter_index.groups() < 0):
-            if self._parameter_index.parameters[index].grad is not None:
-                self._reached.add(id(self._parameter_index.parameters[index]))
+        for index in np.flatnonzero(self._parameter_index.groups() < 0).tolist():
+            parameter = self._parameter_index.parameters[index]
+            if parameter.grad is not None:
+                self._reached.add(id(parameter))
 
     def collect(self, step: Step) -> Pending | None:
         if not step.measured:
