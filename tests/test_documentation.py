@@ -81,11 +81,13 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+ELSEWHERE = {"guide": "tests/test_guide.py", "integrations": "tests/integrations"}
+"""Pages whose Python other tests run, because they look at what it prints or need other libraries."""
+
 PYTHON = [
     (page, at, code)
     for page in PAGES
-    if page.parent.name != "guide"  # tests/test_guide.py runs those, and looks at what they print
-    and page.stem != "integrations"  # tests/integrations runs those, with the real libraries
+    if page.parent.name not in ELSEWHERE and page.stem not in ELSEWHERE
     for at, code in enumerate(blocks(page, "python"))
 ]
 FIRST = {page: code for page, at, code in PYTHON if at == 0 and page.parent.name == "docs"}

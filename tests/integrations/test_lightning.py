@@ -4,10 +4,8 @@ import copy
 import logging
 import math
 import pickle
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -597,17 +595,3 @@ def test_without_lightning_the_error_names_the_package():
     code = f"{hidden}\nimport forewarn.integrations.lightning"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "needs Lightning: pip install 'forewarn[lightning]'" in ended.stderr.splitlines()[-1]
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-
-
-def test_the_code_in_the_docs_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    section = PAGE.read_text().partition("\n## Lightning\n")[2].partition("\n## ")[0]
-    names = {"model": Regression(), "loader": batches(2), "val_loader": batches(1)}
-    snippets = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    for code in snippets:
-        exec(compile(code, str(PAGE), "exec"), names)
-    assert snippets
-    assert names["callback"].monitor.path.parts[0] == "runs"

@@ -151,7 +151,7 @@ def test_a_player_whose_gradients_are_never_cleared_is_still_reported(tmp_path):
     assert "G109" in codes(monitor)
 
 
-def test_a_critic_that_steps_more_often_does_not_look_like_forgotten_gradients(tmp_path):
+def test_a_generator_that_steps_less_often_has_neither_forgotten_gradients_nor_frozen_weights(tmp_path):
     generator, critic = stack(4, 16, 8), stack(8, 16, 1)
     of_generator, of_critic = (torch.optim.Adam(model.parameters(), 1e-4) for model in (generator, critic))
     monitor = forewarn.watch(
@@ -169,6 +169,7 @@ def test_a_critic_that_steps_more_often_does_not_look_like_forgotten_gradients(t
             of_generator.step()
         monitor.step(loss)
     assert "G109" not in codes(monitor)
+    assert not [alert for alert in monitor.alerts if alert.code == "U101" and alert.scope.startswith("G.")]
 
 
 def train_supervised(model, monitor, optimizer, steps=40, clip=None, factor=lambda step: 1.0):

@@ -147,7 +147,8 @@ class GradientProbe(Probe):
                 ]
                 present = norms([parameter.grad for parameter in filled]) if filled else []
                 of_passes = self._left_over.setdefault(index, [])
-                left_over = list(compress(present, (self._earlier.has(each, not of_passes) for each in filled)))
+                is_earlier = [self._earlier.has(parameter, is_first_pass=not of_passes) for parameter in filled]
+                left_over = list(compress(present, is_earlier))
                 of_passes.append(norm_of_all(left_over) if left_over else 0.0)
                 self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
 
