@@ -239,11 +239,12 @@ def train_rich(folder, view):
     return monitor
 
 
-def plain_step(model, monitor, optimizer):
+def plain_step(model, monitor, *optimizers):
     loss = model(torch.randn(4, 4)).square().mean()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
     monitor.step(loss)
 
 
@@ -257,6 +258,9 @@ def written(tmp_path_factory):
     for resume in (False, True):
         with forewarn.watch(model, optimizer, folder / "resumed", views=[view], resume=resume) as monitor:
             plain_step(model, monitor, optimizer)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
+        plain_step(model, monitor, *optimizers)
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
         plain_step(model, monitor, optimizer)

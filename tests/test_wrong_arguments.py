@@ -132,7 +132,18 @@ def test_a_wrong_setting_is_one_sentence(case):
 
 
 WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "model": ({"model": 3}, TypeError, "model must be a torch.nn.Module, not int"),
+    "model": ({"model": 3}, TypeError, "model must be a torch.nn.Module, or a dict of them by name, not 3"),
+    "no model": ({"model": {}}, TypeError, "model must be a torch.nn.Module, or a dict of them by name, not dict"),
+    "a model among models": (
+        {"model": {"G": "gan"}}, TypeError, "model must contain torch.nn.Modules by name, but 'G' is 'gan'",
+    ),
+    "the name of a model": (
+        {"model": {"G.1": nn.Linear(2, 2)}}, ValueError, "a model's name must be a word such as 'generator', not 'G.1'",
+    ),
+    "the same model twice": (
+        {"model": dict.fromkeys("GD", nn.Linear(2, 2))}, ValueError,
+        "model contains the same torch.nn.Module under two names; name it once",
+    ),
     "optimizer": (
         {"optimizer": "adam"}, TypeError,
         "optimizer must be a torch Optimizer or a list of them, but it contains 'adam'",

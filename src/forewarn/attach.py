@@ -23,7 +23,7 @@ from forewarn.judge.registry import Rule
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
-from forewarn.measure.module_tree import unwrapped
+from forewarn.measure.module_tree import Models, models_in, unwrapped
 from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
@@ -66,7 +66,7 @@ HISTOGRAM_BLOCKS = {"off": 0, "sampled": 16, "full": ALL_BLOCKS}
 
 
 def watch(
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer],
     run: str | Path | None = None,
     *,
@@ -83,6 +83,7 @@ def watch(
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
+    - `model`: the model, or several by name that are one run: `watch({"G": generator, "D": discriminator}, [g, d])`.
     - `run`: the directory to record in; by default a new one under `runs/`. If it holds a finished run, the new run
       gets the next free name, such as `runs/exp1-2`. The start line and `monitor.path` show the name.
     - `every`: measure all tensors on the first 10 steps, then every N steps. Also accepts a `Schedule` or a function
@@ -98,7 +99,8 @@ def watch(
     - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
     """
-    optimizers = _checked_optimizers(model, optimizer, scaler)
+    model = _checked_model(model)
+    optimizers = _checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
@@ -173,12 +175,24 @@ def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple
         return ParameterIndex(nn.Module(), optimizers), error
 
 
-def _checked_optimizers(
-    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any
-) -> tuple[Optimizer, ...]:
-    """The optimizers as a tuple; raises TypeError for a wrong model, optimizer or scaler before training starts."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+def _checked_model(model: Any) -> nn.Module:
+    """The model, or several as one; raises TypeError or ValueError for a wrong one before training starts."""
+    if isinstance(model, nn.Module):
+        return model
+    if not isinstance(model, Mapping) or not model:
+        raise TypeError(f"model must be a torch.nn.Module, or a dict of them by name, not {_described(model)}")
+    for name, part in model.items():
+        if not isinstance(part, nn.Module):
+            raise TypeError(f"model must contain torch.nn.Modules by name, but {name!r} is {_described(part)}")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"a model's name must be a word such as 'generator', not {name!r}")
+    if len(set(map(id, model.values()))) < len(model):
+        raise ValueError("model contains the same torch.nn.Module under two names; name it once")
+    return Models(model)
+
+
+def _checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
+    """The optimizers as a tuple; raises TypeError for a wrong optimizer or scaler before training starts."""
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
@@ -306,7 +320,7 @@ def _run_info(
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
     return RunInfo(
-        model=type(parameter_index.model).__name__,
+        model=" + ".join(type(model).__name__ for model in models_in(parameter_index.model)),
         num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
         parameters=parameter_index.info(),
         modules=_numbered_modules(parameter_index.model),

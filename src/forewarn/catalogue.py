@@ -19,6 +19,7 @@ class Scope(StrEnum):
     """All tensors or blocks of the model together."""
     MONITOR = "monitor"
     GROUP = "optimizer group"
+    OPTIMIZER = "optimizer"
     PARAMETER = "parameter"
     MODULE = "module"
     HEAD = "attention head"

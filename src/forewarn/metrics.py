@@ -14,7 +14,9 @@ from typing import Any
 from forewarn.catalogue import Cadence, Catalogue, Metric, Reduce, Scope
 from forewarn.types import RunInfo
 
-RUN, MODEL, MONITOR, GROUP, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, METRIC, PROBE, RULE = Scope
+(
+    RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, METRIC, PROBE, RULE,
+) = Scope  # fmt: skip
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce
 ZERO = (0.0, 0.0)
@@ -67,10 +69,12 @@ _CATALOGUE = (
            "Your own value: extra keyword arguments of `monitor.step` are recorded as `train/NAME`.", loggable=True),
     Metric("gradient/global_norm", MODEL, EVERY_STEP, "", L2,
            "L2 norm of all gradients together, before clipping.", words="gradient norm"),
+    Metric("gradient/optimizer_norm", OPTIMIZER, EVERY_STEP, "", L2,
+           "L2 norm of the gradients that one optimizer uses, before clipping; only if there are several."),
     Metric("gradient/global_norm_clipped", MODEL, EVERY_STEP, "", L2,
            "L2 norm of all gradients used by the optimizer; only on measured steps if `train/clip` is unknown."),
     Metric("gradient/residual_norm", MODEL, MEASURED, "", L2,
-           "L2 norm of the gradients left in `.grad` before the first backward pass; 0 if `zero_grad` was called.",
+           "L2 norm of earlier gradients still in `.grad` when a backward pass begins; 0 if `zero_grad` was called.",
            healthy=ZERO),
     Metric("gradient/backward_passes", MODEL, MEASURED, "count", SAME,
            "Number of backward passes since the last optimizer step: the micro-batches of a step."),

@@ -147,6 +147,7 @@ class Reason(IntEnum):
     EVALUATION_MODE = 8
     PROVIDER_FAILED = 9
     HOOKS_REFUSED = 10
+    AFTER_CLIPPING = 11
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
@@ -163,6 +164,7 @@ _REASON_IN_WORDS = {
     Reason.SCALED_GRADIENTS: "the gradients are scaled; pass the GradScaler as watch(scaler=...)",
     Reason.STEP_SKIPPED: "the optimizer step was skipped",
     Reason.NO_BACKWARD_SEEN: "no backward pass through the watched model was seen",
+    Reason.AFTER_CLIPPING: "its backward pass was not seen, so it is read at the optimizer step, after any clipping",
     Reason.UNSUPPORTED_TENSOR: "this kind of tensor is not supported",
     Reason.COMPILED: "it is hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module you call",

@@ -29,8 +29,6 @@ class Passes:
     """Whether `first` is this rank's own norm although the last pass left the mean over all ranks."""
     scale: Tensor | None
     """The loss scale that the norm includes."""
-    num_forwards: int
-    """Forward passes in training mode during the step."""
 
 
 class Accumulation:
@@ -54,11 +52,7 @@ class Accumulation:
         """Indices of the optimizers that have used these passes."""
         self._rounds = 0
         """How often a pass followed an optimizer step within this step."""
-        self._num_forwards = 0
         self._noise = NoiseScale()
-
-    def forward_begins(self) -> None:
-        self._num_forwards += 1
 
     @property
     def is_under_way(self) -> bool:
@@ -96,9 +90,9 @@ class Accumulation:
         usable = is_comparable and (self._is_averaged or not is_alone)
         first = self._alone if is_alone else self._first
         norm = norm_of_all(first) if usable and first else None
-        passes = Passes(tuple(self._places), norm, is_alone, self._scale, self._num_forwards)
+        passes = Passes(tuple(self._places), norm, is_alone, self._scale)
         self._places, self._first, self._alone, self._scale, self._stepped = [], (), (), None, set()
-        self._rounds = self._num_forwards = 0
+        self._rounds = 0
         return passes
 
     def readings(
@@ -114,7 +108,9 @@ class Accumulation:
         is_comparable = num_passes == len(empty) and bool(empty[0]) and first > 0
         if is_comparable and not passes.is_alone:
             yield Reading("gradient/accumulation_growth", ONE, last / first)
-        if is_comparable and passes.num_forwards >= num_passes:  # two losses of one forward pass are not two batches
+        if (
+            is_comparable and max(step.forwards.values(), default=0) >= num_passes
+        ):  # two losses of one forward pass are not two batches
             per_pass = num_ranks if passes.is_alone else 1
             self._noise.update(num_passes * per_pass, first, last * per_pass, per_pass)
             step.unavailable("gradient/noise_scale", Reason.AVAILABLE)

@@ -8,7 +8,9 @@ from typing import Any
 from forewarn.measure.probe import Reading
 from forewarn.types import Reason
 
-_OF_ONE_STEP = (Reason.SCALED_GRADIENTS, Reason.STEP_SKIPPED, Reason.NO_BACKWARD_SEEN, Reason.UNEVEN_SCALE)
+_OF_ONE_STEP = (
+    Reason.SCALED_GRADIENTS, Reason.STEP_SKIPPED, Reason.NO_BACKWARD_SEEN, Reason.UNEVEN_SCALE, Reason.AFTER_CLIPPING,
+)  # fmt: skip
 """Reasons that hold for one step only. The others hold until a probe gives a different one."""
 
 

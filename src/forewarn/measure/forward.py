@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_hooks import is_first_forward
-from forewarn.measure.module_tree import Tree
+from forewarn.measure.module_tree import Tree, named_modules
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, Probe
 
@@ -39,11 +39,13 @@ class ForwardPass:
         """By module id, since a module may define its own equality."""
         self._left: dict[int, _Tapped] = {}
         self._leaving_root: _Tapped | None = None
+        self._part = None if root is loop.model else {id(module) for _, module in named_modules(root)}
+        """The ids of the modules inside, if only a part of the model runs."""
 
     def begin(self) -> None:
         """Register the hooks."""
         loop, root = self._loop, self._root
-        _passing[id(root)] = loop.tree
+        _passing[id(loop.model)] = loop.tree
         try:
             for probe in self._probes:
                 loop.guard(probe, self._begin, probe)
@@ -72,6 +74,8 @@ class ForwardPass:
     def _begin(self, probe: Probe) -> None:
         probe.forward_begins()
         for tap in probe.module_taps():
+            if self._part is not None and id(tap.module) not in self._part:
+                continue
             for tapped, target in ((self._entered, tap.entered), (self._left, tap.left)):
                 if target is None:
                     continue

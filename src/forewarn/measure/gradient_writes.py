@@ -1,7 +1,8 @@
-"""Detects whether a backward pass has filled gradients; `torch.autograd.grad`, for example, fills none."""
+"""Detects what was written to gradients: by a backward pass, or before the step began."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from operator import attrgetter, is_
 
@@ -41,6 +42,39 @@ class GradientWriteDetector:
             if len(gradients) != len(before) or not all(map(is_, gradients, before)) or versions_now != versions:
                 return True
         return any(parameter.grad is not None for parameter in self._parameter_index.unknown())
+
+
+class EarlierGradients:
+    """The gradients that a step found when it began; a backward pass that still finds them adds to earlier steps.
+
+    They are not kept alive: clearing gradients frees their memory, as without the monitor.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def step_begins(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._found = {
+            id(parameter): (weakref.ref(gradient), _version(gradient))
+            for parameter in parameters
+            if (gradient := parameter.grad) is not None
+        }
+
+    def has(self, parameter: nn.Parameter, is_first_pass: bool) -> bool:
+        """Whether a parameter holds its gradient from before the step when a backward pass begins.
+
+        The first pass may reach parameters outside the watched module before it is noticed. Their gradients have been
+        added to, so they do not count.
+        """
+        reference, version = self._found.get(id(parameter), (None, 0))
+        gradient = parameter.grad
+        if reference is None or gradient is None or reference() is not gradient:
+            return False
+        return not is_first_pass or _version(gradient) == version
+
+
+def _version(gradient: Tensor) -> int:
+    return int(_version_of(getattr(gradient, _SHARD, gradient)))
 
 
 _Written = tuple[list[Tensor], list[int]]

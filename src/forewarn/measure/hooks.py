@@ -46,7 +46,8 @@ class Hook:
         self._target = target
         self._failed = failed
         self._traced = traced
-        """Whether torch.compile may trace this hook, which then stays out of the graph."""
+        """Whether torch.compile may trace this hook. One on an optimizer then runs where the optimizer breaks the graph
+        anyhow; the others do nothing."""
         self.owner: Any = None
         """The module, parameter or optimizer that has the hook."""
         self.handle: Any = None
@@ -54,7 +55,13 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         if self._traced and torch.compiler.is_compiling():
+            if isinstance(self.owner, torch.optim.Optimizer):
+                _run_outside_the_graph(self, args)
             return
+        self.run(*args)
+
+    def run(self, *args: Any) -> None:
+        """Call the target, guarded."""
         if self._target is not None and not _own_passes:
             try:
                 self._target(*args)
@@ -78,6 +85,11 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def _run_outside_the_graph(hook: Hook, args: tuple[Any, ...]) -> None:
+    hook.run(*args)
 
 
 class Hooks:

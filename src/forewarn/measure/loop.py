@@ -21,6 +21,7 @@ from forewarn.measure.hooks import Hook, Hooks, end_own_pass
 from forewarn.measure.module_hooks import ModuleHooks, is_transformed
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.pass_finder import PassFinder
 from forewarn.measure.probe import Pending, Probe, Reading
 from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.step import Step
@@ -65,10 +66,14 @@ class Loop:
         self.module_hooks = ModuleHooks(self.hook_failed)
         """The hooks of the current measured forward pass."""
         self._hooks = Hooks(self.hook_failed, traced=True)
-        """The hooks on the model and its optimizers."""
+        """The hooks on the optimizers."""
         self._parameter_hooks = Hooks(self.hook_failed)
         """The hooks on parameters for this backward pass."""
         self.is_closed = False
+        self._finder = PassFinder(
+            model, self.tree, optimizers, begins=self._forward_begins, ended=self._forward_ended,
+            reached=self._parameter_reached, failed=self.hook_failed,
+        )  # fmt: skip
         self._refused: set[str] = set()
         """Metrics that are incomplete because a module refused hooks in the last measured pass."""
         self._refusing: set[str] = set()
@@ -81,18 +86,16 @@ class Loop:
 
     def attach(self) -> None:
         """Register the permanent hooks on the model and its optimizers; if one is refused, the others still work."""
-        hooks: list[tuple[Any, str, Callable[..., None], dict[str, bool]]] = [
-            (self.model, "register_forward_pre_hook", self._forward_begins, {"with_kwargs": True}),
-            (self.model, "register_forward_hook", self._forward_ended, {"always_call": True}),
-        ]
+        self._finder.attach()
         for index, optimizer in enumerate(self._optimizers):
-            hooks.append((optimizer, "register_step_pre_hook", self._stepper("before_update", index), {}))
-            hooks.append((optimizer, "register_step_post_hook", self._stepper("after_update", index), {}))
-        for owner, register, target, settings in hooks:
-            try:
-                self._hooks.put(owner, register, target, **settings)
-            except Exception as error:
-                self.hook_failed(error)
+            for register, event in (
+                ("register_step_pre_hook", "before_update"),
+                ("register_step_post_hook", "after_update"),
+            ):
+                try:
+                    self._hooks.put(optimizer, register, self._stepper(event, index))
+                except Exception as error:
+                    self.hook_failed(error)
 
     @property
     def measured(self) -> bool:
@@ -102,6 +105,11 @@ class Loop:
     @measured.setter
     def measured(self, measured: bool) -> None:
         self.step.measured = measured
+        if measured:
+            try:
+                self._tell("step_begins")
+            except Exception as error:
+                self.hook_failed(error)
 
     def close(self) -> None:
         """Remove every hook; tensors may keep some that do nothing. Safe to call again, as after an interrupt."""
@@ -115,7 +123,7 @@ class Loop:
             self._remove_hooks()  # those that an interrupt or a failure above left behind
 
     def _remove_hooks(self) -> None:
-        for hooks in (self._hooks, self.module_hooks, self._parameter_hooks):
+        for hooks in (self._hooks, self._finder, self.module_hooks, self._parameter_hooks):
             hooks.remove()
         STAND_IN.remove(*self._dependencies.order)
 
@@ -125,6 +133,7 @@ class Loop:
         try:
             self._end_forward(None)  # an interrupted pass never ended
             self._parameter_hooks.remove()  # nor did a backward pass that raised
+            self._finder.step_ended()
         except Exception as error:
             self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
@@ -215,9 +224,20 @@ class Loop:
             closure = kwargs.get("closure", positional[0] if positional else None)
             if self.step.measured and event == "before_update":
                 self._refresh_parameters()
+            if (event == "after_update") == (closure is not None):  # the gradients that are used exist now
+                self._explain(index)
             self._tell(event, index, optimizer, self.step, closure is not None)
 
         return stepped
+
+    def _explain(self, index: int) -> None:
+        """Look for passes that were missed, if the gradients that an optimizer uses come from no pass that was seen."""
+        is_watched = self.step.measured or self._is_heeded()
+        if not self._finder.explains(index) and is_watched and self._parameter_index is not None:
+            self.step.unseen.add(index)
+            parameters = self._parameter_index.parameters
+            with self.stopwatch:
+                self._finder.search([parameters[place] for place in self._parameter_index.of(index)])
 
     def _refresh_parameters(self) -> None:
         """Check whether the model's parameters have changed, before any probe asks for them."""
@@ -229,12 +249,17 @@ class Loop:
                     self.report("list of parameters", "parameters", error)
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._finder.is_nested(module):
+            return
+        self._finder.inside = module
         if self._forward is None and not self.step.measured:
             return
         with self.stopwatch:
             self._end_forward(None)
             if self.step.measured and module.training and torch.is_grad_enabled() and not is_transformed():
-                self._refused = set()
+                if not self.step.forwards:
+                    self._refused = set()
+                self.step.forwards[id(module)] += 1
                 self._forward = ForwardPass(self, module, args, kwargs)
                 try:
                     self._forward.begin()
@@ -253,6 +278,9 @@ class Loop:
                 STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._finder.is_nested(module):
+            return
+        self._finder.inside = None
         if self._forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
@@ -270,6 +298,13 @@ class Loop:
         """Whether any probe needs the backward passes of unmeasured steps."""
         listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
         return any(self.guard(probe, probe.needs_every_backward) for probe in listening)
+
+    def _parameter_reached(self, gradient: Tensor) -> bool:
+        """Whether the gradient of a parameter is the first sign of a backward pass that a probe needs."""
+        if torch._C._current_graph_task_id() == self._graph_task or not (self.step.measured or self._is_heeded()):
+            return False
+        self._backward_reached(gradient)
+        return True
 
     def _backward_reached(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -299,6 +334,7 @@ class Loop:
     def _gradients_settled(self) -> None:
         self._parameter_hooks.remove()
         if not self.is_closed:
+            self._finder.backward_ended()
             self._tell("backward_ended", self.step)
 
     def _at_the_end(self, callback: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 
@@ -53,8 +53,24 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield f"{path}.{name}" if path else name, parameter
 
 
+class Models(nn.Module):
+    """Several models watched as one, such as a generator and a discriminator; it is never called itself."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, model in models.items():
+            self.add_module(name, model)
+
+
+def models_in(model: nn.Module) -> list[nn.Module]:
+    """The models that are watched as one; usually just the model itself."""
+    return list(children_of(model).values()) if isinstance(model, Models) else [model]
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module behind DataParallel, DistributedDataParallel and torch.compile."""
+    if isinstance(model, Models):
+        return Models({name: unwrapped(child) for name, child in children_of(model).items()})
     while True:
         inner = children_of(model).get("_orig_mod")
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
@@ -129,6 +145,11 @@ class Tree:
 
 
 def _hookable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(model, Models):
+        for key, child in children_of(model).items():
+            for name, module in _hookable(child):
+                yield f"{key}.{name}" if name else key, module
+        return
     own = unwrapped(model)
     hidden: list[str] = []
     start: str | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,7 @@ class ParameterIndex:
         self._any_meta = True
         self._held: dict[int, tuple[tuple[int, ...], NDArray[np.intp]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
+        self._optimizer_names: tuple[str, ...] = ()
         self._tree = Tree(model)
         self._keys: list[int] = []
         self._live: dict[int, nn.Parameter] = {}
@@ -89,10 +92,25 @@ class ParameterIndex:
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._held = {}
         self._groups = None
+        self._optimizer_names = ()
 
     @property
     def num_optimizers(self) -> int:
         return len(self.optimizers)
+
+    def optimizer_names(self) -> tuple[str, ...]:
+        """A name for each optimizer: the part of the model that it alone trains, such as `generator`, or its number."""
+        if not self._optimizer_names:
+            trained = [
+                {self.names[place].partition(".")[0] for place in self.of(index)}
+                for index in range(self.num_optimizers)
+            ]
+            every_part = Counter(chain.from_iterable(trained))
+            self._optimizer_names = tuple(
+                min(parts) if len(parts) == 1 and every_part[min(parts)] == 1 else f"optimizer {index}"
+                for index, parts in enumerate(trained)
+            )
+        return self._optimizer_names
 
     def of(self, index: int) -> NDArray[np.intp]:
         """Indices of the parameters that optimizer number `index` holds."""

@@ -90,8 +90,11 @@ class Probe:
     from_modules: Sequence[str] = ()
     """The metrics that come from its module taps: unavailable where a module refuses hooks."""
 
+    def step_begins(self) -> None:
+        """Called when a measured step begins: after `watch`, or after the `monitor.step` before it."""
+
     def forward_begins(self) -> None:
-        """Called before the model runs forward, in training mode and on a measured step."""
+        """Called before the model, or a part of it that the loop calls, runs in training mode on a measured step."""
 
     def module_taps(self) -> Sequence[ModuleTap]:
         """The modules to observe during that forward pass."""

@@ -22,13 +22,18 @@ class RankGradient:
     """
 
     def __init__(self, called: nn.Module) -> None:
-        self._called = called
+        self._wrapper = _wrapper(called)
         self._seen: dict[int, Norm] = {}
+
+    def forward_begins(self) -> None:
+        """Find the DDP wrapper if the loop calls it but the model inside is watched."""
+        if self._wrapper is None and torch.distributed.is_available():
+            self._wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
 
     @property
     def num_ranks(self) -> int:
         """Number of ranks that train on their own batches."""
-        wrapper = _wrapper(self._called)
+        wrapper = self._wrapper
         if wrapper is not None:
             return torch.distributed.get_world_size(wrapper.process_group)
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -37,13 +42,13 @@ class RankGradient:
     @property
     def is_averaged(self) -> bool:
         """Whether the current pass ends with the plain mean of all gradients over all ranks."""
-        wrapper = _wrapper(self._called)
+        wrapper = self._wrapper
         return wrapper is not None and wrapper.require_backward_grad_sync and _averages(wrapper)
 
     @property
     def is_alone(self) -> bool:
         """Whether the current pass leaves each rank with its own gradients, as within `no_sync`."""
-        wrapper = _wrapper(self._called)
+        wrapper = self._wrapper
         return wrapper is not None and not wrapper.require_backward_grad_sync
 
     def follow(self, live: Callable[[], Mapping[int, nn.Parameter]]) -> list[GradientTap]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, TypeVar
 
 from forewarn.types import Reason
@@ -15,7 +16,7 @@ class Step:
     Probes share facts only through it, and only for this step.
     """
 
-    __slots__ = ("_provided", "ends_epoch", "measured", "reasons")
+    __slots__ = ("_provided", "ends_epoch", "forwards", "measured", "reasons", "unseen")
 
     def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
         self.measured = measured
@@ -24,6 +25,10 @@ class Step:
         """Whether this is the end of an epoch, which comes after its last step."""
         self.reasons: dict[str, Reason] = {}
         """By metric: why its reading is missing."""
+        self.forwards: Counter[int] = Counter()
+        """Measured forward passes in training mode, by the id of the module that the loop called."""
+        self.unseen: set[int] = set()
+        """Indices of the optimizers that used gradients from no backward pass that was seen."""
         self._provided: dict[type, Any] = {}
 
     def provide(self, fact: object) -> None:

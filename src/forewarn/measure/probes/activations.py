@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
 from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, Output, is_leaf
+from forewarn.measure.module_tree import models_in
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
@@ -152,7 +153,8 @@ class ActivationProbe(Probe):
             return Reason.COMPILED
         if seen:
             return Reason.AVAILABLE
-        return Reason.NO_FORWARD_SEEN if watched.training else Reason.EVALUATION_MODE
+        is_training = any(model.training for model in models_in(watched))
+        return Reason.NO_FORWARD_SEEN if is_training else Reason.EVALUATION_MODE
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from statistics import median
 from typing import Any
@@ -19,7 +20,7 @@ from forewarn.measure.aggregates import spread
 from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.foreign_clipping import ForeignClipping
-from forewarn.measure.gradient_writes import GradientWriteDetector
+from forewarn.measure.gradient_writes import EarlierGradients, GradientWriteDetector
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import FoundScaler, Stepping, present_scale
@@ -96,7 +97,12 @@ class GradientProbe(Probe):
         self._gradient_writes = GradientWriteDetector(parameter_index)
         self._measured: dict[int, _Measured] = {}
         self._residual: dict[int, list[Norm]] = {}
-        """Per optimizer: the norms left in its gradients when the backward passes of this step began."""
+        """Per optimizer: the norms in its gradients when the backward passes of this step began."""
+        self._earlier = EarlierGradients()
+        self._left_over: dict[int, list[Norm]] = {}
+        """Per optimizer: the part of these norms that comes from earlier steps."""
+        self._stepped: set[int] = set()
+        """Indices of the optimizers that have stepped on this step."""
         self._accumulation = Accumulation(parameter_index.num_optimizers)
         self._rank = RankGradient(parameter_index.called)
         self._looks_scaled = False
@@ -113,8 +119,11 @@ class GradientProbe(Probe):
         self._clip_norm = _unscaled(whole, self._loss_scale())
         self._clip = float(max_norm)
 
+    def step_begins(self) -> None:
+        self._earlier.step_begins(self._parameter_index.parameters)
+
     def forward_begins(self) -> None:
-        self._accumulation.forward_begins()
+        self._rank.forward_begins()
 
     def needs_every_backward(self) -> bool:
         return not self._clipped_last_step  # otherwise clipping gives the norm
@@ -122,16 +131,21 @@ class GradientProbe(Probe):
     def backward_begins(self, step: Step) -> None:
         self._gradient_writes.begins()
         if step.measured:
+            parameters = self._parameter_index.parameters
             for index in range(self._parameter_index.num_optimizers):
-                parameters = self._parameters_of(index)
-                gradients = [
-                    gradient
-                    for gradient, parameter in zip(map(_gradient_of, parameters), parameters, strict=True)
-                    if gradient is not None
+                filled = [
+                    parameter
+                    for parameter in (parameters[place] for place in self._parameter_index.of(index))
+                    if (gradient := parameter.grad) is not None
                     and gradient.numel()
                     and parameter.requires_grad  # a frozen parameter keeps its old gradient
                 ]
-                self._residual.setdefault(index, []).append(norm_of_all(norms(gradients)) if gradients else 0.0)
+                present = norms([parameter.grad for parameter in filled]) if filled else []
+                of_passes = self._left_over.setdefault(index, [])
+                is_earlier = [self._earlier.has(parameter, is_first_pass=not of_passes) for parameter in filled]
+                left_over = list(compress(present, is_earlier))
+                of_passes.append(norm_of_all(left_over) if left_over else 0.0)
+                self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
 
     def gradient_taps(self) -> Sequence[GradientTap]:
         is_first = not self._accumulation.is_under_way
@@ -186,26 +200,31 @@ class GradientProbe(Probe):
             self._latest_scale = found_scaler.scaler._scale.detach().clone()
         scale = getattr(optimizer, "grad_scale", None)
         if not closure:
-            self._commit(index, scale if self._scaler is None else None)
+            self._commit(index, scale if self._scaler is None else None, step)
             if step.measured:
                 self._measure(index, scale)
 
     def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if closure:
-            self._commit(index, None)
+            self._commit(index, None, step)
             if step.measured:
                 self._measure(index, None)
 
-    def _commit(self, index: int, scale: Any) -> None:
+    def _commit(self, index: int, scale: Any, step: Step) -> None:
         """Keep the norm of the gradients that this optimizer uses: a later backward pass may be for another."""
         self._accumulation.used(index)
-        if not self._latest:
-            return
-        own = [
-            norm for parameter in self._parameters_of(index) if (norm := self._latest.get(id(parameter))) is not None
-        ]
+        self._stepped.add(index)
+        if index in step.unseen:  # it has to be read now, after any clipping
+            parameters = self._parameter_index.parameters
+            gradients = [parameters[place].grad for place in self._parameter_index.of(index)]
+            own = norms([gradient for gradient in gradients if gradient is not None and gradient.numel()])
+            loss_scale = None
+        else:
+            loss_scale = self._latest_scale
+            latest = (self._latest.get(id(parameter)) for parameter in self._parameters_of(index))
+            own = [norm for norm in latest if norm is not None] if self._latest else []
         if own:
-            total = _unscaled(norm_of_all(own), self._latest_scale)
+            total = _unscaled(norm_of_all(own), loss_scale)
             self._used[index] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
     def _parameters_of(self, index: int) -> list[nn.Parameter]:
@@ -218,15 +237,23 @@ class GradientProbe(Probe):
         self._clipped_last_step = clip is not None
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
+        is_unseen = from_backward and bool(step.unseen)
+        used = self._used if self._parameter_index.num_optimizers > 1 else {}
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         measured, self._measured = list(self._measured.values()), {}
         missing = self._missing
         residual, self._residual = list(self._residual.values()), {}
+        left_over, self._left_over = self._left_over, {}
+        left_over = {index: of_passes for index, of_passes in left_over.items() if index in self._stepped}
+        self._stepped = set()
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
         names = self._parameter_index.names
+        names_of = self._parameter_index.optimizer_names() if used else ()
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
-        tensors += [_number(residual_norm) for pass_norms in residual for residual_norm in pass_norms]
+        tensors += [_number(own_norm) for own_norm in used.values()]
+        for pass_norms in [*residual, *left_over.values()]:
+            tensors += map(_number, pass_norms)
         tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
         for gradients in measured:
             tensors += gradients.visit.tensors
@@ -235,11 +262,11 @@ class GradientProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            largest_residuals: Array = np.zeros(0)
-            if residual:
-                by_pass = np.array([[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual])
-                largest_residuals = by_pass.max(axis=0)
-                yield Reading("gradient/residual_norm", ONE, by_pass.min(axis=1).max())
+            by_optimizer = [float(waiting.pop(0)) for _ in used]
+            by_pass = np.array([[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual])
+            still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
+            if still_left:
+                yield Reading("gradient/residual_norm", ONE, max(still_left))
             first = math.nan if passes.first is None else float(waiting.pop(0))
             statistics, is_uneven = self._statistics(measured, waiting, len(names)) if measured else (None, False)
             stepping = step.get(Stepping)
@@ -260,8 +287,14 @@ class GradientProbe(Probe):
                 reason = Reason.SCALED_GRADIENTS
             else:
                 yield Reading("gradient/global_norm", ONE, before)
-                yield from self._share_of_start(before, step.measured)
-                yield from self._accumulation.readings(step, passes, largest_residuals, first, before, num_ranks)
+                if used:
+                    yield Reading("gradient/optimizer_norm", tuple(names_of[index] for index in used), by_optimizer)
+                if is_unseen:
+                    reason = Reason.AFTER_CLIPPING
+                else:
+                    yield from self._share_of_start(before, step.measured)
+                    left = by_pass.max(axis=0) if residual else np.zeros(0)
+                    yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
             if from_backward and statistics is not None and reason is Reason.AVAILABLE:
@@ -273,6 +306,8 @@ class GradientProbe(Probe):
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, limit) if before == before else before)
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)
+            elif reason is Reason.AFTER_CLIPPING:
+                yield Reading("gradient/global_norm_clipped", ONE, before)
             if statistics is not None:
                 norms = yield from self._details(statistics, measured, names)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
