@@ -179,13 +179,13 @@ def test_tasks_are_compared_only_where_that_is_safe(tmp_path, how):
 
 
 def accumulate(rank: int, folder: str, how: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     if how == "sharded":
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(model)
+        model = fully_shard(plain)
     else:
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     watched = plain if how == "inner model" else model  # Hugging Face's callbacks get the model inside the wrapper
     monitor = forewarn.watch(watched, optimizer, f"{folder}/run", every=1, views=[])

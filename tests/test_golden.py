@@ -26,7 +26,7 @@ def differences(expected: dict[str, str], said: dict[str, str]) -> str:
 
 
 def without_views(counts: dict[str, str]) -> dict[str, str]:
-    """Counts without the totals and the views that older torch counts otherwise: it detaches twice and never aliases."""
+    """Counts without the totals and the views that older torch dispatches otherwise: two detaches for one."""
     varying = re.compile(r"\d+ operations$|^ +\d+ (alias|detach|slice)\n", re.MULTILINE)
     return {name: varying.sub("", text) for name, text in counts.items()}
 
