@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
-TORCH ?= 2.6.0
+TORCH ?= 2.5.0
 OTHER := .venv-torch-$(TORCH)
 
 .PHONY: help demo test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
@@ -54,12 +54,12 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt setup.py
 test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning and Accelerate
 	$(INTEGRATIONS)/bin/pytest -n 2 -m integrations tests/integrations
 
-$(OTHER)/.installed: pyproject.toml setup.py
+$(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
 	@touch $@
 
-test-torch: $(OTHER)/.installed  ## run the test suite on another torch: make test-torch TORCH=2.6.0
+test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.5.0
 	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
