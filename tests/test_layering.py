@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "compat": {"standalone", "measure"},
     "integrations": LOW | {"plan", "config", "measure", "store", "judge", "views", "monitor", "attach"},
     "lab": LOW | {"config", "measure", "store", "judge", "views", "monitor", "attach", "standalone"},
+    "trainer": {"lab"},
 }
 """What a part may import at any level; the command line may import everything."""
 

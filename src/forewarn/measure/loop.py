@@ -97,6 +97,11 @@ class Loop:
                 except Exception as error:
                     self.hook_failed(error)
 
+    def search(self) -> None:
+        """Look for the modules that the loop calls from its first step on, if it may not call the model itself."""
+        if self._parameter_index is not None:
+            self._finder.search(self._parameter_index.parameters)
+
     @property
     def measured(self) -> bool:
         """Whether the current step is measured in detail."""
