@@ -7,8 +7,10 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
+TORCH ?= 2.5.0
+OTHER := .venv-torch-$(TORCH)
 
-.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-integrations test-avx512 check format docs pictures bench clean
+.PHONY: help demo faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -23,6 +25,15 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 
 demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and see it saved
 	$(BIN)/forewarn demo
+
+FAULTS := build/faults
+
+faults: $(INSTALLED)  ## put faults into scripts of many kinds and score the rules; a sample in under 15 minutes
+	OMP_NUM_THREADS=1 $(BIN)/forewarn faults
+
+faults-full: $(INSTALLED)  ## the same for all cases of all sets, with docs/benchmark.md; hours, and can be continued
+	OMP_NUM_THREADS=1 $(BIN)/forewarn faults --full --set development --set validation --set test \
+		--out $(FAULTS) --keep-runs --page docs/benchmark.md
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
 	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations"
@@ -51,6 +62,14 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt setup.py
 
 test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning and Accelerate
 	$(INTEGRATIONS)/bin/pytest -n 2 -m integrations tests/integrations
+
+$(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
+	@touch $@
+
+test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.5.0
+	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py
@@ -84,4 +103,4 @@ bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 
 clean:  ## remove everything that make installed or built
-	rm -rf $(VENV) $(TRITON) $(PEERS) $(INTEGRATIONS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(PEERS) $(INTEGRATIONS) .venv-torch-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,6 @@
 """Two processes that train together, and an end to them whatever happens."""
 
+import functools
 import gc
 import socket
 import time
@@ -23,6 +24,27 @@ def in_two_processes(work: Callable[..., None], *args: Any) -> None:
             for process in running.processes:
                 process.kill()
             pytest.fail(f"{work.__name__} was not done after {LONGEST_SECONDS} seconds")
+
+
+def skip_without_fsdp2() -> None:
+    """Skip the test if this torch cannot train under FSDP2 on a CPU, which 2.6 and older cannot."""
+    if reason := _obstacle_to_fsdp2():
+        pytest.skip(f"torch {torch.__version__} cannot train under FSDP2 on a CPU: {reason}")
+
+
+@functools.cache
+def _obstacle_to_fsdp2() -> str:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(torch.nn.Linear(1, 1))(torch.ones(1, 1)).sum().backward()
+    except Exception as error:  # of torch alone
+        return repr(error)
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+    return ""
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forewarn
 from forewarn.types import Reason
-from tests.processes import in_two_processes
+from tests.processes import in_two_processes, skip_without_fsdp2
 
 
 def train(rank: int, folder: str, clip: bool, view: bool) -> None:
@@ -75,6 +75,7 @@ def train_sharded(rank: int, folder: str) -> None:
 
 
 def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
+    skip_without_fsdp2()
     in_two_processes(train_sharded, str(tmp_path))
 
 
@@ -125,6 +126,8 @@ def train_with_metrics(rank: int, folder: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 def test_metrics_of_ones_own_are_those_of_the_first_process_and_shards_are_refused(tmp_path, how):
+    if how == "fsdp2":
+        skip_without_fsdp2()
     in_two_processes(train_with_metrics, str(tmp_path), how)
 
 
@@ -170,14 +173,19 @@ def train_tasks(rank: int, folder: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "static", "fsdp2"])
 def test_tasks_are_compared_only_where_that_is_safe(tmp_path, how):
+    if how == "fsdp2":
+        skip_without_fsdp2()
     in_two_processes(train_tasks, str(tmp_path), how)
 
 
 def accumulate(rank: int, folder: str, how: str) -> None:
-    from torch.distributed.fsdp import fully_shard
-
     plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    model = fully_shard(plain) if how == "sharded" else DistributedDataParallel(plain)
+    if how == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(plain)
+    else:
+        model = DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     watched = plain if how == "inner model" else model  # Hugging Face's callbacks get the model inside the wrapper
     monitor = forewarn.watch(watched, optimizer, f"{folder}/run", every=1, views=[])
@@ -201,6 +209,8 @@ def accumulate(rank: int, folder: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["synced", "no_sync", "inner model", "sharded"])
 def test_micro_batches_are_compared_only_where_their_gradients_are_those_of_all_ranks(tmp_path, how):
+    if how == "sharded":
+        skip_without_fsdp2()
     in_two_processes(accumulate, str(tmp_path), how)
 
 

@@ -1,6 +1,7 @@
 """What this version says, does and stores is what the golden files say; `tests/golden` tells how they are written."""
 
 import difflib
+import re
 
 import pytest
 import torch
@@ -24,10 +25,18 @@ def differences(expected: dict[str, str], said: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def without_views(counts: dict[str, str]) -> dict[str, str]:
+    """Counts without the totals and the views that older torch dispatches otherwise: two detaches for one."""
+    varying = re.compile(r"\d+ operations$|^ +\d+ (alias|detach|slice)\n", re.MULTILINE)
+    return {name: varying.sub("", text) for name, text in counts.items()}
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_said_and_counted_is_what_was(group, tmp_path):
     expected, said = stored(group), GROUPS[group](tmp_path)
     assert expected.keys() == said.keys()
+    if group == "operations.txt" and torch.__version__ < (2, 13):
+        expected, said = without_views(expected), without_views(said)
     assert not differences(expected, said), differences(expected, said)
 
 

@@ -1,6 +1,7 @@
 """The plan of the learning rate: declared, or read off a scheduler without touching it."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -47,6 +48,17 @@ def test_a_scheduler_is_read_ahead_and_left_alone(name):
         stepped.step()
         if step < STEPS - 1:
             scheduler.step()
+
+
+def test_reading_ahead_gives_no_warnings():
+    def share(step):  # such as SequentialLR of torch 2.6 at its milestones
+        warnings.warn("deprecated", UserWarning, stacklevel=1)
+        return 1.0 - step / STEPS
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = lr_scheduler.LambdaLR(optimizer(), share)
+    assert Plan.from_scheduler(scheduler, STEPS).share(50) == pytest.approx(0.75)
 
 
 def test_a_scheduler_that_follows_the_loss_has_no_plan():

@@ -225,9 +225,10 @@ class Monitor:
         self.clipped(norm, max_norm)
         return norm
 
-    def clipped(self, norm: Tensor | float, max_norm: float) -> None:
+    def clipped(self, norm: Tensor | float | None, max_norm: float) -> None:
         """Report gradients that were clipped elsewhere: their norm before it, which is reused, and the limit.
 
+        If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
         _check_limit(max_norm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -106,10 +107,12 @@ def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
         raise ValueError(f"the scheduler has already made {begun} of {total} steps; total must be larger")
     peaks = [peak_lr(group) or 1.0 for group in ahead.param_groups]  # 1 for a group that is off
     courses = np.empty((total - begun, len(peaks)))
-    for step in range(total - begun):
-        courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
-        if step + 1 < total - begun:
-            twin.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's own steps will give them
+        for step in range(total - begun):
+            courses[step] = [float(group["lr"]) / peak for group, peak in zip(ahead.param_groups, peaks, strict=True)]
+            if step + 1 < total - begun:
+                twin.step()
     unknown = np.flatnonzero(~np.isfinite(courses).all(axis=1))
     if len(unknown):
         raise ValueError(f"the scheduler's learning rate is not finite at step {begun + unknown[0]}")

@@ -75,6 +75,7 @@ class _Bare:
     """An annotation that is printed as it is written, whether it was evaluated or not."""
 
     def __init__(self, annotation: Any) -> None:
+        annotation = getattr(annotation, "__forward_arg__", annotation)  # of a named tuple before Python 3.14
         self.text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
     def __repr__(self) -> str:

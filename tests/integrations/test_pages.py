@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 @pytest.mark.parametrize(("section", "run", "num_steps"), [
     ("Hugging Face", "out/forewarn", 10),
+    ("Lightning", "runs/exp1", 20),
     ("Accelerate", "runs/exp1", 10),
 ])  # fmt: skip
 def test_the_code_of_a_section_runs(section, run, num_steps, tmp_path, monkeypatch):

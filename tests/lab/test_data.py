@@ -127,7 +127,7 @@ def test_a_resumed_source_gives_the_batches_that_would_have_come_next() -> None:
 
     file.seek(0)
     resumed = TokenBatches(text, batch_size=4, context=16, seed=99)
-    resumed.load_state_dict(torch.load(file))
+    resumed.load_state_dict(torch.load(file, weights_only=True))
     assert all(equal(one, other) for one, other in zip(expected, islice(resumed, 3), strict=True))
 
 

@@ -100,6 +100,21 @@ def test_clipping_that_the_loop_does_itself_is_found(small, watch, clip, found):
     assert (round(now.last, 6) if now.at == 11 else None) == found
 
 
+@pytest.mark.parametrize("every", [1, lambda step: False])
+def test_if_only_the_limit_of_clipping_is_reported_the_norm_is_measured(small, watch, every):
+    model, optimizer = small
+    monitor = watch(model, optimizer, every=every)
+    loss = backward(model, 50.0)
+    norm = true_norm(model)
+    monitor.clipped(None, norm / 4)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), norm / 4)
+    optimizer.step()
+    monitor.step(loss)
+    assert last(monitor, "gradient/global_norm") == pytest.approx(norm, rel=1e-6)  # a ratio of 4 is no loss scale here
+    assert last(monitor, "gradient/global_norm_clipped") == pytest.approx(norm / 4, rel=1e-5)
+    assert last(monitor, "train/clip") == pytest.approx(norm / 4)
+
+
 def test_clipping_reported_by_an_adapter_is_read_as_if_the_monitor_had_clipped(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer)

@@ -154,6 +154,38 @@ def test_a_parameter_in_no_optimizer_group_is_named_at_once(watch):
     assert monitor.firing[0].code == "U106"
 
 
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_target_network_is_left_alone_and_a_forgotten_layer_is_not(watch, closure):
+    """Neither is in the optimizer, but no gradient reaches the target network."""
+    model = nn.ModuleDict(
+        {
+            "online": model_of(nn.Linear(4, 4)),
+            "target": model_of(nn.Linear(4, 4)),
+            "forgotten": model_of(nn.Linear(4, 1)),
+        }
+    )
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+
+    def loss_of(x):
+        loss = (model["forgotten"](model["online"](x)) - model["target"](x).detach()).square().mean()
+        model.zero_grad()
+        loss.backward()
+        return loss
+
+    for x in torch.randn(4, 8, 4):
+        loss = optimizer.step(lambda x=x: loss_of(x)) if closure else loss_of(x)
+        if not closure:
+            optimizer.step()
+        monitor.step(loss)
+    assert cause_of(monitor, "target.0.weight") is FrozenCause.ON_PURPOSE
+    assert cause_of(monitor, "forgotten.0.weight") is FrozenCause.NOT_IN_OPTIMIZER
+    assert {alert.scope for alert in monitor.firing if alert.code == "U106"} == {
+        "forgotten.0.weight",
+        "forgotten.0.bias",
+    }
+
+
 def test_a_parameter_added_to_the_optimizer_later_is_no_longer_an_orphan(watch):
     model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)

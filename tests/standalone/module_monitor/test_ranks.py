@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forewarn import ModuleMonitor
-from tests.processes import in_two_processes
+from tests.processes import in_two_processes, skip_without_fsdp2
 
 
 class Collectives:
@@ -142,6 +142,7 @@ def sharded(rank):
 
 
 def test_under_fsdp2_shards_make_one_value_by_one_collective_of_each_kind():
+    skip_without_fsdp2()
     in_two_processes(sharded)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -48,12 +48,19 @@ class Obstacles:
     """The learning rate of each tensor."""
 
     @classmethod
-    def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
+    def of(cls, parameter_index: ParameterIndex, rates: Array, reached: Container[int] | None = None) -> Obstacles:
+        """`reached` has the ids of the parameters in no optimizer that got a gradient; None if that is unknown.
+
+        The others are trained by no loss on purpose, such as a target network or a moving average of the weights.
+        """
         parameters, trainable = parameter_index.parameters, parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
         by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER.value, FrozenCause.MOVING.value)
         by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF.value
         by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE.value
+        for index in np.flatnonzero(by_tensor == FrozenCause.NOT_IN_OPTIMIZER.value).tolist():
+            if reached is not None and id(parameters[index]) not in reached:
+                by_tensor[index] = FrozenCause.ON_PURPOSE.value
         return cls(by_tensor, rates)
 
     def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
@@ -99,6 +106,8 @@ class UpdateProbe(Probe):
         self._version = parameter_index.version
         self._sampler = UpdateSampler(parameter_index.names, sample_size)
         self._rates = np.full(len(parameter_index.names), np.nan)
+        self._reached: set[int] = set()
+        """The ids of the parameters in no optimizer that got a gradient."""
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
@@ -109,6 +118,17 @@ class UpdateProbe(Probe):
         if not self._sampler.remembers:
             self._sampler.remember(self._parameter_index.parameters)
         self._rates = learning_rates(self._parameter_index)
+        self._see_gradients()
+
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and closure:
+            self._see_gradients()
+
+    def _see_gradients(self) -> None:
+        for index in np.flatnonzero(self._parameter_index.groups() < 0).tolist():
+            parameter = self._parameter_index.parameters[index]
+            if parameter.grad is not None:
+                self._reached.add(id(parameter))
 
     def collect(self, step: Step) -> Pending | None:
         if not step.measured:
@@ -119,7 +139,7 @@ class UpdateProbe(Probe):
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
         names, shares = self._parameter_index.names, self._sampler.shares
-        obstacles = Obstacles.of(self._parameter_index, self._rates)
+        obstacles = Obstacles.of(self._parameter_index, self._rates, self._reached)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
