@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from forewarn.lab.faults import cases
+from forewarn.lab.faults import cases, fingerprint
 from forewarn.lab.faults.cases import Case, Record
 from forewarn.lab.faults.page import page
 from forewarn.lab.faults.running import RECORDS, stored_records
@@ -71,3 +71,14 @@ def test_the_page_names_every_miss_and_false_warning():
     assert "- `mlp/tiny-batches/4`: L102 at step 10, loss-spike: up" in text
     assert "- `mlp/lr-too-low/1`: nothing" in text  # harmless
     assert "| harmful faults detected | 50% (1 of 2; 9 to 91) |" in text
+
+
+def test_a_use_of_the_test_set_is_counted_once_per_set_of_rules(tmp_path, monkeypatch):
+    assert isinstance(fingerprint.test_runs(), list)  # the file that is committed can be read
+    path = tmp_path / "runs.json"
+    path.write_text("[]")
+    monkeypatch.setattr(fingerprint, "TEST_RUNS", path)
+    for rules in ("a", "a", "b"):
+        monkeypatch.setattr(fingerprint, "rules_hash", lambda rules=rules: rules)
+        fingerprint.count_test_run()
+    assert [run["rules"] for run in fingerprint.test_runs()] == ["a", "b"]

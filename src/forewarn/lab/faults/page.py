@@ -80,12 +80,15 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
         f"Each is watched with `forewarn.watch(..., every={EVERY})` and judged by the rules at their defaults.\n"
     )
     yield f"- **Sets on this page: {names}.** " + (
-        "The test set is not among them: it is run for a release only.\n"
+        "The test set is not among them: it is run for a release only."
         if Set.TEST not in by_set
-        else "Rules are tuned on the development set only.\n"
+        else "Rules are tuned on the development set only."
     )
     num_faults = sum(record.case.is_fault for record in records)
     yield f"- {len(records) - num_faults} healthy runs and {num_faults} runs with a fault; {hours:.1f} process hours."
+    pairs = {(record.case.change, record.case.workload) for record in records if record.case.is_fault}
+    possible = sum(fault.fits(one) for fault in FAULTS.values() for which in by_set for one in WORKLOADS[which])
+    yield f"- Sample: {len(pairs)} of the {possible} pairs of a fault and a workload that it fits, chosen by chance."
     judged_by = ", ".join(sorted({f"`{record.rules}`" for record in records}))
     yield f"- Rules: {judged_by}, a hash of the source and thresholds of all rules."
     yield f"- The test set has been run with {len(runs)} sets of rules so far" + (

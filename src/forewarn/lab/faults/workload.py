@@ -24,7 +24,7 @@ class Trait(StrEnum):
     TOKENS = "tokens"
     """It has an embedding of tokens."""
     ORDER = "order"
-    """It visits samples in an order, and each has one class."""
+    """It visits samples in an order, each has one class, and their noise can be set."""
     EPOCHS = "epochs"
     """It visits all samples in each epoch, and ends it with a validation loss."""
     RELU = "relu"

@@ -38,8 +38,9 @@ class ConvNet(nn.Module):
 )  # fmt: skip
 def cnn(session: Session) -> float:
     """A convolutional network with batch norm and dropout classifies symbols; Adam, cosine per epoch."""
-    images, labels = glyphs(session.count("num_samples", 1600), noise=1.0)
-    held_out, answers = glyphs(512, noise=1.0)
+    noise = session.number("noise", 1.0)
+    images, labels = glyphs(session.count("num_samples", 1600), noise=noise)
+    held_out, answers = glyphs(512, noise=noise)
     model = ConvNet()
     session.built(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=session.number("lr", 2e-3))

@@ -18,8 +18,9 @@ from forewarn.lab.faults.workload import Trait, workload
 )  # fmt: skip
 def mlp(session: Session) -> float:
     """A perceptron with three layers classifies symbols; SGD with momentum, the rate drops once per epoch."""
-    images, labels = glyphs(session.count("num_samples", 1280))
-    held_out, answers = glyphs(512)
+    noise = session.number("noise", 0.6)
+    images, labels = glyphs(session.count("num_samples", 1280), noise=noise)
+    held_out, answers = glyphs(512, noise=noise)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10))
     session.built(model)
     criterion = nn.CrossEntropyLoss(label_smoothing=session.number("label_smoothing", 0.0))

@@ -57,8 +57,9 @@ class ResNet(nn.Module):
 )  # fmt: skip
 def resnet(session: Session) -> float:
     """A residual network with six blocks; SGD with Nesterov momentum, warm-up and cosine per step, label smoothing."""
-    images, labels = glyphs(session.count("num_samples", 1440), noise=1.2)
-    held_out, answers = glyphs(384, noise=1.2)
+    noise = session.number("noise", 1.2)
+    images, labels = glyphs(session.count("num_samples", 1440), noise=noise)
+    held_out, answers = glyphs(384, noise=noise)
     net = ResNet()
     session.built(net)
     optimizer = torch.optim.SGD(

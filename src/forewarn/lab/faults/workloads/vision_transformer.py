@@ -51,8 +51,9 @@ class ViT(nn.Module):
 )  # fmt: skip
 def vit(session: Session) -> float:
     """A vision transformer with two blocks; AdamW, linear warm-up then cosine in two schedulers, clipping at 1."""
-    images, labels = glyphs(session.count("num_samples", 1920), noise=0.5)
-    held_out, answers = glyphs(384, noise=0.5)
+    noise = session.number("noise", 0.5)
+    images, labels = glyphs(session.count("num_samples", 1920), noise=noise)
+    held_out, answers = glyphs(384, noise=noise)
     model = ViT()
     session.built(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=session.number("lr", 2e-3), weight_decay=0.05)
