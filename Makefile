@@ -10,7 +10,7 @@ INTEGRATIONS := .venv-integrations
 TORCH ?= 2.5.0
 OTHER := .venv-torch-$(TORCH)
 
-.PHONY: help demo test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
+.PHONY: help demo faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -25,6 +25,15 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 
 demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and see it saved
 	$(BIN)/forewarn demo
+
+FAULTS := build/faults
+
+faults: $(INSTALLED)  ## put faults into scripts of many kinds and score the rules; a sample in under 15 minutes
+	OMP_NUM_THREADS=1 $(BIN)/forewarn faults
+
+faults-full: $(INSTALLED)  ## the same for all cases of all sets, with docs/benchmark.md; hours, and can be continued
+	OMP_NUM_THREADS=1 $(BIN)/forewarn faults --full --set development --set validation --set test \
+		--out $(FAULTS) --keep-runs --page docs/benchmark.md
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
 	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations"

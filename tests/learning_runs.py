@@ -193,6 +193,14 @@ def schedule_of_half_the_run(run: Path) -> forewarn.Monitor:
     return it.train(4, 50)
 
 
+def validation_data_of_another_kind(run: Path) -> forewarn.Monitor:
+    """A fifth of the held-out labels is wrong, so their loss is higher and still falls."""
+    it = classifier(run, 64, 64)
+    ((inputs, targets),) = it.held_out
+    it.held_out = [(inputs, torch.where(torch.arange(len(targets)) % 5 == 0, (targets + 1) % 5, targets))]
+    return it.train(2, 40)
+
+
 LEARNING_FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L104": model_without_room,
     "L105": lr_that_moves_nothing,
@@ -205,5 +213,6 @@ LEARNING_FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "E106": epoch_that_moves_nothing,
     "E107": epoch_that_ruins_the_start,
     "E108": schedule_of_half_the_run,
+    "E109": validation_data_of_another_kind,
 }
 """By the code of the rule that must name it first."""

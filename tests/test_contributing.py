@@ -128,7 +128,7 @@ def test_every_path_and_target_that_it_names_exists():
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("what", ["a rule", "a probe", "a metric", "a view", "a command"])
+@pytest.mark.parametrize("what", ["a rule", "a probe", "a metric", "a view", "a command", "a fault"])
 def test_what_can_be_added_is_described_in_numbered_steps(what):
     (section,) = re.findall(rf"^## Add {what}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     numbers = re.findall(r"^(\d)\. ", section, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -81,10 +82,13 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+ELSEWHERE = {"guide": "tests/test_guide.py", "integrations": "tests/integrations"}
+"""Pages whose Python other tests run, because they look at what it prints or need other libraries."""
+
 PYTHON = [
     (page, at, code)
     for page in PAGES
-    if page.parent.name != "guide"  # tests/test_guide.py runs those, and looks at what they print
+    if page.parent.name not in ELSEWHERE and page.stem not in ELSEWHERE
     for at, code in enumerate(blocks(page, "python"))
 ]
 FIRST = {page: code for page, at, code in PYTHON if at == 0 and page.parent.name == "docs"}
@@ -142,6 +146,14 @@ COMMANDS = [
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_commands_of_the_documentation_run(page, line, place):
     arguments = shlex.split(line)[1:]
+    if arguments[0] == "run":  # what it replaces in torch is for a process of its own
+        (place / "package").mkdir()
+        for name in ("train.py", "package/train.py"):
+            (place / name).write_text(files_of(ROOT / "docs" / "run.md")["train.py"])
+        ended = subprocess.run([sys.executable, "-m", "forewarn", *arguments], capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        assert "AdamW, 100 steps, completed" in " ".join(ended.stderr.split())
+        return
     if arguments[:2] == ["train", "multitask"]:
         arguments += ["--epochs", "1", "--samples", "200"]
     elif arguments[0] == "train":

@@ -36,8 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "attach": LOW | {"plan", "config", "measure", "store", "judge", "act", "views", "monitor"},
     "standalone": LOW | {"measure", "judge"},
     "compat": {"standalone", "measure"},
-    "integrations": LOW | {"config", "measure", "store", "judge", "views", "monitor", "attach"},
+    "integrations": LOW | {"plan", "config", "measure", "store", "judge", "views", "monitor", "attach"},
     "lab": LOW | {"config", "measure", "store", "judge", "views", "monitor", "attach", "standalone"},
+    "trainer": {"lab"},
 }
 """What a part may import at any level; the command line may import everything."""
 

@@ -328,7 +328,7 @@ def _run_info(
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
         groups=tuple(_numbers(group) for optimizer in parameter_index.optimizers for group in optimizer.param_groups),
         hyperparameters=dict(config.hyperparameters),
-        every=predicate.every if isinstance(predicate, Schedule) else 1,
+        every=predicate.every if isinstance(predicate, Schedule) else 0,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import operator
 import time
 import weakref
@@ -225,9 +224,10 @@ class Monitor:
         self.clipped(norm, max_norm)
         return norm
 
-    def clipped(self, norm: Tensor | float, max_norm: float) -> None:
+    def clipped(self, norm: Tensor | float | None, max_norm: float) -> None:
         """Report gradients that were clipped elsewhere: their norm before it, which is reused, and the limit.
 
+        If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
         _check_limit(max_norm)
@@ -336,10 +336,10 @@ class Monitor:
         """The end of the run for the views; None if nothing was stored."""
         if self._writer is None:
             return None
-        alerts, losses = self._ledger.ranked(self.alerts), self._curve.points[1]
+        alerts = self._ledger.ranked(self.alerts)
         return RunEnd(
             self._writer.path, verdict(alerts, self._curve.is_falling), exit_code(alerts), self.at, self._num_rules,
-            alerts, losses[0] if len(losses) else math.nan, self.history.series("train/loss").last,
+            alerts, self._curve.first, self.history.series("train/loss").last,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

@@ -271,7 +271,7 @@ class RunInfo(Noun):
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Values the user declared, such as dropout or the number of steps."""
     every: int = 1
-    """Steps between detailed measurements after the dense start."""
+    """Steps between detailed measurements after the dense start; 0 if a function of the user chooses them."""
     dead_unit_window: int = 10
     """Number of consecutive measured steps at zero after which a unit counts as dead."""
     saturation_level: float = 0.99
@@ -348,7 +348,7 @@ class Alert(Noun):
     """The latest finding of the worst severity."""
     remedies: tuple[Remedy, ...] = ()
     announced: Finding | None = None
-    """The finding that made it fire or get worse. It was shown live; the words and remedies describe it."""
+    """The finding that made it fire or get worse, or that of the newest epoch; the words and remedies describe it."""
     headline: str = ""
     """What happened, in words."""
     numbers: str = ""

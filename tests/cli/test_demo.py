@@ -45,6 +45,15 @@ Next
 """How the demo ends, with # for every number."""
 
 
+def test_a_path_that_cannot_be_written_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "forewarn", "demo", "--run", "file/demo"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    assert ended.returncode == 3
+    assert ended.stdout == ""
+    assert "the demo cannot write to file/demo" in ended.stderr
+
+
 def verdict(where: Path, run: str) -> dict[str, object]:
     command = [sys.executable, "-m", "forewarn", "check", run, "--json"]
     found: dict[str, object] = json.loads(

@@ -150,6 +150,19 @@ def test_a_check_at_which_its_optimizer_rests_does_not_count():
     assert tracked((True, ZERO_LR), (True, ZERO_LR), (False, math.nan), (True, ZERO_LR))[-1] is ZERO_LR
 
 
+def test_an_expert_that_rests_now_and_then_is_not_counted_as_frozen_until_it_has_rested_too_long():
+    run = Run("U101")
+    idle = {"update/ratio": 0.0, "update/stopped_by": float(ZERO_GRADIENT)}
+    busy = {"update/ratio": RATIO, "update/stopped_by": float(MOVING)}
+    for check in range(60):
+        experts = {"experts.0.weight": busy if check < 20 and check % 2 == 0 else idle, "experts.1.weight": busy}
+        run.feed({name: {scope: now[name] for scope, now in experts.items()} for name in idle})
+    counts = run.history.series("monitor/frozen_count").values.tolist()
+    since = run.ledger.firing[0].since
+    assert since > 35
+    assert counts == [0.0] * since + [1.0] * (60 - since)
+
+
 def test_counts_stay_with_their_tensor_when_the_model_gets_another():
     tracker = FrozenTracker()
     zero_lr = np.array([ZERO_LR], np.float32)

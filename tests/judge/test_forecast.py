@@ -27,6 +27,15 @@ def test_a_power_law_is_continued():
     assert told.low < told.loss < told.high
 
 
+def test_the_first_loss_stays_the_first_however_long_the_run():
+    curve = power_law(5000)
+    assert curve.first == 7.5
+    assert curve.points[1][0] < 7
+    resumed = LossCurve()
+    resumed.load_state_dict(curve.state_dict())
+    assert resumed.first == 7.5
+
+
 def test_outliers_do_not_move_it():
     curve, spiky = LossCurve(), LossCurve()
     for step in range(1000):

@@ -14,10 +14,10 @@ def history(lr=None, clip=None, norms=()):
     made = History()
     if lr is not None:
         made.append([block(0, "train/lr", lr if isinstance(lr, dict) else {"0": lr})])
-    if clip is not None:
-        made.append([block(0, "train/clip", clip)])
     for step, norm in enumerate(norms):
         made.append([block(step, "gradient/global_norm", norm)])
+    if clip is not None:
+        made.append([block(max(0, len(norms) - 1), "train/clip", clip)])
     return made
 
 
@@ -75,6 +75,92 @@ def test_gradients_are_clipped_at_the_usual_norm_of_the_run():
     assert said(remedies.clip_gradient()) == "clip_gradient max_norm 1"
     always_large = history(norms=[500.0] * 50)
     assert said(remedies.clip_gradient(), always_large, finding(bound=100.0)) == "clip_gradient max_norm 1"
+
+
+def test_a_limit_that_the_loop_no_longer_clips_to_is_not_quoted():
+    past = history(clip=1.0, norms=[0.7] * 50)
+    past.append([block(50, "gradient/global_norm", 0.7)])
+    assert said(remedies.clip_gradient(), past) == "clip_gradient max_norm 0.7"
+
+
+BODY, HEAD = "body.0.weight", "head.weight"
+PARAMETERS = {
+    name: ParameterInfo((8, 8), "Linear.weight", "float32", group, True) for group, name in enumerate((BODY, HEAD))
+}
+GROUPS = (
+    {"lr": 1e-3, "weight_decay": 0.1, "beta2": 0.999},
+    {"lr": 0.0, "initial_lr": 5e-3, "weight_decay": 0.0, "beta2": 0.95},
+)
+
+
+@pytest.mark.parametrize(
+    ("prescription", "scope", "do"),
+    [
+        (remedies.raise_lr(10.0), HEAD, "Set the learning rate of group 1 back to 0.005"),
+        (remedies.raise_lr(10.0), BODY, "Raise the learning rate of group 0 from 0.001 to 0.01"),
+        (remedies.raise_lr(10.0), "body", "Raise the learning rate of group 0 from 0.001 to 0.01"),
+        (remedies.lower_lr(0.5), BODY, "Lower the learning rate of group 0 from 0.001 to 0.0005"),
+        (remedies.lower_lr(0.5), HEAD, None),
+        (remedies.lower_lr(0.5), "",
+         "Lower the learning rate from 0.001 to 0.0005, and that of the other groups by the same factor"),
+        (remedies.raise_lr(1.0, scope_is_group=True), "1", "Set the learning rate of group 1 back to 0.005"),
+        (remedies.warm_up(), BODY, "Warm up the learning rate of group 0 to 0.001 over 121 steps"),
+        (remedies.warm_up(), HEAD, "Warm up the learning rate of group 1 to 0 over 40 steps"),
+        (remedies.lower_weight_decay(0.1), BODY, "Lower the weight decay of group 0 from 0.1 to 0.01"),
+        (remedies.lower_weight_decay(0.1), HEAD, None),
+        (remedies.exempt_from_decay(), BODY, "Exclude body.0.weight from weight decay"),
+        (remedies.exempt_from_decay(), HEAD, None),
+        (remedies.lower_beta2(), HEAD, None),
+        (remedies.lower_beta2(), BODY, "Lower beta2 of group 0 from 0.999 to 0.95"),
+    ],
+)  # fmt: skip
+def test_the_numbers_are_those_of_the_group_that_holds_the_scope(prescription, scope, do):
+    past = history(lr={"0": 1e-3, "1": 0.0})
+    remedy = prescription(finding(scope=scope), past, RunInfo(groups=GROUPS, parameters=PARAMETERS))
+    assert (remedy and remedy.do) == do
+
+
+def test_a_group_is_named_only_if_the_groups_differ():
+    groups, parameters = ({"lr": 1e-3, "initial_lr": 1e-3}, {"lr": 1e-3, "initial_lr": 5e-3}), PARAMETERS
+    alike = history(lr={"0": 1e-3, "1": 1e-3})
+    remedy = remedies.lower_lr(0.5)(finding(scope=HEAD), alike, RunInfo(groups=groups, parameters=parameters))
+    assert remedy.do == "Lower the learning rate from 0.001 to 0.0005"
+    both_at_zero = history(lr={"0": 0.0, "1": 0.0})
+    remedy = remedies.raise_lr(10.0)(finding(scope=HEAD), both_at_zero, RunInfo(groups=groups, parameters=parameters))
+    assert remedy.do == "Set the learning rate of group 1 back to 0.005"
+
+
+def test_a_group_that_began_at_zero_gets_the_rate_of_the_others():
+    groups = (GROUPS[0], {"lr": 0.0})
+    remedy = remedies.raise_lr(10.0)(
+        finding(scope=HEAD), history(lr={"0": 1e-4, "1": 0.0}), RunInfo(groups=groups, parameters=PARAMETERS)
+    )
+    assert remedy.do == "Set the learning rate of group 1 to 0.001, as in the other groups"
+
+
+def test_a_parameter_of_an_unknown_group_gets_a_number_only_if_all_groups_share_it():
+    later = {HEAD: ParameterInfo((8, 8), "Linear.weight", "float32", None, False)}
+    found = finding(scope=HEAD)
+    different = said(remedies.lower_lr(0.5), history(lr={"0": 1e-3, "1": 4e-3}), found, parameters=later)
+    assert different == "lower_lr factor 0.5"
+    alike = said(remedies.lower_lr(0.5), history(lr={"0": 1e-3, "1": 1e-3}), found, parameters=later)
+    assert alike == "lower_lr 0.001 → 0.0005"
+
+
+def test_a_jump_of_one_group_is_taken_back_in_that_group():
+    jumped = finding(lr_before=1e-4, lr_after=3e-3, group="1")
+    remedy = remedies.restore_lr()(jumped, history(lr={"0": 1e-2, "1": 3e-3}), RunInfo())
+    assert remedy.do == "Set the learning rate of group 1 back to 0.0001"
+    assert remedy.parameters == {"from": 3e-3, "to": 1e-4, "group": "1"}
+
+
+def test_what_changed_during_the_run_is_quoted_as_it_is_now():
+    past = history()
+    past.append([block(0, "train/weight_decay", {"0": 0.01}), block(0, "train/beta2", {"0": 0.999})])
+    assert said(remedies.raise_weight_decay(), past, groups=GROUPS) == "raise_weight_decay 0.01 → 0.1"
+    past.append([block(9, "train/weight_decay", {"0": 0.1}), block(9, "train/beta2", {"0": 0.9})])
+    assert said(remedies.raise_weight_decay(), past, groups=GROUPS) == "raise_weight_decay 0.1 → 0.2"
+    assert said(remedies.lower_beta2(), past, groups=GROUPS) is None
 
 
 def test_the_way_back_leads_to_before_the_trouble_began():

@@ -85,6 +85,9 @@ def test_it_adjusts_only_if_it_may_and_once_for_one_finding(tmp_path, capsys):
     callback = PostEpochEvaluationCallback(None, auto_adjust=True)
     adjusted = by_heart(tmp_path / "adjusted", callback)
     assert adjusted.optimizer.param_groups[0]["weight_decay"] == 0.1
+    printed = capsys.readouterr().err
+    after = printed[printed.rindex("weight decay from 0.01 to 0.1") :]
+    assert "Raise the weight decay from 0.1 to 0.2" in after, "advice goes by what the decay is now"
     findings = [(action.code, action.action) for action in callback.adjustments]
     assert findings.count(("E101", "raise_weight_decay")) == 1
     with forewarn.open_run(adjusted.config.directory / "run") as run:

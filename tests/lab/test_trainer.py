@@ -455,6 +455,14 @@ def test_the_monitor_takes_a_config_and_settings_of_the_trainer_that_were_change
     assert TrainerConfig(exploding_grad_threshold=5e3).monitor_config({}).thresholds.exploding_gradient.critical == 5e3
 
 
+def test_the_trainer_is_found_under_the_name_that_people_look_for():
+    import forewarn.trainer
+    from forewarn import lab
+
+    assert forewarn.trainer.__all__ == lab.__all__
+    assert all(getattr(forewarn.trainer, name) is getattr(lab, name) for name in lab.__all__)
+
+
 def test_every_event_is_called_in_order_and_counts_from_0(tmp_path):
     class Events(TrainerCallback):
         def __init__(self):

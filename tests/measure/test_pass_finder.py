@@ -151,7 +151,7 @@ def test_a_player_whose_gradients_are_never_cleared_is_still_reported(tmp_path):
     assert "G109" in codes(monitor)
 
 
-def test_a_critic_that_steps_more_often_does_not_look_like_forgotten_gradients(tmp_path):
+def test_a_generator_that_steps_less_often_has_neither_forgotten_gradients_nor_frozen_weights(tmp_path):
     generator, critic = stack(4, 16, 8), stack(8, 16, 1)
     of_generator, of_critic = (torch.optim.Adam(model.parameters(), 1e-4) for model in (generator, critic))
     monitor = forewarn.watch(
@@ -169,6 +169,7 @@ def test_a_critic_that_steps_more_often_does_not_look_like_forgotten_gradients(t
             of_generator.step()
         monitor.step(loss)
     assert "G109" not in codes(monitor)
+    assert not [alert for alert in monitor.alerts if alert.code == "U101" and alert.scope.startswith("G.")]
 
 
 def train_supervised(model, monitor, optimizer, steps=40, clip=None, factor=lambda step: 1.0):
@@ -186,18 +187,18 @@ def train_supervised(model, monitor, optimizer, steps=40, clip=None, factor=lamb
     return norms
 
 
-@pytest.mark.parametrize("kind", [WithoutForward, HeadOutside, lambda: Functional(8, 3)])
-def test_the_norm_is_true_whatever_the_loop_calls(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "first"), [(WithoutForward, 0), (HeadOutside, 0), (lambda: Functional(8, 3), 1)])
+def test_the_norm_is_true_whatever_the_loop_calls(tmp_path, kind, first):
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = forewarn.watch(model, optimizer, tmp_path / "run", views=[])
     norms = train_supervised(model, monitor, optimizer, clip=0.1)
-    assert read(monitor, "gradient/global_norm")[1:] == pytest.approx(norms[1:], rel=1e-5)
+    assert read(monitor, "gradient/global_norm")[first:] == pytest.approx(norms[first:], rel=1e-5)
     assert codes(monitor) == set()
 
 
 def test_a_first_step_whose_pass_was_missed_is_marked_as_read_after_clipping(tmp_path):
-    model = WithoutForward()
+    model = Functional(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = forewarn.watch(model, optimizer, tmp_path / "run", views=[])
     train_supervised(model, monitor, optimizer, steps=3, clip=0.1)
@@ -215,6 +216,7 @@ def test_the_modules_that_do_run_are_found_and_their_activations_read(tmp_path):
     train_supervised(model, monitor, optimizer, steps=3)
     monitor.close()
     with forewarn.open_run(monitor.path) as run:
+        assert run.series("activation/mean", "encoder.2").steps.tolist() == [0, 1, 2]
         assert run.series("activation/mean", "encoder.2").values[-1] == pytest.approx(seen[model.encoder], rel=1e-4)
         assert run.series("activation/mean", "decoder").values[-1] == pytest.approx(seen[model.decoder], rel=1e-4)
 
@@ -379,3 +381,18 @@ def test_a_compiled_optimizer_step_is_seen_and_has_no_more_graph_breaks_than_wit
     assert breaks[0] == breaks[1]
     assert codes(monitor) == set()
     assert all(ratio > 0 for ratio in read(monitor, "update/ratio", "0.weight"))
+
+
+def test_the_mode_of_the_model_counts_and_not_that_of_its_wrapper(tmp_path):
+    model = nn.DataParallel(stack(8, 16, 3))
+    model.eval()
+    model.module.train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = forewarn.watch(model, optimizer, tmp_path / "run", views=[])
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+    assert len(read(monitor, "activation/mean", "0")) == 2

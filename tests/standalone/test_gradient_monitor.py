@@ -21,6 +21,16 @@ def model():
     return made
 
 
+def test_the_frequency_may_have_its_short_name(model):
+    shown = []
+    monitor = forewarn.GradientMonitor(log_freq=2, verbose=True, show=shown.append)
+    for epoch in range(4):
+        monitor.update(epoch, model)
+    assert len(shown) == 2
+    with pytest.raises(TypeError, match="log_frequency and log_freq are the same"):
+        forewarn.GradientMonitor(log_freq=2, log_frequency=2)
+
+
 def test_statistics_are_those_of_all_values_together(model):
     values = np.concatenate([each.grad.double().numpy().reshape(-1) for each in model.parameters()])
     norms = [np.linalg.norm(each.grad.double().numpy()) for each in model.parameters()]

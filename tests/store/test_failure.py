@@ -164,6 +164,12 @@ def test_a_path_that_is_a_file_is_refused(tmp_path, write):
         write()
 
 
+def test_a_link_to_nothing_is_not_taken_for_a_run(tmp_path, write):
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(NotADirectoryError, match="run is a link to nothing; a run needs a directory"):
+        write()
+
+
 def test_the_run_may_be_removed_while_it_is_written(tmp_path, write):
     writer, rows = write(), training(30)
     append_all(writer, rows[:10])

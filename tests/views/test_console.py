@@ -165,6 +165,11 @@ def test_a_run_is_announced_in_one_line(stream: io.StringIO) -> None:
     )
 
 
+def test_steps_that_a_function_chooses_are_not_called_every_step(stream: io.StringIO) -> None:
+    AlertLines(stream).begin(RunStart(Path("runs/a"), replace(INFO, every=0), 59))
+    assert " · detail on the steps you chose · " in stream.getvalue()
+
+
 def ending(*alerts: Alert, code: int = 0) -> RunEnd:
     return RunEnd(Path("runs/a"), ("healthy", "warnings", "critical")[code], code, 500, 59, alerts, 2.3, 0.004)
 

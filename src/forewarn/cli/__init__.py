@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import click
@@ -31,6 +31,9 @@ SECTIONS = {
         "demo": "forewarn demo",
         "train": "forewarn train lm --max-steps 200 --weight-monitor",
     },
+    "Watch a script": {
+        "run": "forewarn run train.py --lr 0.001",
+    },
     "Judge a run": {
         "check": "forewarn check runs/demo",
         "show": "forewarn show runs/demo --scope attention --step 180",
@@ -46,6 +49,9 @@ SECTIONS = {
     },
     "Measure the cost": {
         "bench": "forewarn bench --workload mymodel:make",
+    },
+    "Measure the rules": {
+        "faults": "forewarn faults --quick",
     },
 }
 """Every command with an example, in the order in which a newcomer needs them."""
@@ -112,22 +118,33 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show ✓ must not crash the command
-            with contextlib.suppress(OSError, ValueError):
-                stream.reconfigure(errors="replace")
-    code = _run(arguments)
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    handlers = [stream.errors for stream in streams]
+    _set_errors(streams, ["replace"] * len(streams))  # a terminal that cannot show ✓ must not crash the command
+    outcome = _run(arguments)
+    if callable(outcome):  # a script: its streams and its exceptions are its own
+        _set_errors(streams, handlers)
+        outcome()
+        sys.exit()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # `forewarn ls | head -1`: discard the rest and keep the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    sys.exit(outcome)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _set_errors(streams: Sequence[io.TextIOWrapper], handlers: Sequence[str | None]) -> None:
+    """Set what the streams do with characters that they cannot encode."""
+    for stream, errors in zip(streams, handlers, strict=True):
+        with contextlib.suppress(OSError, ValueError):
+            stream.reconfigure(errors=errors)
+
+
+def _run(arguments: Sequence[str] | None) -> int | Callable[[], None]:
+    """The exit code of a command, or what remains to be called outside of the guard."""
     try:
         code = cli.main(arguments, prog_name="forewarn", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return code if isinstance(code, int) or callable(code) else 0
     except click.ClickException as error:
         _tell(error)
         return USAGE_ERROR if isinstance(error, click.UsageError) else error.exit_code

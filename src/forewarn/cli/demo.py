@@ -77,6 +77,10 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
         raise Failure("forewarn demo trains a model and needs torch: pip install 'forewarn[torch]'") from error
     console = output()
     path = new_directory(run)
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:  # before a minute of training, not after it
+        raise Failure(f"the demo cannot write to {path}: {error.strerror}; choose another path with --run") from error
     fault_at = int(steps * FAULT_SHARE) if fault == "lr-growth" else None
     _introduce(console, steps, fault_at)
     course = _train(path, steps, fault_at, seed, [LiveView(steps, every=50, console=console, leave=False)])

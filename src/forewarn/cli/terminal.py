@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -59,29 +59,29 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def output() -> Console:
-    """Standard output. If it is not a terminal, its width is COLUMNS, or else enough for a table."""
+def output(stderr: bool = False) -> Console:
+    """Standard output, or standard error. If it is not a terminal, it is COLUMNS or else wide enough for a table."""
     from forewarn.views.console import plain_console
 
     columns = os.environ.get("COLUMNS", "")
     if not (columns.isascii() and columns.isdigit() and int(columns) > 0):
         os.environ.pop("COLUMNS", None)  # rich would accept 0 and ²
         columns = ""
-    console = plain_console()
+    console = plain_console(stderr=stderr)
     if not console.is_terminal and not columns:
         console.width = PLAIN_WIDTH
     return console
 
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
-    """Print to standard output, without trailing spaces if it is not a terminal."""
+    """Print to standard output or another console, without trailing spaces if it is not a terminal."""
     console = console or output()
     if console.is_terminal and not console.options.ascii_only:
         console.print(*parts, sep="\n")
         return
     with console.capture() as captured:
         console.print(*parts, sep="\n")
-    _write("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    _write("\n".join(line.rstrip() for line in captured.get().splitlines()), console.file)
 
 
 @contextlib.contextmanager
@@ -182,11 +182,12 @@ def print_json(value: Any) -> None:
     _write(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
-def _write(text: str) -> None:
+def _write(text: str, stream: IO[str] | None = None) -> None:
     from forewarn.views.wording import fit_for
 
+    stream = stream or sys.stdout
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe; click would exit with 1
-        click.echo(fit_for(sys.stdout, text))
+        click.echo(fit_for(stream, text), file=stream)
 
 
 def _plain(value: Any) -> Any:

@@ -79,6 +79,14 @@ def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) ->
     return Group(*parts, _checklist(diagnosis), Text(), commands)
 
 
+def as_summary(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
+    """One of many runs: the verdict, and the command that shows the rest."""
+    check = shlex.join(
+        ["forewarn", "check", str(run.path), *(word for name in rule_modules for word in ("--rules", name))]
+    )
+    return Group(heading(run), _summary(diagnosis), *([Text(f"  {literal(check)}")] if diagnosis.alerts else []))
+
+
 def _not_judged(diagnosis: Diagnosis) -> str:
     """Which rules judged the run live but are missing here, what to do, and whether their alerts count."""
     missing = diagnosis.not_judged

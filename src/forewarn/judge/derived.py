@@ -11,7 +11,7 @@ import numpy as np
 from forewarn.judge.epochs import is_plateau
 from forewarn.judge.history import Derivation, History
 from forewarn.judge.rules.evaluation import ValidationPlateau
-from forewarn.judge.rules.frozen import FrozenWeight
+from forewarn.judge.rules.frozen import FrozenWeight, resting
 from forewarn.judge.rules.gradients import ExplodingGradient, VanishingGradient
 from forewarn.judge.series import Bools, aligned
 from forewarn.types import Block, FrozenCause, Values
@@ -95,7 +95,11 @@ class FrozenCauses(Derivation):
             still[:] = True
         causes = self._tracker.update(stopped.scopes, still, stopped.values, self._settings.patience)
         yield replace(stopped, name="update/frozen_cause", values=causes)
-        yield _count("monitor/frozen_count", causes > _ON_PURPOSE, stopped)
+        frozen = causes > _ON_PURPOSE
+        if frozen.any():
+            now_and_then = resting(causes, stopped.scopes, history.panel("update/ratio"), self._settings)
+            frozen &= [scope not in now_and_then for scope in stopped.scopes]
+        yield _count("monitor/frozen_count", frozen, stopped)
 
     def state_dict(self) -> dict[str, Any]:
         return self._tracker.checks

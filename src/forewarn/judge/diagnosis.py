@@ -11,7 +11,7 @@ from forewarn.judge.epochs import Epoch, epochs
 from forewarn.judge.forecast import LossCurve
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.rules.evaluation import Overfitting, SlowImprovement, ValidationPlateau
+from forewarn.judge.rules.evaluation import GeneralizationGap, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
 from forewarn.standing import HEALTHY, VERDICTS, exit_code, verdict
 from forewarn.store import Run
@@ -81,7 +81,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
         epochs=epochs(
             partial(_stored, run),
             poor=rule_set.settings_of(SlowImprovement).improvement,
-            severe=rule_set.settings_of(Overfitting).gap,
+            severe=rule_set.settings_of(GeneralizationGap).gap,
             change=rule_set.settings_of(ValidationPlateau).change,
             window=rule_set.settings_of(ValidationPlateau).window,
         ),

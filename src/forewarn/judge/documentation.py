@@ -16,7 +16,7 @@ from forewarn.judge.families import Family
 from forewarn.judge.history import History
 from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule
-from forewarn.types import Block, Finding, FrozenCause, ParameterInfo, Remedy, RunInfo, Severity, in_words
+from forewarn.types import Block, Finding, ParameterInfo, Remedy, RunInfo, Severity, in_words
 
 _MADE = "<!-- Made by `python -m forewarn.judge.documentation docs/rules`. Edit the rule, not this page. -->"
 
@@ -128,14 +128,12 @@ def sample_remedies(rule: Rule) -> list[tuple[Remedy, str]]:
     )
     remedies: list[tuple[Remedy, str]] = []
     for prescription in rule.remedies:
-        for cause in FrozenCause:
-            evidence: dict[str, float | str] = {"cause": cause.name.lower(), "ratio": 5.0}
-            evidence |= {"dominating": "pointer", "starved": "type"}
-            finding = Finding(rule.code, _SAMPLE_SCOPE, _SAMPLE_STEP, Severity.WARNING, 5.0, 1.0, evidence)
-            remedy = prescription(finding, history, info)
-            if remedy is not None:
-                remedies.append((remedy, "" if cause is FrozenCause.MOVING else cause.name.lower()))
-                break
+        cause = getattr(prescription, "cause", "")
+        evidence = {"cause": cause, "ratio": 5.0, "dominating": "pointer", "starved": "type"}
+        finding = Finding(rule.code, _SAMPLE_SCOPE, _SAMPLE_STEP, Severity.WARNING, 5.0, 1.0, evidence)
+        remedy = prescription(finding, history, info)
+        if remedy is not None:
+            remedies.append((remedy, cause))
     return remedies
 
 

@@ -69,11 +69,15 @@ class LossCurve:
         self._means: list[float] = []
         self._ends: list[int] = []
         self._waiting: list[float] = []
+        self.first = math.nan
+        """The first loss."""
 
     def append(self, step: int, loss: float) -> None:
         """Add one loss."""
         if self._finite_only and not math.isfinite(loss):
             return
+        if not self.num_losses:
+            self.first = loss
         self._waiting.append(loss)
         if len(self._waiting) == self._width:
             self._means.append(sum(self._waiting) / self._width)
@@ -137,12 +141,17 @@ class LossCurve:
         return begun if begun > level + _CLEAR * noise else -np.inf
 
     def state_dict(self) -> dict[str, Any]:
-        return {"width": self._width, "means": self._means, "ends": self._ends, "waiting": self._waiting}
+        return {
+            "width": self._width, "means": self._means, "ends": self._ends, "waiting": self._waiting,
+            "first": self.first,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._width = int(state["width"])
         self._means, self._waiting = ([float(value) for value in state[name]] for name in ("means", "waiting"))
         self._ends = [int(end) for end in state["ends"]]
+        earliest = [*self._means[:1], math.nan]  # states of earlier versions have no first loss
+        self.first = float(state.get("first", earliest[0]))
 
 
 @dataclass(frozen=True, slots=True)

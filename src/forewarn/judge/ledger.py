@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from forewarn.judge.families import Phase
+from forewarn.judge.families import Family, Phase
 from forewarn.judge.headlines import Telling, tell
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
@@ -107,7 +107,9 @@ class Ledger:
         news = alert.state is AlertState.FIRING and (
             before is None or before.state is AlertState.PENDING or alert.severity > before.severity
         )
-        if news:
+        # Each epoch is shown with its advice, so an open alert about epochs speaks of the newest one.
+        is_new_epoch = alert.state is AlertState.FIRING and rule.family is Family.EVALUATION and worst is finding
+        if news or is_new_epoch:
             alert = dataclasses.replace(
                 alert, announced=worst, remedies=prescribe(rule, worst, history, info),
                 **_told(rule, worst, info)._asdict(),

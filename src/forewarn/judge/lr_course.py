@@ -18,6 +18,8 @@ class Jump:
     step: int
     before: float
     after: float
+    group: str
+    """The group whose rate this is; empty if several groups jumped, of which this is the highest, or there is one."""
 
 
 class JumpBounds(Protocol):
@@ -155,8 +157,11 @@ def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
 
 def _last(lr: Panel, jumps: Bools) -> Jump | None:
     """The last True among the newest rows of `_jumps`."""
-    rows, groups = np.nonzero(jumps)
+    rows = np.flatnonzero(jumps.any(axis=1))
     if not len(rows):
         return None
     row = len(lr) - len(jumps) + int(rows[-1])
-    return Jump(int(lr.steps[row]), float(lr.values[row - 1, groups[-1]]), float(lr.values[row, groups[-1]]))
+    jumped = np.flatnonzero(jumps[rows[-1]])
+    highest = jumped[np.argmax(lr.values[row, jumped])]
+    group = lr.scopes[highest] if len(jumped) == 1 < len(lr.scopes) else ""
+    return Jump(int(lr.steps[row]), float(lr.values[row - 1, highest]), float(lr.values[row, highest]), group)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Epoch, Patience, epochs
-from forewarn.judge.gradient_tally import EXPLODING, VANISHING
+from forewarn.judge.gradient_tally import EXPLODING, VANISHING, also_named
 from forewarn.standalone.gradient_monitor import GradientMonitor
 from forewarn.types import Action
 from forewarn.views.console import plain_console, print_lines
@@ -119,8 +119,10 @@ class GradientMonitorCallback(Callback):
     """Follows the gradients with a `forewarn.GradientMonitor`: a line every so many steps, and a summary at the end.
 
     It reads gradients before they are clipped. Both go to standard error; without `verbose` there is only the summary.
+    `log_frequency` may be called `log_freq`.
     """
 
+    @also_named(log_freq="log_frequency")
     def __init__(
         self,
         log_frequency: int = 100,
@@ -188,6 +190,7 @@ class PostEpochEvaluationCallback(Callback):
         thresholds = dataclasses.replace(
             bounds,
             overfitting=_replaced(bounds.overfitting, gap=self._gap_threshold),
+            generalization_gap=_replaced(bounds.generalization_gap, gap=self._gap_threshold),
             slow_improvement=_replaced(bounds.slow_improvement, improvement=threshold),
             validation_plateau=_replaced(bounds.validation_plateau, change=threshold, window=self._plateau_window),
         )
@@ -198,7 +201,7 @@ class PostEpochEvaluationCallback(Callback):
         assert monitor is not None
         bounds = monitor.config.thresholds
         judged = epochs(
-            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.overfitting.gap,
+            monitor.history.series, poor=bounds.slow_improvement.improvement, severe=bounds.generalization_gap.gap,
             change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
         )  # fmt: skip
         is_new = judged and judged[-1].number == trainer.epoch + 1 and judged[-1].step == trainer.step - 1

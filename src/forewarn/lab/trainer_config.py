@@ -71,7 +71,7 @@ class TrainerConfig(Settings):
     enable_ema_loss: bool = True
     """Whether the moving average of the loss is recorded and shown."""
     ema_decay: float = between(0.99, 0.0, 0.99999)
-    """`ema = decay · ema + (1 − decay) · loss`."""
+    """The weight of the old value: `ema = decay · ema + (1 − decay) · loss`."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the model and the run (dropout, width, depth); remedies use it for their numbers."""
     tensorboard: bool = False

@@ -18,7 +18,7 @@ from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
 from forewarn.measure.forward import ForwardPass, differentiable, reaching
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
-from forewarn.measure.module_hooks import ModuleHooks, is_transformed
+from forewarn.measure.module_hooks import ModuleHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
@@ -86,7 +86,7 @@ class Loop:
 
     def attach(self) -> None:
         """Register the permanent hooks on the model and its optimizers; if one is refused, the others still work."""
-        self._finder.attach()
+        self._finder.attach(() if self._parameter_index is None else self._parameter_index.parameters)
         for index, optimizer in enumerate(self._optimizers):
             for register, event in (
                 ("register_step_pre_hook", "before_update"),
@@ -96,6 +96,11 @@ class Loop:
                     self._hooks.put(optimizer, register, self._stepper(event, index))
                 except Exception as error:
                     self.hook_failed(error)
+
+    def search(self) -> None:
+        """Look for the modules that the loop calls from its first step on, if it may not call the model itself."""
+        if self._parameter_index is not None:
+            self._finder.search(self._parameter_index.parameters)
 
     @property
     def measured(self) -> bool:
@@ -256,7 +261,7 @@ class Loop:
             return
         with self.stopwatch:
             self._end_forward(None)
-            if self.step.measured and module.training and torch.is_grad_enabled() and not is_transformed():
+            if self.step.measured and self._finder.is_training(module):
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
@@ -284,7 +289,7 @@ class Loop:
         if self._forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
-        if not (module.training and torch.is_grad_enabled()) or "backward" in self.failures or is_transformed():
+        if not self._finder.is_training(module) or "backward" in self.failures:
             return
         if not self.step.measured and not self._is_heeded():
             return

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.hooks import Hooks
-from forewarn.measure.module_hooks import is_first_forward
-from forewarn.measure.module_tree import Tree, models_in
+from forewarn.measure.module_hooks import is_first_forward, is_transformed
+from forewarn.measure.module_tree import Tree, models_in, unwrapped
 
 _SEARCH_STEPS = 3
 """Number of steps that a search lasts: the phases of a loop may alternate."""
@@ -51,7 +51,8 @@ class PassFinder:
         self._models = models_in(model)
         self._begins, self._ended, self._reached, self._failed = begins, ended, reached, failed
         self._entries = Hooks(failed, traced=True)
-        self._is_entry: set[int] = set()
+        self._own: dict[int, nn.Module] = {}
+        """By the id of an entry point: the user's own module in it, whose mode counts."""
         self._candidates = Hooks(failed, traced=True)
         self._parameters = Hooks(failed, traced=True)
         self._explained: dict[int, weakref.ref[Tensor]] = {}
@@ -62,9 +63,16 @@ class PassFinder:
         self.inside: nn.Module | None = None
         """The entry point that runs now."""
 
-    def attach(self) -> None:
+    def attach(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Put hooks on the watched models. One without a `forward` can only be called in parts: the search begins."""
         for module in self._models:
             self._enter(module)
+        if any(type(own).forward is nn.Module.forward for own in self._own.values()):
+            self.search(parameters)
+
+    def is_training(self, module: nn.Module) -> bool:
+        """Whether a pass through this entry point is measured: a wrapper such as DDP may keep another mode."""
+        return self._own[id(module)].training and torch.is_grad_enabled() and not is_transformed()
 
     def remove(self) -> None:
         for hooks in (self._entries, self._candidates, self._parameters):
@@ -109,7 +117,7 @@ class PassFinder:
         self._searches += 1
         self._steps_left = _SEARCH_STEPS + 1  # the current step is nearly over
         for module in self._tree.hookable.values():
-            if id(module) not in self._is_entry:
+            if id(module) not in self._own:
                 self._put(self._candidates, module, "register_forward_pre_hook", self._called, with_kwargs=True)
         hooked = {id(hook.owner) for hook in self._parameters}
         for parameter in parameters:
@@ -119,12 +127,12 @@ class PassFinder:
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module was called: it is an entry point if no other is running."""
         is_training = module.training and torch.is_grad_enabled() and is_first_forward()
-        if self.inside is None and is_training and id(module) not in self._is_entry:
+        if self.inside is None and is_training and id(module) not in self._own:
             self._enter(module)
             self._begins(module, args, kwargs)
 
     def _enter(self, module: nn.Module) -> None:
-        self._is_entry.add(id(module))
+        self._own[id(module)] = unwrapped(module)
         self._put(self._entries, module, "register_forward_pre_hook", self._begins, with_kwargs=True)
         self._put(self._entries, module, "register_forward_hook", self._ended, always_call=True)
 

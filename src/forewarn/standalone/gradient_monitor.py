@@ -84,9 +84,10 @@ class GradientMonitor:
 
     It measures on every `log_frequency`-th epoch and waits for the result. To watch a whole run without waiting, use
     `forewarn.watch`. With `verbose` it passes a line to `show` each time. If you count something other than epochs,
-    such as steps, name it in `unit`.
+    such as steps, name it in `unit`. `log_frequency` may be called `log_freq`.
     """
 
+    @also_named(log_freq="log_frequency")
     def __init__(
         self,
         log_frequency: int = 10,

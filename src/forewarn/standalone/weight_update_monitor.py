@@ -119,7 +119,7 @@ class WeightUpdateMonitor:
         if not self._sampler.remembers:
             raise RuntimeError("check_updates compares with check_gradients; call that before optimizer.step()")
         order, sums = self._sampler.moved(parameter_index.parameters)
-        ratios, norms = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
+        ratios, norms, _ = update_ratios(order, [on_host(part) for part in sums], self._sampler.shares)
         still = np.isfinite(ratios) & (ratios <= self._frozen)
         causes = self._tracker.update(
             parameter_index.names, still, self._stopped_by(parameter_index, still), self._patience

@@ -56,8 +56,9 @@ class RunWriter:
         self._process = os.getpid()
         self._numbering = Numbering()
         self._claim = Claim()
-        if os.path.exists(self.path) and not os.path.isdir(self.path):  # unlike the methods of Path, these never raise
-            raise NotADirectoryError(f"{self.path} is a file; a run needs a directory, so name another path with run=")
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):  # unlike the methods of Path, these never raise
+            what = "a file" if os.path.exists(self.path) else "a link to nothing"
+            raise NotADirectoryError(f"{self.path} is {what}; a run needs a directory, so name another path with run=")
         begin: Begin
         if resume_at is None:
             begin = partial(_create, self.path, info, config, self._numbering, self._claim)

@@ -224,7 +224,7 @@ def alert_lines(step: int, group: AlertGroup) -> list[Line]:
 def start_lines(start: RunStart) -> list[Line]:
     """What is watched, how often it is measured, and where it is stored."""
     every = start.info.every
-    detail = "detail on every step" if every == 1 else f"detail every {every} steps"
+    detail = {0: "detail on the steps you chose", 1: "detail on every step"}.get(every, f"detail every {every} steps")
     place = f"stored in {short(str(start.path))}"
     if start.instead_of is not None:
         place += f", because {short(str(start.instead_of))} already holds a run"

@@ -122,8 +122,10 @@ def test_nothing_is_judged_at_the_very_start():
 def test_each_state_is_named_and_what_is_meant_is_not_reported():
     row = {state.name.lower(): float(state) for state in BatchNormState}
     run = fed("A105", [{"activation/batchnorm_state": row}] * 2)
-    assert {alert.scope: alert.finding.evidence["state"] for alert in run.ledger.alerts} == {
+    assert {alert.scope: alert.finding.evidence["cause"] for alert in run.ledger.alerts} == {
         "in_evaluation": "in_evaluation",
         "stands_still": "stands_still",
     }
+    first = {alert.scope: alert.remedies[0].action for alert in run.ledger.alerts}
+    assert first == {"in_evaluation": "call_train", "stands_still": "set_momentum"}
     assert all(dataclasses.asdict(alert)["remedies"] for alert in run.ledger.alerts)

@@ -1,6 +1,8 @@
 """Rules about what does not move: a frozen weight is named with its cause, one that is meant to be is not."""
 
 import pytest
+import torch
+from torch import nn
 
 from forewarn.types import FrozenCause, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
@@ -93,3 +95,30 @@ def test_a_forgotten_step_is_seen_with_a_scaler_too():
     for skipped in (1.0, 0.0, 0.0, 0.0):
         run.feed({"update/optimizer_steps": 0.0, "update/skipped": skipped})
     assert run.ledger.firing
+
+
+@pytest.mark.parametrize(
+    ("head", "do"),
+    [
+        ({"lr": 0.0}, "Set the learning rate of group 1 to 0.001, as in the other groups"),
+        ({"lr": 0.0, "initial_lr": 0.02}, "Set the learning rate of group 1 back to 0.02"),
+    ],
+)
+def test_a_group_without_a_learning_rate_is_not_told_the_rate_of_another(head, do, watch):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    optimizers = [
+        torch.optim.AdamW(model["body"].parameters(), lr=1e-3),
+        torch.optim.SGD([{"params": model["head"].parameters(), **head}], lr=0.1),
+    ]
+    monitor = watch(model, optimizers)
+    for _ in range(5):
+        loss = model["head"](model["body"](torch.ones(2, 4))).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.step(loss)
+    alerts = [alert for alert in monitor.firing if alert.code == "U101"]
+    assert {alert.scope for alert in alerts} == {"head.weight", "head.bias"}
+    assert {alert.remedies[0].do for alert in alerts} == {do}

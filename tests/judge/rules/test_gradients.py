@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+import forewarn
 from forewarn.types import AlertState, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
+from tests.real_runs import loss_of, make_mlp
 
 LAYERS = ("first.weight", "second.weight", "last.weight")
 KNOWN = info(*LAYERS, vectors=["first.bias"])
@@ -188,3 +191,109 @@ def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
         run.feed({"gradient/global_norm": float(value), "train/loss": float(loss) + shift})
     run.feed({"gradient/global_norm": 500.0, "train/loss": -1.0 + shift})
     assert run.ledger.firing[0].severity is Severity.WARNING
+
+
+def changed_run(run, change, *, accumulate=1, steps=12, scaler=None, lr=1e-3):
+    """A run whose loop does something to the gradients between the backward pass and the optimizer step."""
+    torch.manual_seed(0)
+    model, batches, _ = make_mlp(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with forewarn.watch(model, optimizer, run, every=1, views=[]) as monitor:
+        for _ in range(steps):
+            for _ in range(accumulate):
+                loss = loss_of(model, *next(batches))
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            change(model, optimizer)
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+            if scaler is not None:
+                scaler.update()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+def each(function):
+    """The function, applied to every gradient."""
+    return lambda model, _: [parameter.grad.copy_(function(parameter.grad)) for parameter in model.parameters()]
+
+
+def clipped_the_wrong_way_round(model, _):
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    each(lambda gradient: gradient * norm / 1e-3)(model, _)
+
+
+def combined(model, optimizer):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    each(lambda gradient: gradient * 2000)(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(each(lambda gradient: gradient * 2000), id="constant factor"),
+        pytest.param(each(lambda gradient: gradient.clamp(min=5.0)), id="clip by value with the wrong end"),
+        pytest.param(clipped_the_wrong_way_round, id="clip by norm the wrong way round"),
+        pytest.param(combined, id="after clipping"),
+    ],
+)
+def test_gradients_that_grow_before_the_step_are_named_with_both_norms(change, tmp_path):
+    monitor = changed_run(tmp_path / "run", change, lr=1e-9)
+    alert = next(alert for alert in monitor.firing if alert.code == "G113")
+    assert alert.severity is Severity.WARNING
+    assert alert.finding.value > 100
+    assert alert.finding.evidence["before"] < 10
+    assert alert.remedies[0].action == "remove_scaling"
+
+
+def test_the_factor_is_that_of_the_hook(tmp_path):
+    monitor = changed_run(tmp_path / "run", each(lambda gradient: gradient * 2000), lr=1e-9)
+    (alert,) = (alert for alert in monitor.firing if alert.code == "G113")
+    assert alert.finding.evidence["ratio"] == pytest.approx(2000, rel=1e-5)
+    assert alert.headline.startswith("Gradients grow 2000×")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_zero_grad_before_the_step_comes_before_the_missing_gradients_that_it_causes(set_to_none, tmp_path):
+    change = lambda model, optimizer: optimizer.zero_grad(set_to_none=set_to_none)  # noqa: E731
+    monitor = changed_run(tmp_path / "run", change, steps=60)
+    assert monitor.firing[0].code == "G113"
+    assert monitor.firing[0].remedies[0].action == "move_zero_grad"
+
+
+def centralized(gradient):
+    return gradient - gradient.mean(dim=tuple(range(1, gradient.ndim)), keepdim=True) if gradient.ndim > 1 else gradient
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        pytest.param(lambda model, _: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01), {}, id="clip by norm"),
+        pytest.param(lambda model, _: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01), {}, id="by value"),
+        pytest.param(each(centralized), {}, id="centralized"),
+        pytest.param(each(lambda gradient: gradient / 64), {"accumulate": 4}, id="average over batches"),
+        pytest.param(each(lambda gradient: gradient / 1000), {}, id="unscaled by hand"),
+        pytest.param(each(lambda gradient: gradient * 8), {}, id="sum over eight ranks"),
+        pytest.param(each(lambda gradient: gradient + 0.1 * torch.randn_like(gradient)), {}, id="noise"),
+        pytest.param(each(lambda gradient: gradient + 3.0 * torch.randn_like(gradient)), {}, id="loud noise"),
+        pytest.param(each(lambda gradient: 2 * gradient.sign()), {}, id="signs"),
+        pytest.param(each(lambda gradient: gradient / gradient.norm()), {}, id="normalized"),
+        pytest.param(lambda *_: None, {"scaler": torch.amp.GradScaler("cpu", init_scale=3000.0)}, id="loss scale"),
+    ],
+)
+def test_what_loops_do_to_gradients_on_purpose_is_not(change, options, tmp_path):
+    monitor = changed_run(tmp_path / "run", change, lr=1e-9, **options)
+    assert len(monitor.history.panel("gradient/norm")) == 12
+    assert [alert for alert in monitor.alerts if alert.code == "G113"] == []
+
+
+def test_gradients_of_several_losses_that_are_combined_by_hand_are_not():
+    run = Run("G113")
+    for factor in noise(0.3, 20):
+        run.feed({"gradient/norm": {"a.weight": 150.0 * factor, "b.weight": 30.0}, "gradient/global_norm": 1.0,
+                  "gradient/backward_passes": 2.0})  # fmt: skip
+    assert run.ledger.alerts == ()
+
+
+FAULTS = {"G113": lambda run: changed_run(run, each(lambda gradient: gradient * 2000), steps=40)}

@@ -37,10 +37,14 @@ METRICS = (
     forewarn.ActivationMetric("size", lambda output: output.abs().mean()),
     forewarn.ParameterMetric("size", lambda weights: weights.abs().mean()),
 )
-_UPDATES = {"gradient/block_norm", "update/norm", "update/ratio", "update/frozen_cause", "monitor/update_ratio_median"}
+_UPDATES = {
+    "gradient/block_norm", "update/norm", "update/ratio", "update/ratio_estimate", "update/frozen_cause",
+    "monitor/update_ratio_median",
+}  # fmt: skip
 DEPENDENTS = {
     "stepping": _UPDATES | {
-        "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",
+        "gradient/global_norm", "gradient/global_norm_clipped", "gradient/norm", "gradient/mean", "gradient/std",
+        "gradient/nonfinite", "gradient/missing", "gradient/backward_passes", "train/clip",
         "gradient_metric/size",
     },
     "gradients": _UPDATES,

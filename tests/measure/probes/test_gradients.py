@@ -20,6 +20,29 @@ def true_norm(model):
     return torch.sqrt(sum(parameter.grad.double().square().sum() for parameter in model.parameters())).item()
 
 
+def test_weight_decay_and_beta2_are_recorded_at_the_start_and_when_they_change(watch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), betas=(0.9, 0.95), weight_decay=0.01),
+        torch.optim.SGD(model[1].parameters(), lr=0.1),
+    ]
+    monitor = watch(model, optimizers)
+    for step in range(6):
+        if step == 3:
+            optimizers[1].param_groups[0]["weight_decay"] = 0.1
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.step(loss)
+    decay, beta2 = (monitor.history.panel(f"train/{name}") for name in ("weight_decay", "beta2"))
+    assert (decay.scopes, decay.steps.tolist()) == (("0", "1"), [0, 3])
+    np.testing.assert_allclose(decay.values, [[0.01, 0.0], [0.01, 0.1]])
+    assert beta2.steps.tolist() == [0]
+    np.testing.assert_allclose(beta2.values, [[0.95, math.nan]])
+
+
 def test_the_global_norm_without_clipping_is_that_of_the_last_backward(small, watch):
     model, optimizer = small
     monitor = watch(model, optimizer, every=lambda step: False)
@@ -75,6 +98,21 @@ def test_clipping_that_the_loop_does_itself_is_found(small, watch, clip, found):
         monitor.step(loss)
     now = monitor.history.series("train/clip")
     assert (round(now.last, 6) if now.at == 11 else None) == found
+
+
+@pytest.mark.parametrize("every", [1, lambda step: False])
+def test_if_only_the_limit_of_clipping_is_reported_the_norm_is_measured(small, watch, every):
+    model, optimizer = small
+    monitor = watch(model, optimizer, every=every)
+    loss = backward(model, 50.0)
+    norm = true_norm(model)
+    monitor.clipped(None, norm / 4)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), norm / 4)
+    optimizer.step()
+    monitor.step(loss)
+    assert last(monitor, "gradient/global_norm") == pytest.approx(norm, rel=1e-6)  # a ratio of 4 is no loss scale here
+    assert last(monitor, "gradient/global_norm_clipped") == pytest.approx(norm / 4, rel=1e-5)
+    assert last(monitor, "train/clip") == pytest.approx(norm / 4)
 
 
 def test_clipping_reported_by_an_adapter_is_read_as_if_the_monitor_had_clipped(small, watch):

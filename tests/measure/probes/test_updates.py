@@ -41,6 +41,43 @@ def test_the_update_ratio_of_sgd_is_exact(small, watch):
         assert last(monitor, "update/ratio", name) == pytest.approx((step / before[name].norm()).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_estimated_ratio_is_lr_times_gradient_over_weight_and_exact_for_sgd_alone(clip, watch):
+    ratios = {}
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        model = model_of(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer = make([{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.05}], lr=0.01)
+        monitor = watch(model, optimizer)
+        inputs = torch.linspace(-1, 1, 8).view(2, 4)
+        model(inputs).square().mean().backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        lr = {name: 0.05 if name.startswith("2") else 0.01 for name, _ in model.named_parameters()}
+        expected = {
+            name: lr[name] * (parameter.grad.double().norm() / parameter.detach().double().norm()).item()
+            for name, parameter in model.named_parameters()
+        }
+        optimizer.step()
+        monitor.step(1.0)
+        estimates = {name: last(monitor, "update/ratio_estimate", name) for name in expected}
+        assert estimates == pytest.approx(expected, rel=1e-5)
+        ratios[make] = {name: last(monitor, "update/ratio", name) / estimates[name] for name in expected}
+    assert ratios[torch.optim.SGD] == pytest.approx(dict.fromkeys(expected, 1.0), rel=1e-3)
+    assert all(ratio > 2 for ratio in ratios[torch.optim.AdamW].values()), (
+        "the first step of Adam has the size of the lr"
+    )
+
+
+def test_the_estimate_does_not_see_that_low_precision_rounds_the_step_away(watch):
+    model = model_of(nn.Linear(4, 4, bias=False)).bfloat16()
+    model[0].weight.data.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    monitor = watch(model, optimizer)
+    train(model, optimizer, monitor, steps=1)
+    assert last(monitor, "update/ratio", "0.weight") == 0
+    assert last(monitor, "update/ratio_estimate", "0.weight") > 1e-6
+
+
 def test_the_update_norm_is_that_of_the_whole_tensor_though_a_sample_is_read(watch):
     model = model_of(nn.Linear(64, 64, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -115,6 +152,38 @@ def test_a_parameter_in_no_optimizer_group_is_named_at_once(watch):
     train(model, optimizer, monitor, steps=1)
     assert cause_of(monitor, "1.weight") is FrozenCause.NOT_IN_OPTIMIZER
     assert monitor.firing[0].code == "U106"
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_target_network_is_left_alone_and_a_forgotten_layer_is_not(watch, closure):
+    """Neither is in the optimizer, but no gradient reaches the target network."""
+    model = nn.ModuleDict(
+        {
+            "online": model_of(nn.Linear(4, 4)),
+            "target": model_of(nn.Linear(4, 4)),
+            "forgotten": model_of(nn.Linear(4, 1)),
+        }
+    )
+    optimizer = torch.optim.SGD(model["online"].parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+
+    def loss_of(x):
+        loss = (model["forgotten"](model["online"](x)) - model["target"](x).detach()).square().mean()
+        model.zero_grad()
+        loss.backward()
+        return loss
+
+    for x in torch.randn(4, 8, 4):
+        loss = optimizer.step(lambda x=x: loss_of(x)) if closure else loss_of(x)
+        if not closure:
+            optimizer.step()
+        monitor.step(loss)
+    assert cause_of(monitor, "target.0.weight") is FrozenCause.ON_PURPOSE
+    assert cause_of(monitor, "forgotten.0.weight") is FrozenCause.NOT_IN_OPTIMIZER
+    assert {alert.scope for alert in monitor.firing if alert.code == "U106"} == {
+        "forgotten.0.weight",
+        "forgotten.0.bias",
+    }
 
 
 def test_a_parameter_added_to_the_optimizer_later_is_no_longer_an_orphan(watch):

@@ -12,6 +12,7 @@ from forewarn.types import Finding, Remedy, RunInfo, in_words
 _LARGEST_SHIFT = 5  # powers of two by which a task weight may change at once: × 32
 _FIRST_DROPOUT = 0.1  # for models without dropout (Srivastava et al. 2014 use more, transformers 0.1)
 _MOST_DROPOUT = 0.5
+_SMOOTHING = 0.1  # the usual value (Szegedy et al. 2016, Vaswani et al. 2017)
 _WIDTHS = ("width", "hidden_size", "hidden_dim", "d_model", "n_embd", "embed_dim")
 _DEPTHS = ("depth", "num_layers", "num_hidden_layers", "n_layer", "layers")
 _SAMPLES = ("num_samples", "train_samples", "dataset_size")
@@ -41,6 +42,34 @@ def add_data(why: str = "more samples are harder to memorize") -> Prescription:
         numbers: Numbers = {"from": now, "to": 2 * now}
         do = filled("Train on {to} samples instead of {from}, or augment them", numbers)
         return Remedy("add_data", numbers, why, do=do)
+
+    return prescribe
+
+
+def smooth_labels(
+    why: str = "the model is then no longer rewarded for being certain of single samples",
+) -> Prescription:
+    """Label smoothing of 0.1, which fits where the targets are classes; None if it is used already."""
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        now = declared(info, "label_smoothing")
+        if now >= _SMOOTHING:
+            return None
+        do = f"If the targets are classes, use `CrossEntropyLoss(label_smoothing={_SMOOTHING})`"
+        return Remedy("smooth_labels", {"to": _SMOOTHING}, why, do=do)
+
+    return prescribe
+
+
+def shrink(why: str = "a smaller model has less room to memorize") -> Prescription:
+    """Half the declared width; otherwise half the parameters."""
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
+        width = declared(info, *_WIDTHS)
+        now = info.num_parameters if math.isnan(width) else width
+        numbers: Numbers = {"from": now, "to": now // 2} if now else {"factor": 0.5}
+        quantity = "the number of parameters" if math.isnan(width) else "the width"
+        return Remedy("shrink", numbers, why, do=change("Lower", quantity, numbers))
 
     return prescribe
 

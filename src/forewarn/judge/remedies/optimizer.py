@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from forewarn.judge.headlines import place
 from forewarn.judge.history import History
-from forewarn.judge.remedies.prescription import Numbers, Prescription, beta2, change, current_lr, scaled
+from forewarn.judge.remedies.prescription import Numbers, Prescription, advise, change, current, scaled
 from forewarn.types import Finding, Remedy, RunInfo, figure
 
 _CLIP_AT = 1.0  # the usual limit for language models (GPT-3, Llama), for runs without a usable norm
@@ -20,11 +21,11 @@ def clip_gradient(why: str = "clipping limits the damage from one bad batch") ->
     """Clip at the run's usual gradient norm; if the run clips already, at half its current limit."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        clip = history.series("train/clip").last
-        if clip > 0:
-            numbers: Numbers = {"from": clip, "to": clip / 2}
+        clip, norms = history.series("train/clip"), history.series("gradient/global_norm")
+        if clip.last > 0 and clip.at >= norms.at:  # otherwise the loop no longer clips
+            numbers: Numbers = {"from": clip.last, "to": clip.last / 2}
             return Remedy("lower_clip", numbers, why, safety="opt_in", do=change("Lower", "the clipping norm", numbers))
-        usual = history.series("gradient/global_norm").median(_CLIP_WINDOW, skip=1)
+        usual = norms.median(_CLIP_WINDOW, skip=1)
         healthy = usual if 0 < usual < abs(finding.bound) else _CLIP_AT
         do = f"Clip gradients to a norm of {figure(healthy)}"
         return Remedy("clip_gradient", {"max_norm": healthy}, why, safety="opt_in", do=do)
@@ -36,23 +37,24 @@ def lower_beta2(why: str = "Adam then adapts to larger gradients within tens of 
     """Let Adam forget old gradients sooner; None if the optimizer has no β2 or a low one already."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        now = beta2(info, 0.0)
-        if now <= _STABLE_BETA2:
+        beta2 = current("beta2", finding, history, info)
+        if not beta2.value > _STABLE_BETA2:
             return None
-        numbers: Numbers = {"from": now, "to": _STABLE_BETA2}
+        numbers: Numbers = {"from": beta2.value, "to": _STABLE_BETA2, **beta2.named_group}
         return Remedy("lower_beta2", numbers, why, do=change("Lower", "beta2", numbers))
 
     return prescribe
 
 
 def lower_weight_decay(factor: float, why: str = "the decay is stronger than the gradient") -> Prescription:
-    """Multiply the weight decay by `factor`; None if the run has none."""
+    """Multiply the weight decay by `factor`; None if there is none."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        now = max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
-        numbers = scaled(now, factor)
-        do = change("Lower", "the weight decay", numbers)
-        return Remedy("lower_weight_decay", numbers, why, do=do) if now > 0 else None
+        decay = current("weight_decay", finding, history, info)
+        if decay.value == 0 or math.isnan(decay.value):
+            return None
+        numbers = scaled(decay.value, factor) | decay.named_group
+        return Remedy("lower_weight_decay", numbers, why, do=change("Lower", "the weight decay", numbers))
 
     return prescribe
 
@@ -61,14 +63,26 @@ def raise_weight_decay(why: str = "small weights fit the pattern rather than the
     """More weight decay: 0.01 where there is none, then 0.1, then twice as much."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        now = max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
+        decay = current("weight_decay", finding, history, info)
+        now = 0.0 if math.isnan(decay.value) else decay.value
         if now < _FIRST_WEIGHT_DECAY:
             to = _FIRST_WEIGHT_DECAY
         else:
             to = _USUAL_WEIGHT_DECAY if now < _USUAL_WEIGHT_DECAY else 2 * now
-        numbers: Numbers = {"from": now, "to": to}
+        numbers: Numbers = {"from": now, "to": to, **decay.named_group}
         do = change("Raise", "the weight decay", numbers)
         return Remedy("raise_weight_decay", numbers, why, safety="opt_in", do=do)
+
+    return prescribe
+
+
+def exempt_from_decay(why: str = "weight decay removes weights that get little gradient") -> Prescription:
+    """Take the parameter out of weight decay; None if its group has none."""
+    exempt = advise("exempt_from_decay", "Exclude {scope} from weight decay", why, scope_is="parameter")
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        decays = current("weight_decay", finding, history, info).value != 0
+        return exempt(finding, history, info) if decays else None
 
     return prescribe
 
@@ -77,7 +91,7 @@ def add_to_optimizer(why: str = "an optimizer only updates the parameters it was
     """Add the parameter to the optimizer."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        lr = current_lr(history)
+        lr = current("lr", replace(finding, scope=""), history, info).value  # it is in no group: that of the run
         do = f"Add {place(finding.scope, info) or 'the parameter'} to the optimizer"
         do += "" if math.isnan(lr) else f" with learning rate {figure(lr)}"
         return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": lr}, why, do=do)

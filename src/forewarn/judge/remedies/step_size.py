@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from forewarn.judge.headlines import filled
 from forewarn.judge.history import History
 from forewarn.judge.remedies.prescription import (
     STEPS,
     Numbers,
     Prescription,
-    beta2,
+    Setting,
+    advise,
     change,
-    current_lr,
+    current,
     declared,
     scaled,
 )
@@ -21,6 +24,8 @@ from forewarn.types import Finding, Remedy, RunInfo, figure
 _USUAL_BETA2 = 0.999
 _WARM_UP_SHARE = 0.1  # of the declared number of steps: the longest sensible warm-up
 _FLOOR_SHARE = 0.1  # of the peak, where a cosine usually ends
+_PLATEAU_FACTOR = 0.3  # the default of 0.1 is too much for a run that only needs smaller steps
+_PLATEAU_PATIENCE = 2  # epochs
 _LR = "the learning rate"
 
 
@@ -28,9 +33,10 @@ def lower_lr(factor: float, why: str = "smaller steps keep the weights where the
     """Multiply the learning rate by `factor`; None where it is 0."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        now = current_lr(history, info)
-        numbers = scaled(now, factor)
-        return Remedy("lower_lr", numbers, why, safety="opt_in", do=change("Lower", _LR, numbers)) if now != 0 else None
+        lr = current("lr", finding, history, info)
+        numbers = scaled(lr.value, factor) | lr.named_group
+        do = change("Lower", _LR, numbers, differs=lr.differs)
+        return Remedy("lower_lr", numbers, why, safety="opt_in", do=do) if lr.value != 0 else None
 
     return prescribe
 
@@ -39,14 +45,15 @@ def restore_lr(why: str = "the weights then move as far per step as when the run
     """Back to the learning rate before it jumped; without a jump, lower it by the factor the finding is too large."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        now, before = current_lr(history), finding.evidence.get("lr_before")
+        lr, before = current("lr", finding, history, info), finding.evidence.get("lr_before")
         if isinstance(before, float) and before > 0:
-            do = f"Set the learning rate back to {figure(before)}"
-            return Remedy("lower_lr", {"from": now, "to": before}, why, safety="opt_in", do=do)
+            after = finding.evidence.get("lr_after")
+            return _set_back("lower_lr", lr._replace(value=after) if isinstance(after, float) else lr, before, why)
         excess = finding.evidence.get("ratio", 2.0)
         factor = 1 / excess if isinstance(excess, float) and 1 < excess < math.inf else 0.5
-        numbers = scaled(now, factor)
-        return Remedy("lower_lr", numbers, why, safety="opt_in", do=change("Lower", _LR, numbers))
+        numbers = scaled(lr.value, factor) | lr.named_group
+        do = change("Lower", _LR, numbers, differs=lr.differs)
+        return Remedy("lower_lr", numbers, why, safety="opt_in", do=do)
 
     return prescribe
 
@@ -62,24 +69,39 @@ def set_lr(why: str) -> Prescription:
     return prescribe
 
 
-def raise_lr(factor: float, why: str = "the steps are too small to make progress") -> Prescription:
+def raise_lr(
+    factor: float, why: str = "the steps are too small to make progress", *, scope_is_group: bool = False
+) -> Prescription:
     """Multiply the learning rate by `factor`; where that changes nothing, back to the initial one.
 
-    In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed.
+    In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed. A group
+    that began at 0 gets the rate of the others.
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        now = current_lr(history, info)
-        if now * factor != now:
-            numbers = scaled(now, factor)
-            return Remedy("raise_lr", numbers, why, safety="opt_in", do=change("Raise", _LR, numbers))
-        begun = max((group.get("initial_lr", group.get("lr", 0.0)) for group in info.groups), default=0.0)
-        if begun <= now:
+        lr = current("lr", finding, history, info, scope_is_group=scope_is_group)
+        if factor != 1 and lr.value * factor != lr.value:
+            numbers = scaled(lr.value, factor) | lr.named_group
+            do = change("Raise", _LR, numbers, differs=lr.differs)
+            return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
+        begun = {str(number): group.get("initial_lr", group.get("lr", 0.0)) for number, group in enumerate(info.groups)}
+        highest = max(begun.values(), default=0.0)
+        to = begun.get(lr.group, highest)
+        if to > lr.value:
+            return _set_back("raise_lr", lr, to, why)
+        if not highest > lr.value:
             return None
-        do = f"Set the learning rate back to {figure(begun)}"
-        return Remedy("raise_lr", {"from": now, "to": begun}, why, safety="opt_in", do=do)
+        numbers = {"from": lr.value, "to": highest, **lr.named_group}
+        do = filled("Set the learning rate of group {group} to {to}, as in the other groups", numbers)
+        return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
 
     return prescribe
+
+
+def _set_back(action: str, lr: Setting, to: float, why: str) -> Remedy:
+    numbers: Numbers = {"from": lr.value, "to": to} | ({"group": lr.group} if lr.group else {})
+    whose = f" of group {lr.group}" if lr.group else ""
+    return Remedy(action, numbers, why, safety="opt_in", do=f"Set the learning rate{whose} back to {figure(to)}")
 
 
 def warm_up(why: str = "the optimizer's statistics settle before the steps get large") -> Prescription:
@@ -89,13 +111,16 @@ def warm_up(why: str = "the optimizer's statistics settle before the steps get l
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        steps = round(2 / max(1 - beta2(info, _USUAL_BETA2), 1e-4))
+        beta2 = current("beta2", finding, history, info).value
+        steps = round(2 / max(1 - (_USUAL_BETA2 if math.isnan(beta2) else beta2), 1e-4))
         total = declared(info, "total_steps")
         most = round(_WARM_UP_SHARE * total) if total > 0 else finding.step + 1
         before = finding.evidence.get("lr_before")
-        to = before if isinstance(before, float) and before > 0 else current_lr(history)
-        numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to}
-        words = "Warm up the learning rate" + ("" if math.isnan(to) else " to {to}") + " over {steps} steps"
+        lr = current("lr", finding, history, info)
+        to = before if isinstance(before, float) and before > 0 else lr.value
+        numbers: Numbers = {"steps": max(1, min(steps, most)), "to": to, **lr.named_group}
+        words = "Warm up the learning rate" + (" of group {group}" if lr.named_group else "")
+        words += ("" if math.isnan(to) else " to {to}") + " over {steps} steps"
         return Remedy("warm_up", numbers, why, do=filled(words, numbers))
 
     return prescribe
@@ -105,7 +130,7 @@ def decay_lr(why: str = "small steps settle where large ones overshoot") -> Pres
     """Decay the learning rate to a tenth, over the remaining steps if their number is declared."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
-        now = current_lr(history, info)
+        now = current("lr", finding, history, info).value
         if now == 0:
             return None
         numbers: Numbers = {"shape": "cosine"}
@@ -120,6 +145,22 @@ def decay_lr(why: str = "small steps settle where large ones overshoot") -> Pres
             numbers["steps"] = total - finding.step - 1
             words += " over {steps} steps"
         return Remedy("decay_lr", numbers, why, do=filled(words, numbers))
+
+    return prescribe
+
+
+def reduce_on_plateau(why: str = "it lowers the learning rate whenever the validation loss stalls") -> Prescription:
+    """Let the validation loss control the learning rate; None where a schedule already changes it."""
+    use = advise(
+        "reduce_on_plateau",
+        "Step `torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor={factor}, patience={patience})` each epoch",
+        why, factor=_PLATEAU_FACTOR, patience=_PLATEAU_PATIENCE,
+    )  # fmt: skip
+
+    def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
+        rates = history.panel("train/lr").values
+        is_scheduled = len(rates) and (np.fmax.reduce(rates) != np.fmin.reduce(rates)).any()
+        return None if is_scheduled else use(finding, history, info)
 
     return prescribe
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
-from forewarn.judge.remedies import advise, clip_gradient, lower_lr, roll_back, snapshot, warm_up
+from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, RunInfo, Severity
@@ -351,14 +351,18 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "G102", "G104", "X103"),
-    message=Message("{scope} does not update its running statistics", "", "{state:words}"),
+    message=Message("{scope} does not update its running statistics", "", "{cause:words}"),
     remedies=(
-        advise("call_train", "Call `model.train()` before the training step",
-               "after an evaluation the model stays in evaluation mode until then", scope_is="layer"),
+        for_cause(BatchNormState.IN_EVALUATION, advise(
+            "call_train", "Call `model.train()` before the training step",
+            "after an evaluation the model stays in evaluation mode until then", scope_is="layer",
+        )),
+        for_cause(BatchNormState.STANDS_STILL, advise(
+            "set_momentum", "Set the momentum of {scope} to {to}",
+            "with a momentum of 0 the running statistics never change", scope_is="layer", to=0.1,
+        )),
         advise("freeze_on_purpose", "If this is intended, freeze the weight and bias of {scope}",
                "a batch norm with `requires_grad=False` counts as frozen on purpose", scope_is="layer"),
-        advise("set_momentum", "Set the momentum of {scope} to {to}",
-               "with a momentum of 0 the running statistics never change", scope_is="layer", to=0.1),
     ),
 )  # fmt: skip
 def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
@@ -380,7 +384,7 @@ def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
     """
     for index in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
         state = BatchNormState(int(states.last[index]))
-        yield finding(Severity.WARNING, states.last[index], NO_BOUND, states.scopes[index], state=state.name.lower())
+        yield finding(Severity.WARNING, states.last[index], NO_BOUND, states.scopes[index], cause=state.name.lower())
 
 
 _FORGOTTEN = (float(BatchNormState.IN_EVALUATION), float(BatchNormState.STANDS_STILL))

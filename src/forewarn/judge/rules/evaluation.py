@@ -16,13 +16,17 @@ from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     add_data,
     add_parameters,
+    advise,
     decay_lr,
     deepen,
     lower_lr,
     raise_dropout,
     raise_lr,
     raise_weight_decay,
+    reduce_on_plateau,
     roll_back,
+    shrink,
+    smooth_labels,
     stop_early,
     train_longer,
     widen,
@@ -51,13 +55,13 @@ class Overfitting(Settings):
 
 
 @rule(
-    "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104"),
+    "E101", "overfitting", reads=(*_LOSSES, _SCALE), keep=1, explains=("E103", "E104", "E109"),
     settings=Overfitting,
     message=Message(
         "Overfitting: only the training loss still improves",
         "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss}",
     ),
-    remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data()),
+    remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data(), smooth_labels(), shrink()),
 )  # fmt: skip
 def overfitting(train: Series, validation: Series, level: Series, settings: Overfitting) -> Finding | None:
     """The training loss still falls while the much higher validation loss does not.
@@ -115,7 +119,7 @@ class SlowImprovement(Settings):
     ),
     remedies=(
         lower_lr(1 / 3, "after fast gains, a stall in both losses means that the steps are too large"),
-        decay_lr(),
+        decay_lr(), reduce_on_plateau(),
     ),
 )  # fmt: skip
 def slow_improvement(
@@ -181,7 +185,7 @@ class ValidationPlateau(Settings):
         ),
     ),
     remedies=(
-        lower_lr(1 / 3, "a flat loss often falls again at a lower learning rate"), decay_lr(),
+        lower_lr(1 / 3, "a flat loss often falls again at a lower learning rate"), decay_lr(), reduce_on_plateau(),
         stop_early(),
     ),
 )  # fmt: skip
@@ -239,7 +243,7 @@ class ValidationRising(Settings):
     ),
     remedies=(
         stop_early(), roll_back("the weights from before the rise do better on unseen samples"),
-        lower_lr(1 / 3), raise_dropout(), raise_weight_decay(),
+        lower_lr(1 / 3), raise_dropout(), raise_weight_decay(), smooth_labels(), shrink(),
     ),
 )  # fmt: skip
 def validation_rising(validation: Series, level: Series, settings: ValidationRising) -> Finding | None:
@@ -319,6 +323,51 @@ def underfitting(train: Series, validation: Series, settings: Underfitting) -> F
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneralizationGap(Settings):
+    """When `generalization-gap` fires."""
+
+    gap: float = between(0.3, 0.0)
+    """Fraction of the training loss by which the validation loss must exceed it."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Fraction of the highest loss below which a validation loss is near zero: a solved task has large gaps."""
+
+
+@rule(
+    "E109", "generalization-gap", reads=(*_LOSSES, _SCALE), keep=1,
+    settings=GeneralizationGap,
+    message=Message(
+        "The validation loss is {value:%} above the training loss",
+        "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss}",
+    ),
+    remedies=(
+        raise_dropout(), raise_weight_decay(), smooth_labels(), shrink(), add_data(),
+        advise("compare_the_data", "Check that both sets of samples come from the same source",
+               "validation samples that are harder, or prepared differently, have a higher loss from the start"),
+    ),
+)  # fmt: skip
+def generalization_gap(train: Series, validation: Series, level: Series, settings: GeneralizationGap) -> Finding | None:
+    """The validation loss is far above the training loss.
+
+    ## Why is this bad?
+    This is information only. The model fits its training samples much better than unseen ones, which leaves room for
+    regularization or more data. As long as the validation loss improves, training on still pays; `overfitting` says
+    when it no longer does. A gap from the first epoch on often means that the two sets differ.
+
+    ## Example
+    fires: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.4
+    quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.5 2.4 2.3
+    quiet: 3.5 0.1 0.02 0.01 | eval/loss 3.6 0.12 0.1 0.1
+    """
+    epochs = _Epochs.of(train, validation)
+    if not len(epochs) or _is_negligible(epochs.validation, level, settings.negligible_share):
+        return None
+    share = gap(epochs.train[-1], epochs.validation[-1])
+    if not share > settings.gap:
+        return None
+    return finding(Severity.INFO, share, settings.gap, train_loss=epochs.train[-1], val_loss=epochs.validation[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class _Epochs:
     """Epochs with both losses known, oldest first."""
@@ -348,7 +397,7 @@ class _Epochs:
 
 def _is_negligible(losses: Sequence[float] | Floats, level: Series, share: float) -> bool:
     """Whether the newest loss is near zero, compared with the highest of these and of the training loss."""
-    return bool(losses[-1] <= share * max(*losses, *level.finite()))
+    return bool(losses[-1] <= share * max([*losses, *level.finite()]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,3 +409,4 @@ class EvaluationThresholds(Settings):
     validation_plateau: ValidationPlateau = ValidationPlateau()
     validation_rising: ValidationRising = ValidationRising()
     underfitting: Underfitting = Underfitting()
+    generalization_gap: GeneralizationGap = GeneralizationGap()

@@ -20,12 +20,12 @@ from forewarn.judge.remedies import (
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, FrozenCause, Severity
+from forewarn.types import Finding, FrozenCause, Severity, Values
 
 _FROZEN = tuple(float(cause) for cause in FrozenCause if cause not in (FrozenCause.MOVING, FrozenCause.ON_PURPOSE))
 _WITHOUT_GRADIENT = (FrozenCause.ZERO_GRADIENT, FrozenCause.ROUNDED_AWAY)
 """Causes that affect every weight once the loss is almost zero."""
-_IDLE = (FrozenCause.NO_GRADIENT, FrozenCause.ZERO_GRADIENT)
+_IDLE = (float(FrozenCause.NO_GRADIENT), float(FrozenCause.ZERO_GRADIENT))
 """Causes that stop a weight while no input reaches it."""
 
 
@@ -103,16 +103,24 @@ def frozen_weight(
         return
     ratio_of = dict(zip(ratios.scopes, ratios.last, strict=True)) if ratios.at == causes.at else {}
     solved = is_solved(loss, levels, settings.negligible_share)
-    resting = idle_too_long(ratios.values <= settings.ratio, ratios.scopes)
-    long_idle = {ratios.scopes[index] for index in np.flatnonzero(resting)}
+    now_and_then = resting(causes.last, causes.scopes, ratios, settings) if ratio_of else set()
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
-        if cause in _IDLE and scope in ratio_of and scope not in long_idle:
+        if scope in now_and_then:
             continue
         harmless = cause is FrozenCause.STEP_SKIPPED or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
         yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+
+
+def resting(causes: Values, scopes: tuple[str, ...], ratios: Panel, settings: FrozenWeight) -> set[str]:
+    """The tensors without a gradient that are used now and then and have not rested for too long."""
+    idle = [scopes[index] for index in np.flatnonzero(np.isin(causes, _IDLE))]
+    if not idle:
+        return set()
+    too_long = idle_too_long(ratios.values <= settings.ratio, ratios.scopes)
+    return set(idle) & {scope for scope, is_over in zip(ratios.scopes, too_long, strict=True) if not is_over}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

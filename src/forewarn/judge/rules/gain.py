@@ -161,8 +161,8 @@ def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Find
     before, now = loss.ends(_PARTS)
     learns = now < before - settings.learning * abs(before) or abs(now) < (1 - settings.learning) * abs(before)
     severe = share.last < settings.warning_share and not learns
-    severity, bound = (Severity.WARNING, settings.warning_share) if severe else (Severity.INFO, settings.share)
-    return finding(severity, share.last, bound, "", loss_before=before, loss=now)
+    bound = min(settings.share, settings.warning_share) if severe else settings.share  # both were crossed
+    return finding(Severity.WARNING if severe else Severity.INFO, share.last, bound, "", loss_before=before, loss=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
+    for_cause,
     lower_beta2,
     lower_lr,
     raise_lr,
@@ -353,6 +354,122 @@ def accumulating_gradient(residual: Series, norm: Series) -> Finding | None:
     return finding(Severity.WARNING, residual.last, 0.0, global_norm=norm.last)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientChangedBeforeStep(Settings):
+    """When `gradient-changed-before-step` fires."""
+
+    norm: float = between(100.0, 0.0)
+    """Gradient norm at the optimizer step above which a change matters."""
+    factor: float = between(10.0, 1.0)
+    """Largest allowed ratio of that norm to the norm after the backward pass."""
+    steady: float = between(1e-3, 0.0)
+    """Largest change of that ratio between checks, as a fraction, at which it is a constant factor."""
+    evenness: float = between(1.2, 1.0)
+    """Largest ratio between the standard deviations of two tensors at which their gradients are noise or signs."""
+    elements: int = between(256, 1)
+    """Minimum size of a tensor whose standard deviation counts: that of smaller ones varies by chance."""
+
+
+_HOLD = 3
+"""Number of checks in a row that show a change of the gradients."""
+
+
+@rule(
+    "G113", "gradient-changed-before-step",
+    reads=(
+        "gradient/norm", "gradient/global_norm", "gradient/global_norm_clipped", "gradient/std", "gradient/mean",
+        "gradient/backward_passes",
+    ),
+    per_scope=True, hold=_HOLD, keep=100,
+    explains=(
+        "L101", "L102", "L103", "L104", "L105", "G108", "U101", "U102", "U103", "U104", "W101", "W102", "W104", "A103",
+    ),
+    settings=GradientChangedBeforeStep,
+    message=(
+        Message(
+            "Gradients grow {ratio}× between `backward()` and the optimizer step",
+            "gradient norm at the step {value} · limit {bound} · after the backward pass {before}",
+        ),
+        Message(
+            "Gradients are gone when the optimizer steps",
+            "gradient norm at the step {value} · after the backward pass {before}",
+        ),
+    ),
+    remedies=(
+        for_cause("removed", advise(
+            "move_zero_grad", "Call `optimizer.zero_grad()` before `loss.backward()` or after `optimizer.step()`",
+            "between the two it deletes the gradients that the step needs",
+        )),
+        for_cause("grown", advise(
+            "remove_scaling", "Find out what changes `.grad` between `loss.backward()` and `optimizer.step()`",
+            "it may be a hook, clipping that uses its factor the wrong way round, or a factor for the batch, the ranks "
+            "or the loss scale that is applied twice",
+        )),
+        for_cause("grown", advise(
+            "clip_last", "Clip gradients as the last thing before `optimizer.step()`",
+            "clipping does not limit what is done to the gradients after it",
+        )),
+    ),
+)  # fmt: skip
+def gradient_changed_before_step(
+    tensors: Panel, norm: Panel, used: Panel, spread: Panel, means: Panel, passes: Panel,
+    settings: GradientChangedBeforeStep, info: RunInfo,
+) -> Finding | None:  # fmt: skip
+    """The optimizer uses much larger gradients than the backward pass left, or none at all.
+
+    ## Why is this bad?
+    Something between `backward()` and `step()` writes to `.grad`. If it multiplies the gradients, SGD takes steps that
+    many times too large, and clipping that came before it no longer limits anything. Adam hides a constant factor, but
+    not its weight decay, and not a change of the factor. If it removes them, as a `zero_grad()` in the wrong place
+    does, nothing is learned.
+
+    Smaller gradients are normal: clipping, unscaling and averaging all make them so. Gradients that were replaced by
+    noise or by their signs have the same spread in all tensors and do not fire either.
+
+    ## Example
+    fires: gradient/norm{layer.weight} 1900x3 | gradient/global_norm 0.95x3
+    fires: gradient/norm{layer.weight} 0x3 | gradient/global_norm 0.95x3 | gradient/global_norm_clipped 0x3
+    quiet: gradient/norm{layer.weight} 1.0x3 | gradient/global_norm 1900x3 | gradient/global_norm_clipped 1.0x3
+    quiet: gradient/norm{layer.weight} 90x3 | gradient/global_norm 0.95x3
+    quiet: gradient/norm{a} 150x3 | gradient/global_norm 0.9 0.8 0.7 | gradient/std{a} 1x3 | gradient/mean{a} 0x3
+    """
+    before = norm.series().last
+    if norm.at != tensors.at or not 0 < before < math.inf:
+        return None
+    if used.at == tensors.at and used.series().last == 0:
+        return finding(Severity.WARNING, 0.0, 0.0, before=before, cause="removed")
+    at_step = math.sqrt(np.nansum(np.square(tensors.last, dtype=np.float64)))
+    bound = max(settings.norm, settings.factor * before)
+    if not bound < at_step < math.inf:
+        return None
+    if not _is_constant_factor(tensors, norm, settings.steady):
+        if passes.at == tensors.at and passes.series().last > 1:
+            return None  # the gradients of several losses may be combined by hand
+        if _is_noise(spread, means, settings, info):
+            return None
+    return finding(Severity.WARNING, at_step, bound, before=before, ratio=at_step / before, cause="grown")
+
+
+def _is_constant_factor(tensors: Panel, norm: Panel, tolerance: float) -> bool:
+    """Whether the last checks found the same ratio between the gradients that were used and those after backward."""
+    recent = slice(-_HOLD, None)
+    before = dict(zip(norm.steps.tolist(), norm.series().values.tolist(), strict=True))
+    after = np.sqrt(np.nansum(np.square(tensors.values[recent], dtype=np.float64), axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = after / np.array([before.get(step, math.nan) for step in tensors.steps[recent].tolist()])
+    return bool(len(ratios) == _HOLD and ratios.max() <= (1 + tolerance) * ratios.min())
+
+
+def _is_noise(spread: Panel, means: Panel, settings: GradientChangedBeforeStep, info: RunInfo) -> bool:
+    """Whether the values of all large tensors spread equally far around zero, as those of noise or signs do."""
+    sizes = {scope: math.prod(parameter.shape) for scope, parameter in info.parameters.items()}
+    large = [index for index, scope in enumerate(spread.scopes) if sizes.get(scope, math.inf) >= settings.elements]
+    stds, offsets = spread.last[large], means.last[large] if means.scopes == spread.scopes else np.empty(0)
+    if not len(stds) or len(offsets) != len(stds) or np.isnan(stds).any():
+        return False
+    return bool(stds.max() <= settings.evenness * stds.min() and (np.abs(offsets) < stds).all())
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradientThresholds(Settings):
     """The settings of the rules in this file, by the name of the rule."""
@@ -360,3 +477,4 @@ class GradientThresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    gradient_changed_before_step: GradientChangedBeforeStep = GradientChangedBeforeStep()

@@ -137,7 +137,7 @@ class LrSpent(Settings):
                "stepped with every batch, it ends far too early"),
         advise("lengthen_schedule", "Plan the schedule for all optimizer steps of the run",
                "the schedule ended before training did"),
-        raise_lr(1.0, "the run can then continue to learn"),
+        raise_lr(1.0, "the run can then continue to learn", scope_is_group=True),
     ),
 )  # fmt: skip
 def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterator[Finding]:

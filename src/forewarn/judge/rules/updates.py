@@ -285,7 +285,7 @@ def update_ratio_jump(
     severe = jump is not None or value >= settings.warning_factor * level or lasting >= settings.lasting_checks
     evidence: dict[str, float | str] = {}
     if jump is not None:
-        evidence = {"lr_before": jump.before, "lr_after": jump.after}
+        evidence = {"lr_before": jump.before, "lr_after": jump.after} | ({"group": jump.group} if jump.group else {})
     evidence |= {"level": level, "ratio": value / level, "lasting_checks": lasting}
     if jump is not None:
         evidence["lasting_steps"] = now - jump.step + 1

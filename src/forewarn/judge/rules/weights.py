@@ -13,6 +13,7 @@ from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
+    exempt_from_decay,
     lower_lr,
     lower_weight_decay,
     roll_back,
@@ -202,8 +203,7 @@ class WeightShrinking(Settings):
     ),
     remedies=(
         lower_weight_decay(0.1),
-        advise("exempt_from_decay", "Exclude {scope} from weight decay",
-               "weight decay removes weights that get little gradient", scope_is="parameter"),
+        exempt_from_decay(),
         advise("inspect_layer", "Check that the loss depends on {scope}",
                "without a gradient, only the decay acts on it", scope_is="parameter"),
     ),

@@ -153,7 +153,7 @@ class ActivationProbe(Probe):
             return Reason.COMPILED
         if seen:
             return Reason.AVAILABLE
-        is_training = any(model.training for model in models_in(watched))
+        is_training = any(model.training for model in models_in(self._parameter_index.model))
         return Reason.NO_FORWARD_SEEN if is_training else Reason.EVALUATION_MODE
 
     def state_dict(self) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class GradientProbe(Probe):
     provides = (GradientNorms,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: (
-            "gradient/global_norm", "gradient/norm", "gradient/nonfinite", "gradient/missing", "train/clip",
+            "gradient/global_norm", "gradient/global_norm_clipped", "gradient/norm", "gradient/mean", "gradient/std",
+            "gradient/nonfinite", "gradient/missing", "gradient/backward_passes", "train/clip",
         ),
         FoundScaler: (),
     }  # fmt: skip
@@ -92,6 +93,8 @@ class GradientProbe(Probe):
         """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
+        self._declared_limit: float | None = None
+        """The limit of clipping on this step if only that is known."""
         self._clipped_last_step = False
         self._foreign_clipping = ForeignClipping()
         self._gradient_writes = GradientWriteDetector(parameter_index)
@@ -112,7 +115,10 @@ class GradientProbe(Probe):
         """Per tensor: whether it had no gradient when an optimizer was last measured."""
 
     def clipped(self, norm: Any, max_norm: float) -> None:
-        """Keep the norm that clipping computed."""
+        """Keep the norm that clipping computed; if that is None, it is measured as without clipping."""
+        if norm is None:
+            self._declared_limit = float(max_norm)
+            return
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
         if self._clip is not None:
             self._accumulation.drop()  # clipping between two passes hides how the norm grows
@@ -234,6 +240,7 @@ class GradientProbe(Probe):
 
     def collect(self, step: Step) -> Pending:
         clip, self._clip = self._clip, None
+        declared_limit, self._declared_limit = self._declared_limit, None
         self._clipped_last_step = clip is not None
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
@@ -278,7 +285,7 @@ class GradientProbe(Probe):
                     step.provide(GradientNorms.of_nothing(names))
                 return
             at_step = math.nan if statistics is None else math.sqrt(np.nansum(statistics.rows[:, 2]))
-            if statistics is not None and from_backward and self._scaler is None:
+            if statistics is not None and from_backward and self._scaler is None and declared_limit is None:
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
             reason = Reason.AVAILABLE
             if norm is None:
@@ -299,10 +306,10 @@ class GradientProbe(Probe):
                 step.unavailable("gradient/global_norm", reason)
             if from_backward and statistics is not None and reason is Reason.AVAILABLE:
                 self._foreign_clipping.see(before, at_step)
-            limit = self._foreign_clipping.limit if from_backward else clip
+            limit = declared_limit or self._foreign_clipping.limit if from_backward else clip
             if limit is not None:
                 yield Reading("train/clip", ONE, limit)
-            if limit is not None and (clip is not None or statistics is None):
+            if limit is not None and norm is not None and (clip is not None or statistics is None):
                 yield Reading("gradient/global_norm_clipped", ONE, min(before, limit) if before == before else before)
             elif statistics is not None:
                 yield Reading("gradient/global_norm_clipped", ONE, at_step)

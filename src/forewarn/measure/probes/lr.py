@@ -1,4 +1,4 @@
-"""The learning rate of every parameter group, as the optimizer used it."""
+"""The learning rate of every parameter group as the optimizer used it, and the other settings that remedies quote."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class LearningRateProbe(Probe):
     """`train/lr`, read when the optimizer steps: by `monitor.step` a scheduler may have changed it.
 
     With a plan, it also records `train/lr_plan`, the planned rate; only steps with an optimizer step count.
+    `train/weight_decay` and `train/beta2` are recorded at the first step and whenever they change.
     """
 
     name = "lr"
@@ -28,6 +29,8 @@ class LearningRateProbe(Probe):
         self._used: dict[int, list[Tensor | float]] = {}
         self._steps = 0
         self._scopes: tuple[str, ...] = ()
+        self._recorded: dict[str, list[float | None]] = {}
+        """The settings that change rarely, as recorded last."""
         self._peaks = [peak_lr(group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
@@ -51,6 +54,7 @@ class LearningRateProbe(Probe):
         if len(rates) != len(self._scopes):
             self._scopes = tuple(map(str, range(len(rates))))
         scopes = self._scopes
+        changed = self._changed()
         on_device = {group: rate for group, rate in enumerate(rates) if isinstance(rate, Tensor)}
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
@@ -58,11 +62,30 @@ class LearningRateProbe(Probe):
             for group, array in zip(on_device, arrays, strict=True):
                 values[group] = float(array)
             yield Reading("train/lr", scopes, values)
+            for name, settings in changed.items():
+                yield Reading(f"train/{name}", scopes, [math.nan if value is None else value for value in settings])
             if len(planned) == len(scopes) and not any(map(math.isnan, planned)):
                 meant = [share * peak for share, peak in zip(planned, self._peaks, strict=True)]
                 yield Reading("train/lr_plan", scopes, meant)
 
         return Pending([tensor.reshape(()) for tensor in on_device.values()], decode)
+
+    def _changed(self) -> dict[str, list[float | None]]:
+        """The weight decay and β2 of each group, if one differs from what was recorded last; None where it has none."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        decays = [_number(group.get("weight_decay")) for group in groups]
+        betas = [_number((*group.get("betas", ()), None, None)[1]) for group in groups]
+        changed = {
+            name: values
+            for name, values in (("weight_decay", decays), ("beta2", betas))
+            if any(value is not None for value in values) and values != self._recorded.get(name)
+        }
+        self._recorded |= changed
+        return changed
+
+
+def _number(setting: Any) -> float | None:
+    return float(setting) if isinstance(setting, int | float) else None
 
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:

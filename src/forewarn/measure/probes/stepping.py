@@ -63,8 +63,8 @@ class SteppingProbe(Probe):
         self._scaler = scaler
         self._steps = 0
         self._found: list[Tensor] = []
-        self._idle = [-1] * len(self._optimizers)
-        """Per optimizer: calls of `monitor.step` since its last step; -1 if it never stepped."""
+        self._idle = [1] * len(self._optimizers)
+        """Per optimizer: calls of `monitor.step` since its last step, or since the start if it never stepped."""
         self._last_scale = float("nan") if scaler is None else float(scaler.get_scale())
         self._updates = 0
 
@@ -81,7 +81,7 @@ class SteppingProbe(Probe):
     def collect(self, step: Step) -> Pending:
         steps, self._steps = self._steps, 0
         resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
-        self._idle = [idle if idle < 0 else idle + 1 for idle in self._idle]
+        self._idle = [idle + 1 for idle in self._idle]
         overflows, self._found = self._found, []
         if steps == 0:
             overflows += self._found_before_update()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -23,8 +23,8 @@ from forewarn.measure.step import Step
 from forewarn.types import FrozenCause
 
 
-def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array]:
-    """The ratio ‖Δw‖ / (‖w‖ + ε) and the norm ‖Δw‖ of each tensor, from what `UpdateSampler.moved` measured.
+def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) -> tuple[Array, Array, Array]:
+    """The ratio ‖Δw‖ / (‖w‖ + ε) and the norms ‖Δw‖ and ‖w‖ of each tensor, from what `UpdateSampler.moved` measured.
 
     An empty tensor has neither: NaN. Nor is there a ratio for a step away from exactly zero; without a step it is 0.
     """
@@ -35,7 +35,7 @@ def update_ratios(order: Sequence[int], sums: Sequence[Array], shares: Array) ->
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.sqrt(step) / (np.sqrt(weight) + EPSILON)
         ratios[(weight == 0) & (step > 0)] = np.nan
-        return ratios, np.sqrt(step / shares)
+        return ratios, np.sqrt(step / shares), np.sqrt(weight / shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,19 @@ class Obstacles:
     """The learning rate of each tensor."""
 
     @classmethod
-    def of(cls, parameter_index: ParameterIndex, rates: Array) -> Obstacles:
+    def of(cls, parameter_index: ParameterIndex, rates: Array, reached: Container[int] | None = None) -> Obstacles:
+        """`reached` has the ids of the parameters in no optimizer that got a gradient; None if that is unknown.
+
+        The others are trained by no loss on purpose, such as a target network or a moving average of the weights.
+        """
         parameters, trainable = parameter_index.parameters, parameter_index.trainable
         requires_grad = np.fromiter(map(attrgetter("requires_grad"), parameters), bool, len(parameters))
         by_tensor = np.where(parameter_index.groups() < 0, FrozenCause.NOT_IN_OPTIMIZER.value, FrozenCause.MOVING.value)
         by_tensor[~requires_grad] = FrozenCause.REQUIRES_GRAD_OFF.value
         by_tensor[~requires_grad & ~trainable] = FrozenCause.ON_PURPOSE.value
+        for index in np.flatnonzero(by_tensor == FrozenCause.NOT_IN_OPTIMIZER.value).tolist():
+            if reached is not None and id(parameters[index]) not in reached:
+                by_tensor[index] = FrozenCause.ON_PURPOSE.value
         return cls(by_tensor, rates)
 
     def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
@@ -74,8 +81,13 @@ class WeightsLookedAt:
     weights: Sequence[Tensor]
 
 
+_UPDATES = (
+    "update/ratio", "update/ratio_estimate", "update/norm", "update/frozen_cause", "monitor/update_ratio_median",
+)  # fmt: skip
+
+
 class UpdateProbe(Probe):
-    """`update/ratio`, `update/norm` and `update/stopped_by` per tensor, on measured steps.
+    """`update/ratio`, its estimate, `update/norm` and `update/stopped_by` per tensor, on measured steps.
 
     Weights are sampled when the first optimizer is about to step, and compared when the step ends. The update therefore
     includes several optimizers, closures and anything the loop does to the weights afterwards.
@@ -84,8 +96,8 @@ class UpdateProbe(Probe):
     name = "updates"
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
-        Stepping: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
-        GradientNorms: ("update/ratio", "update/norm", "update/frozen_cause", "monitor/update_ratio_median"),
+        Stepping: _UPDATES,
+        GradientNorms: _UPDATES,
     }
 
     def __init__(self, parameter_index: ParameterIndex, *, sample_size: int) -> None:
@@ -94,6 +106,8 @@ class UpdateProbe(Probe):
         self._version = parameter_index.version
         self._sampler = UpdateSampler(parameter_index.names, sample_size)
         self._rates = np.full(len(parameter_index.names), np.nan)
+        self._reached: set[int] = set()
+        """The ids of the parameters in no optimizer that got a gradient."""
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
@@ -104,6 +118,17 @@ class UpdateProbe(Probe):
         if not self._sampler.remembers:
             self._sampler.remember(self._parameter_index.parameters)
         self._rates = learning_rates(self._parameter_index)
+        self._see_gradients()
+
+    def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
+        if step.measured and closure:
+            self._see_gradients()
+
+    def _see_gradients(self) -> None:
+        for index in np.flatnonzero(self._parameter_index.groups() < 0).tolist():
+            parameter = self._parameter_index.parameters[index]
+            if parameter.grad is not None:
+                self._reached.add(id(parameter))
 
     def collect(self, step: Step) -> Pending | None:
         if not step.measured:
@@ -114,13 +139,13 @@ class UpdateProbe(Probe):
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
         names, shares = self._parameter_index.names, self._sampler.shares
-        obstacles = Obstacles.of(self._parameter_index, self._rates)
+        obstacles = Obstacles.of(self._parameter_index, self._rates, self._reached)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
             if stepping is None or gradients is None:
                 return
-            ratios, norms = update_ratios(order, arrays, shares)
+            ratios, norms, weight_norms = update_ratios(order, arrays, shares)
             stopped_by = obstacles.stopped_by(gradients, stepped=stepping.stepped, skipped=stepping.skipped)
             on_purpose = stopped_by == FrozenCause.ON_PURPOSE.value
             nothing_told = on_purpose | stepping.skipped
@@ -130,6 +155,8 @@ class UpdateProbe(Probe):
                 resting[self._parameter_index.of(optimizer)] = True
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
+            estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
+            yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
             yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
             for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)

@@ -1,0 +1,1 @@
+"""The training scripts of the benchmark: one file per kind, each with a loop of its own."""
