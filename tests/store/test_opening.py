@@ -62,6 +62,15 @@ def test_a_directory_above_runs_names_some_of_them(tmp_path, write):
         open_run(tmp_path / "runs")
 
 
+def test_a_run_that_nobody_closes_is_closed_when_it_is_dropped(tmp_path, write):
+    write().close()
+    run = open_run(tmp_path / "run")
+    connection = run._connection
+    del run
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        connection.execute("SELECT 1")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
