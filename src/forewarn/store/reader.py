@@ -78,7 +78,7 @@ class Run:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(sqlite3.ProgrammingError):  # if collected in another thread, which must not close it
+        with suppress(sqlite3.ProgrammingError, AttributeError):  # another thread must not close it; it never opened
             self.close()
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class GivenTargets:
     """Whether the targets of this step were given to the monitor."""
 
+    were_given: bool
+
 
 class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
@@ -62,7 +64,7 @@ class BatchProbe(Probe):
         return [
             ModuleTap(module, entered=self._entering(name))
             for name, module in modules.items()
-            if isinstance(module, _LAYERS)
+            if isinstance(module, _LAYERS) and self._layer in ("", name)
         ]
 
     def _entering(self, name: str) -> Any:
@@ -80,8 +82,9 @@ class BatchProbe(Probe):
         self._scale = self._print = self._targets = None
         if not step.measured:
             return None
-        if targets is not None:
-            step.provide(GivenTargets())
+        step.provide(GivenTargets(targets is not None))
+        if scale is None:
+            self._layer = ""  # another layer may come first now
         tensors = [tensor for tensor in (scale, fingerprint, targets) if tensor is not None]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:

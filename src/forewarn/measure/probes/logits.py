@@ -121,6 +121,7 @@ class LogitsProbe(Probe):
         total, rows, shift, targets = self._total, self._rows, self._shift, self._targets
         self._total, self._rows, self._shift, self._targets = None, 0, None, None
         failure, self._failure = self._failure, None
+        given = step.get(GivenTargets)
         if failure is not None:
             raise failure
         if total is None or shift is None or targets is None:
@@ -134,7 +135,7 @@ class LogitsProbe(Probe):
                 yield Reading("activation/log_z", ONE, log_z / rows)
                 yield Reading("activation/probability_rows", ONE, probabilities / rows)
             is_shown = (is_softmax or names_one) and num_targets >= _CLEAR_ROWS * rows
-            if is_shown and step.get(GivenTargets) is None:
+            if is_shown and not (given is not None and given.were_given):
                 yield from target_readings(counted)
 
         return Pending([shift, total, targets], decode)
