@@ -114,7 +114,7 @@ def test_a_weight_has_no_ratio_until_it_has_moved_away_from_zero(make, lr, watch
         ratio = moved / before.norm().item() if step else math.nan
         assert last(monitor, "update/ratio", "0.b") == pytest.approx(ratio, rel=1e-5, nan_ok=True)
         assert last(monitor, "monitor/update_ratio_max") < 3
-    assert not monitor.alerts
+    assert {alert.code for alert in monitor.alerts} <= {"D103"}  # every step has the same batch
 
 
 def test_a_zero_that_does_not_move_is_still_frozen(watch):
@@ -142,7 +142,7 @@ def test_a_layer_frozen_on_purpose_before_the_run_is_no_alert(small, watch):
     train(model, optimizer, monitor, steps=8)
     assert cause_of(monitor, "0.weight") is FrozenCause.ON_PURPOSE
     assert math.isnan(last(monitor, "update/ratio", "0.weight"))
-    assert not monitor.alerts
+    assert {alert.code for alert in monitor.alerts} <= {"U114"}  # the share that is frozen, as information
 
 
 def test_a_parameter_in_no_optimizer_group_is_named_at_once(watch):
