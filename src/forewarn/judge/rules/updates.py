@@ -10,6 +10,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -47,7 +48,7 @@ class UpdateRatioHigh(Settings):
     """Fall of the loss, as a fraction of the first loss, from which nothing fires during the first steps. A rise by as
     much fires at once."""
     first_losses: int = between(10, 0, counts="readings")
-    """Number of losses to wait for at the start if the loss neither falls nor rises by that much."""
+    """Number of losses to wait for at the start of a run with SGD, if the loss neither falls nor rises by that much."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
 
@@ -83,8 +84,8 @@ def update_ratio_high(
 
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
-    the limits are wider during the first steps, and nothing fires then while the loss falls, or before it has had ten
-    steps to do so.
+    the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps shrink
+    with the gradients, the loss gets ten steps to begin.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -100,7 +101,8 @@ def update_ratio_high(
     starting = now < settings.start_steps
     if starting and _has_fallen(loss.series(), settings.learning):
         return
-    patience = settings.waiting_factor if starting and _may_settle(loss.series(), settings) else 1.0
+    waits = starting and steps_grow_with_gradients(info) and _may_settle(loss.series(), settings)
+    patience = settings.waiting_factor if waits else 1.0
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
