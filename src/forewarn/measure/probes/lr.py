@@ -37,12 +37,16 @@ class LearningRateProbe(Probe):
         self._used[index] = _rates(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "peaks": self._peaks}
+        return {"steps": self._steps, "peaks": self._peaks, "recorded": self._recorded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = int(state["steps"])
         if len(state["peaks"]) == len(self._peaks):  # otherwise the groups have changed
             self._peaks = [float(peak) for peak in state["peaks"]]
+        self._recorded = {
+            name: [None if value is None else float(value) for value in values]
+            for name, values in state.get("recorded", {}).items()
+        }
 
     def collect(self, step: Step) -> Pending:
         used, self._used = self._used, {}
