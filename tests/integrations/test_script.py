@@ -435,11 +435,12 @@ def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
         for _ in range(STEPS):
             x, y = batch()
-            scaler.scale(functional.mse_loss(model(x), y)).backward()
+            scaler.scale(10 * functional.mse_loss(model(x), y + 1)).backward()  # too large at first
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
 
+    torch.manual_seed(0)
     watched(overflowing)
     skipped = watched.series("update/skipped")
     assert len(skipped) == STEPS
