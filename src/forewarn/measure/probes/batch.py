@@ -29,6 +29,8 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class GivenTargets:
     """Whether the targets of this step were given to the monitor."""
 
+    given: bool
+
 
 class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
@@ -80,8 +82,7 @@ class BatchProbe(Probe):
         self._scale = self._print = self._targets = None
         if not step.measured:
             return None
-        if targets is not None:
-            step.provide(GivenTargets())
+        step.provide(GivenTargets(targets is not None))
         tensors = [tensor for tensor in (scale, fingerprint, targets) if tensor is not None]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:

@@ -113,6 +113,11 @@ class LogitsProbe(Probe):
 
         return seen
 
+    def _are_given(self, step: Step) -> bool:
+        """Whether the targets of this step are known without the gradient."""
+        fact = step.get(GivenTargets)
+        return fact is not None and fact.given
+
     def _fail(self, error: Exception) -> None:
         """Keep an error for `collect` to raise: a hook must not raise into the backward pass."""
         self._failure = error
@@ -128,13 +133,14 @@ class LogitsProbe(Probe):
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             (of_rows, of_values, num_targets), (log_z, probabilities), counted = arrays
+            are_given = self._are_given(step)
             is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values
             names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
             if is_softmax:
                 yield Reading("activation/log_z", ONE, log_z / rows)
                 yield Reading("activation/probability_rows", ONE, probabilities / rows)
             is_shown = (is_softmax or names_one) and num_targets >= _CLEAR_ROWS * rows
-            if is_shown and step.get(GivenTargets) is None:
+            if is_shown and not are_given:
                 yield from target_readings(counted)
 
         return Pending([shift, total, targets], decode)
