@@ -12,7 +12,7 @@ def fed(code, norm, epsilon, dtype="float32", objective="auto"):
     run = Run(code, info=RunInfo(parameters=parameters, groups=({"eps": epsilon},), objective=objective))
     for _ in range(4):
         run.feed({
-            "gradient/norm": {"a.weight": norm}, "monitor/vanishing_count": norm, "gradient/global_norm": norm,
+            "gradient/norm": {"a.weight": norm}, "monitor/update_ratio_median": 1e-6, "gradient/global_norm": norm,
             "train/loss": 2.0,
         })  # fmt: skip
     return run.ledger.alerts

@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import settings_of
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, keep_in_float32
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median
@@ -36,8 +36,8 @@ class EpsilonDominates(Settings):
 
 @rule(
     "U112", "epsilon-dominates",
-    reads=("monitor/vanishing_count", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
-    when=("monitor/vanishing_count",), per_scope=True, hold=3, keep=100,
+    reads=("monitor/update_ratio_median", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
+    when=("monitor/update_ratio_median",), per_scope=True, hold=3, keep=100,
     explains=("L104", "L105", "U101", "U103", "E102", "E103", "E105", "E106"),
     settings=EpsilonDominates,
     message=Message(
@@ -61,8 +61,8 @@ def epsilon_dominates(
     The default of 1e-8 never does that. In reinforcement learning, where large epsilons are common, it is information.
 
     ## Example
-    fires: 0x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1.0
-    quiet: 0x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1e-8
+    fires: 1e-6x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1.0
+    quiet: 1e-6x3 | gradient/norm{layer.weight} 0.01x3 | group/eps 1e-8
     """
     if gradient.at != typical.at or math.isnan(typical.series().last):
         return None
@@ -79,9 +79,15 @@ def epsilon_dominates(
     return finding(severity, median(sizes[judged]), settings.share * epsilon, epsilon=epsilon)
 
 
+def _in_half_precision(settings: None, info: RunInfo) -> Gate:
+    is_likely = any(parameter.dtype == "float16" for parameter in info.parameters.values())
+    return lambda _step, _norm: is_likely
+
+
 @rule(
-    "U113", "epsilon-underflow", reads=("monitor/vanishing_count", "gradient/norm"),
-    when=("monitor/vanishing_count",), per_scope=True, keep=100,
+    "U113", "epsilon-underflow", reads=("gradient/global_norm", "gradient/norm"),
+    when=("gradient/global_norm",), per_scope=True, keep=100,
+    gate=_in_half_precision,
     explains=("L101", "L102", "L103", "L107", "L108", "G101", "U102", "W101", "W102", "A103"),
     message=Message(
         "The epsilon of the optimizer is zero in float16",
@@ -93,7 +99,7 @@ def epsilon_dominates(
                "the smallest positive float16 is 6e-8: a smaller epsilon is rounded to zero", to=1e-4),
     ),
 )  # fmt: skip
-def epsilon_underflow(count: Panel, gradient: Panel, info: RunInfo) -> Finding | None:
+def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | None:
     """The optimizer's epsilon is rounded to zero, because the weights are in float16.
 
     ## Why is this bad?
@@ -102,10 +108,10 @@ def epsilon_underflow(count: Panel, gradient: Panel, info: RunInfo) -> Finding |
     use autocast, or raise epsilon.
 
     ## Example
-    fires: 0 | gradient/norm{half.weight} 0.1 | group/eps 1e-8
-    quiet: 0 | gradient/norm{layer.weight} 0.1 | group/eps 1e-8
+    fires: 0.1 | gradient/norm{half.weight} 0.1 | group/eps 1e-8
+    quiet: 0.1 | gradient/norm{layer.weight} 0.1 | group/eps 1e-8
     """
-    if gradient.at != count.at or math.isnan(count.series().last):
+    if gradient.at != norm.at or math.isnan(norm.series().last):
         return None
     epsilons = settings_of(gradient.scopes, "eps", info)
     lost = in_float16(gradient.scopes, info) & (epsilons > 0) & (epsilons < _SMALLEST_HALF)

@@ -241,8 +241,8 @@ class MostlyFrozen(Settings):
 
 
 @rule(
-    "U114", "mostly-frozen", reads=("monitor/frozen_count", "update/frozen_cause"),
-    when=("monitor/frozen_count",), per_scope=True, keep=1000,
+    "U114", "mostly-frozen", reads=("monitor/update_ratio_median", "update/frozen_cause"),
+    when=("monitor/update_ratio_median",), per_scope=True, keep=1000,
     settings=MostlyFrozen,
     message=Message(
         "{value:%} of the model is frozen",
@@ -254,7 +254,7 @@ class MostlyFrozen(Settings):
                "a frozen weight keeps its initial value"),
     ),
 )  # fmt: skip
-def mostly_frozen(count: Panel, causes: Panel, settings: MostlyFrozen, info: RunInfo) -> Finding | None:
+def mostly_frozen(typical: Panel, causes: Panel, settings: MostlyFrozen, info: RunInfo) -> Finding | None:
     """Most of the model was frozen before the run.
 
     ## Why is this bad?
@@ -262,11 +262,11 @@ def mostly_frozen(count: Panel, causes: Panel, settings: MostlyFrozen, info: Run
     frozen by mistake, it stays at its random start, nothing fails, and the loss falls less far.
 
     ## Example
-    fires: 0 | update/frozen_cause{body.weight} 1 | update/frozen_cause{head.bias} 0
-    quiet: 0 | update/frozen_cause{body.weight} 0 | update/frozen_cause{head.bias} 1
+    fires: 0.01 | update/frozen_cause{body.weight} 1 | update/frozen_cause{head.bias} 0
+    quiet: 0.01 | update/frozen_cause{body.weight} 0 | update/frozen_cause{head.bias} 1
     """
     frozen = causes.last == FrozenCause.ON_PURPOSE.value
-    if causes.at != count.at or math.isnan(count.series().last) or not frozen.any():
+    if causes.at != typical.at or math.isnan(typical.series().last) or not frozen.any():
         return None
     sizes = num_elements(causes.scopes, info).copy()
     sizes[[scope in copies(info) for scope in causes.scopes]] = 0.0
