@@ -101,8 +101,8 @@ def update_ratio_high(
     starting = now < settings.start_steps
     if starting and _has_fallen(loss.series(), settings.learning):
         return
-    waits = starting and steps_grow_with_gradients(info) and _may_settle(loss.series(), settings)
-    patience = settings.waiting_factor if waits else 1.0
+    waits = starting and _may_settle(loss.series(), settings) and steps_grow_with_gradients(info)
+    patience = settings.waiting_factor**waits  # 1 if it does not wait
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
