@@ -222,7 +222,10 @@ class Monitor:
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
-        self.clipped(norm, max_norm)
+        try:
+            self.clipped(norm, max_norm)
+        except Exception as error:  # the gradients are clipped, whatever becomes of their norm
+            self._failed(error)
         return norm
 
     def clipped(self, norm: Tensor | float | None, max_norm: float) -> None:
