@@ -427,8 +427,18 @@ def test_models_that_are_trained_in_turn_are_a_run_each(watched: Watched) -> Non
     assert [len(watched.series("train/loss", run)) for run in range(2)] == [STEPS - 1, STEPS]
 
 
+def used_scaler() -> torch.amp.GradScaler:
+    """A scaler that a training before this one has used."""
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(1))
+    return scaler
+
+
 @pytest.mark.ci
-def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
+@pytest.mark.parametrize("earlier", [(), (used_scaler,)], ids=["one scaler", "one of an earlier training"])
+def test_a_step_that_the_scaler_skips_is_a_step(earlier: tuple[Callable[[], Any], ...], watched: Watched) -> None:
+    kept = [make() for make in earlier]
+
     def overflowing() -> None:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -440,8 +450,8 @@ def test_a_step_that_the_scaler_skips_is_a_step(watched: Watched) -> None:
             scaler.update()
             optimizer.zero_grad()
 
-    torch.manual_seed(0)
     watched(overflowing)
+    assert len(kept) == len(earlier)
     skipped = watched.series("update/skipped")
     assert len(skipped) == STEPS
     assert skipped[0] == 1

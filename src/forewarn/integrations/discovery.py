@@ -335,13 +335,12 @@ class Discovery:
     ) -> None:
         from forewarn.attach import watch
 
-        scalers = family.scalers
         self.is_beginning = True
         try:
             monitor = watch(
                 models[0] if len(models) == 1 else named(models),
                 list(optimizers),
-                **{**self._settings, "views": [views], "scaler": scalers[0] if len(scalers) == 1 else None, **more},
+                **{**self._settings, "views": [views], "scaler": family.scaler, **more},
             )
         finally:
             self.is_beginning = False
@@ -476,14 +475,17 @@ class Family:
 
     def __init__(self) -> None:
         modules: list[nn.Module] = []
-        self.scalers: list[Any] = []
-        """The gradient scalers that scale."""
+        scalers: list[Any] = []
         for thing in gc.get_objects():
             kind = type(thing)
             if issubclass(kind, nn.Module) and not kind.__module__.startswith("forewarn.measure."):  # not our own
                 modules.append(thing)
             elif issubclass(kind, torch.amp.GradScaler) and thing.is_enabled():
-                self.scalers.append(thing)
+                scalers.append(thing)
+        if len(scalers) > 1:  # those of earlier trainings have scaled already
+            scalers = [own for own in scalers if own._scale is None]
+        self.scaler = scalers[0] if len(scalers) == 1 else None
+        """The gradient scaler of what begins now; None if it cannot be told, and then it is found at a step."""
         self._owners: dict[int, list[nn.Module]] = {}
         """By the id of a parameter, the modules that hold it."""
         self._parents: dict[int, list[nn.Module]] = {}
