@@ -29,7 +29,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import Panel, Series, median, trailing
 from forewarn.judge.spike import Spike
-from forewarn.judge.tensor_kinds import matrices
+from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -321,13 +321,26 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGradient(Settings):
+    """When `missing-gradient` fires."""
+
+    unused_share: float = between(0.2, 0.0, 1.0)
+    """Fraction of all weights that must be in layers that are never called for them to be a warning."""
+
+
 @rule(
-    "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
+    "G108", "missing-gradient", reads=("gradient/missing", "activation/mean"), when=("gradient/missing",),
+    per_scope=True, hold=3, keep=100,
     explains=("U101",),
-    message=Message(
-        "{scope} receives no gradient",
-        "",
-        "the backward pass does not reach it: its `.grad` is None",
+    settings=MissingGradient,
+    message=(
+        Message("{layer} is never called", "", "the forward pass does not use it, so {scope} is not trained"),
+        Message(
+            "{scope} receives no gradient",
+            "",
+            "the backward pass does not reach it: its `.grad` is None",
+        ),
     ),
     remedies=(
         advise("check_graph", "Check that the loss depends on {scope}",
@@ -337,7 +350,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
                "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, info: RunInfo) -> Iterator[Finding]:
     """The backward pass never reaches a trainable parameter.
 
     ## Why is this bad?
@@ -348,17 +361,31 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     used only now and then, such as an expert without tokens. Such a gap is reported once it is too long for chance,
     judged by earlier gaps of the parameter and its siblings. A parameter without elements is never reported.
 
+    A layer that the forward pass never calls is information only: many models define layers that one of their modes
+    does not use. If such layers hold a fifth of all weights, it is a warning.
+
     ## Example
     fires: gradient/missing{layer.weight} 1x3
+    fires: gradient/missing{a.weight} 0x3 | gradient/missing{b.weight} 1x3 | activation/mean{a} 0.1x3
     fires: gradient/missing{experts.0.weight} 0 1 0 1x52
     quiet: gradient/missing{experts.0.weight} 0 1 0 1x9
     quiet: gradient/missing{experts.0.weight} 1x9 | gradient/missing{experts.1.weight} 1 0x8
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
-    for index in np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes)):
-        parameter = info.parameters.get(missing.scopes[index])
-        if parameter is None or 0 not in parameter.shape:
-            yield finding(Severity.WARNING, missing.last[index], 0.0, missing.scopes[index])
+    without = np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes))
+    unused = never_called(outputs, info) if len(without) and outputs.at == missing.at else set()
+    sizes = num_elements(missing.scopes, info)
+    unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
+    for index in without:
+        scope = missing.scopes[index]
+        parameter = info.parameters.get(scope)
+        if parameter is not None and 0 in parameter.shape:
+            continue
+        if scope not in unused:
+            yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
+            continue
+        severity = Severity.WARNING if unused_size >= settings.unused_share * sizes.sum() else Severity.INFO
+        yield finding(severity, missing.last[index], 0.0, scope, layer=layer_of(scope))
 
 
 @rule(
@@ -577,5 +604,6 @@ class GradientThresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    missing_gradient: MissingGradient = MissingGradient()
     clip_too_tight: ClipTooTight = ClipTooTight()
     gradient_changed_before_step: GradientChangedBeforeStep = GradientChangedBeforeStep()
