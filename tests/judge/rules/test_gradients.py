@@ -206,6 +206,15 @@ def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_the
     assert alert.severity is severity
 
 
+@pytest.mark.parametrize(("loss", "severity"), [(2.0, Severity.INFO), (2.6, Severity.WARNING)])
+def test_a_tall_spike_is_a_warning_if_its_loss_stands_out_as_well(loss, severity):
+    run = Run("G104")
+    for norm, level in zip(noise(0.1, 200), noise(0.03, 200, seed=1), strict=True):
+        run.feed({"gradient/global_norm": float(norm), "train/loss": 2.0 * float(level)})
+    run.feed({"gradient/global_norm": 27.0, "train/loss": loss})
+    assert run.ledger.firing[0].severity is severity
+
+
 @pytest.mark.parametrize("shift", [0.0, 11.0])
 def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
     run = Run("G104")

@@ -27,7 +27,7 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Panel, Series, median, trailing
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
 from forewarn.settings import Settings, between
@@ -264,6 +264,8 @@ class GradientSpike(Spike):
     """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
+    loss_spread: float = between(2.0, 0.0)
+    """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
     """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
     negligible_share: float = between(0.2, 0.0, 1.0)
@@ -294,13 +296,15 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Three kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
-    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second comes when the
-    loss has just begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning.
-    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
+    Four kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second is a single
+    spike below a hundred times the level whose loss is no higher than usual. The third comes when the loss has just
+    begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning. The fourth
+    comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
 
     ## Example
     fires: 1.0+0.001x100 30.0
+    fires: 1.0+0.001x100 30.0 | train/loss 2.0x50 2.1x50 4.0
     fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
@@ -309,7 +313,8 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
         return None
     ratio, lasting = deviation.ratio, norm.steps_of(deviation.lasting)
     clipped_ratio = min(ratio, clip.last / deviation.level) if clip.at == norm.at else ratio
-    tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
+    extreme = ratio > settings.warning_factor**2
+    tall = extreme or (clipped_ratio > settings.warning_factor and _stands_out(loss, norm.at, settings))
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
     severe = tall or (lasting >= settings.lasting_steps and not now < before)
@@ -319,6 +324,17 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     return finding(
         severity, deviation.value, deviation.bound, level=deviation.level, ratio=ratio, lasting_steps=lasting
     )
+
+
+def _stands_out(loss: Series, step: int, settings: GradientSpike) -> bool:
+    """Whether the loss of this step is above most of the recent ones by more than their spread; True if unknown."""
+    if loss.at != step or not math.isfinite(loss.last):
+        return True
+    earlier = loss.finite(settings.window + 1)[:-1]
+    if len(earlier) < settings.minimum:
+        return True
+    level = median(earlier)
+    return bool(loss.last > level + settings.loss_spread * MAD_TO_STD * median(np.abs(earlier - level)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
