@@ -69,6 +69,8 @@ _CATALOGUE = (
     Metric("train/clip", RUN, EVERY_STEP, "", SAME,
            "Norm to which gradients are clipped: through the monitor, or as two measured steps show it."),
     Metric("train/loss_scale", RUN, EVERY_STEP, "", SAME, "Scale of the `GradScaler`, if there is one."),
+    Metric("train/applied_twice", RUN, MEASURED, "code", MAX,
+           "1 if the loss applies softmax to a softmax, 2 if it applies sigmoid to a sigmoid, 0 otherwise."),
     Metric("train/*", RUN, EVERY_STEP, "", MEAN,
            "Your own value: extra keyword arguments of `monitor.step` are recorded as `train/NAME`.", loggable=True),
     Metric("gradient/global_norm", MODEL, EVERY_STEP, "", L2,
