@@ -41,6 +41,7 @@ class Terminal:
             [sys.executable, "-m", "forewarn", *map(str, arguments)],
             stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True,
             env={**os.environ, "TERM": "xterm-256color"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )  # fmt: skip
 
     def resize(self, columns: int, rows: int) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.judge.forecast import LossCurve
-from forewarn.metrics import label
+from forewarn.metrics import BUILT_IN, label
 from forewarn.standing import NOT_FALLING, RUNNING, alert_words, exit_code, run_state, verdict
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
@@ -224,8 +224,8 @@ class RunScreen:
         if self.metric_name is not None:
             step, values = self.shown.layers[self.metric_name]
             scale = BarScale.of(values.values())
-            name = label(self.metric_name)
-            title = f"{name[:1].upper()}{name[1:]} by layer, step {step}{', log scale' * scale.is_logarithmic}"
+            name = BUILT_IN.title(self.metric_name)
+            title = f"{name} by layer, step {step}{', log scale' * scale.is_logarithmic}"
             parts += [Text(), Text(title, style=_title(layer is not None))]
             if not scale.is_logarithmic and scale.low > 0:
                 scale = BarScale(0.0, scale.high, is_logarithmic=False)  # so that bars compare by their lengths
