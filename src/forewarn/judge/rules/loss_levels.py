@@ -143,13 +143,13 @@ def loss_plateau(
         ),
     ),
     remedies=(
-        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights")),
+        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights", of_peak=True)),
         for_cause("large_steps", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
         advise("inspect_labels", "Check that each label belongs to its input",
                "a model cannot learn from shuffled labels"),
-        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low")),
+        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low", of_peak=True)),
     ),
 )  # fmt: skip
 def loss_not_starting(
