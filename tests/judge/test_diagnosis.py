@@ -151,7 +151,7 @@ def test_symptoms_name_their_cause(diagnosed: Callable[..., Diagnosis]) -> None:
 
 
 def test_a_run_without_a_step_is_not_called_healthy(diagnosed: Callable[..., Diagnosis]) -> None:
-    assert diagnosed({}, RunInfo()).verdict == "too early to tell"
+    assert diagnosed({"train/loss": []}, RunInfo()).verdict == "too early to tell"
 
 
 def test_an_empty_run_is_healthy_and_knows_nothing(diagnosed: Callable[..., Diagnosis]) -> None:

@@ -44,7 +44,7 @@ class LossGraph:
 def loss_graph(root: Any) -> LossGraph:
     """What the graph behind a loss shows, from its `grad_fn`; it survives the backward pass."""
     has_softmax, is_whole, twice = False, root is not None, ""
-    waiting, seen = [root], set()
+    waiting, seen = [root], set[Any]()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

@@ -89,7 +89,7 @@ class DoubleSoftmax(Settings):
     ),
     remedies=(
         for_cause("softmax", advise(
-            "remove_softmax", "Return the logits: remove the softmax at the end of the model",
+            "remove_softmax", "Pass logits to the loss: remove the softmax in front of it",
             "`cross_entropy` applies log-softmax itself",
         )),
         for_cause("softmax", advise(
