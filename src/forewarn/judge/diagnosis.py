@@ -13,7 +13,7 @@ from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules.evaluation import GeneralizationGap, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
-from forewarn.standing import HEALTHY, VERDICTS, exit_code, verdict
+from forewarn.standing import HEALTHY, TOO_EARLY, VERDICTS, exit_code, verdict
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
 from forewarn.types import Alert, RuleInfo
@@ -53,7 +53,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The run in a few words. If a rule that judged it live is missing here, the words say so."""
-        words = verdict(self.alerts, self.is_falling)
+        words = TOO_EARLY if self.last_step is None else verdict(self.alerts, self.is_falling)
         return f"{words} by the rules loaded here" if self.not_judged and words == VERDICTS[HEALTHY] else words
 
 
