@@ -1,0 +1,522 @@
+/**
+ * Everything that comes from the server, or from the report that this page is in.
+ *
+ * Charts ask for what they draw on every frame (`run.line(...)`). What is not here yet is fetched, all of a frame in one
+ * request, and the page is drawn again when it arrives.
+ */
+
+import { decode, fromBase64, type Packed } from "./packed";
+import { type Points, reduce, type Span } from "./scale";
+
+export type Severity = "healthy" | "info" | "warning" | "critical";
+
+export interface Remedy {
+  do: string;
+  change: string | null;
+  why: string;
+  safety: string;
+  safety_word: string;
+}
+
+export interface Alert {
+  key: string;
+  code: string;
+  name: string;
+  severity: Exclude<Severity, "healthy">;
+  state: "firing" | "resolved";
+  headline: string;
+  numbers: string;
+  cause: string | null;
+  place: string;
+  scope: string;
+  places: string[];
+  scopes: string[];
+  since: number;
+  fired: number;
+  last: number;
+  follows: string;
+  is_symptom: boolean;
+  remedies: Remedy[];
+  explanation: string;
+  limit: number | null;
+  side: "above" | "below" | null;
+  value: number | null;
+  judged: { name: string; scope: string } | null;
+  usual: [number, number] | null;
+  computed: string | null;
+}
+
+export interface Metric {
+  label: string;
+  unit: string;
+  meaning: string;
+  log: boolean;
+  low: number | null;
+  high: number | null;
+}
+
+export interface Overview {
+  run: string;
+  path: string;
+  words: string;
+  state: {
+    word: string;
+    sentence: string;
+    end: { reason: string; time: number } | null;
+    last_step: number | null;
+    num_steps: number;
+    updated: number;
+    step_seconds: number | null;
+  };
+  verdict: {
+    severity: Severity;
+    word: string;
+    sentence: string;
+    headline: string | null;
+    numbers: string | null;
+    cause: string | null;
+    since: number | null;
+    code: string | null;
+    name: string | null;
+    followed: string | null;
+  };
+  remedies: Remedy[];
+  alerts: Alert[];
+  checklist: { name: string; state: string; detail: string }[];
+  epochs: { words: string }[];
+  metrics: Record<string, Metric>;
+  series: { name: string; scopes: string[]; count: number }[];
+  layers: { scope: string; label: string; block: string | null; shape: number[] }[];
+  blocks: string[];
+  histograms: Record<string, string[]>;
+  config: Record<string, unknown>;
+  environment: Record<string, unknown>;
+  cost: { sentence: string } | null;
+}
+
+export interface RunRow {
+  run: string;
+  model: string;
+  state: string;
+  num_steps: number;
+  last_step: number | null;
+  last_loss: number | null;
+  updated: number;
+  alerts: { critical: number; warning: number; info: number };
+  tags: string[];
+  note: string;
+  error?: string;
+}
+
+export interface Comparison {
+  runs: { run: string; words: string }[];
+  config: { key: string; values: unknown[] }[];
+  environment: { key: string; values: unknown[] }[];
+  part: { step: number; metric: string; words: string } | null;
+  layers: { scope: string; metric: string; values: (number | null)[]; ratio: number | null }[];
+  alerts: { code: string; name: string; headline: string; fired: (number | null)[] }[];
+  losses: { first: number | null; last: number | null; best: number | null }[];
+  words: string[];
+}
+
+/** A series, maybe reduced to the lowest and highest value per pixel column. */
+export interface Line extends Points {
+  name: string;
+  scope: string;
+  reduced: boolean;
+  version: number;
+}
+
+/** Values over depth and steps. */
+export interface DepthMap {
+  metric: string;
+  scopes: string[];
+  starts: number[];
+  ends: number[];
+  low: number;
+  high: number;
+  cells: Float32Array;
+  version: number;
+}
+
+/** Shares of a tensor's values by size, over steps. */
+export interface Histograms {
+  steps: number[];
+  exponents: number[];
+  shares: Float32Array;
+  zeros: Float32Array;
+  version: number;
+}
+
+/** Values over depth at one step, with what was usual before it. */
+export interface Profile {
+  step: number;
+  scopes: string[];
+  values: ArrayLike<number>;
+  low: ArrayLike<number>;
+  high: ArrayLike<number>;
+}
+
+interface Embedded {
+  overview: Overview;
+  blobs: Record<string, string>;
+}
+
+const MAP_COLUMNS = 400;
+const HISTOGRAM_COLUMNS = 120;
+const SERIES_PER_REQUEST = 40;
+const MOST_POINTS = 8000;
+const SETTLE_MILLISECONDS = 250;
+const REFRESH_MILLISECONDS = 2000;
+const OVERVIEW_MILLISECONDS = 20000;
+
+let version = 0;
+
+export function embedded(): Embedded | null {
+  const element = document.getElementById("embedded");
+  return element ? (JSON.parse(element.textContent) as Embedded) : null;
+}
+
+type Query = [string, string | number][];
+
+async function request(path: string, query: Query, init?: RequestInit): Promise<Response> {
+  const text = query.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
+  const response = await fetch(`api/${path}${text ? `?${text}` : ""}`, init);
+  if (response.ok) return response;
+  const said = (await response.json().catch(() => null)) as { error?: string } | null;
+  throw new Error(said?.error ?? `The server answered ${response.status} ${response.statusText}.`);
+}
+
+export async function getJson<T>(path: string, query: Query = []): Promise<T> {
+  return (await request(path, query)).json() as Promise<T>;
+}
+
+async function getPacked(path: string, query: Query): Promise<Packed> {
+  return decode(await (await request(path, query)).arrayBuffer());
+}
+
+export function writeToken(): string | null {
+  return document.querySelector<HTMLMetaElement>("meta[name=token]")?.content ?? null;
+}
+
+export async function writeNote(run: string, tags: string[], note: string): Promise<void> {
+  const headers = { "content-type": "application/json", "x-forewarn-token": writeToken() ?? "" };
+  await request("note", [["run", run]], { method: "POST", headers, body: JSON.stringify({ tags, note }) });
+}
+
+/** The series of an answer of `/api/series`. */
+export function linesOf({ header, arrays }: Packed): Line[] {
+  return (header.series as { name: string; scope: string; reduced: boolean }[]).map(({ name, scope, reduced }, index) => ({
+    name,
+    scope,
+    reduced,
+    steps: Array.from(arrays[`steps:${index}`]!),
+    values: Array.from(arrays[`values:${index}`]!),
+    version: ++version,
+  }));
+}
+
+interface Held {
+  packed: Packed | null;
+  version: number;
+  fetched: number;
+  busy: boolean;
+}
+
+interface HeldLine {
+  whole: Points;
+  line: Line;
+  detail: string;
+}
+
+export type Connection = "live" | "lost" | "over";
+
+export class RunData {
+  connection: Connection = "over";
+  error: string | null = null;
+  private lines = new Map<string, HeldLine | null>();
+  private wanted = new Set<string>();
+  private held = new Map<string, Held>();
+  private settled: Span | null = null;
+  private settling = 0;
+  private events: EventSource | null = null;
+  private overviewed = Date.now();
+  private appending = false;
+  private scopes = new Map<string, Set<string>>();
+  private offline: Map<string, Packed> | null = null;
+
+  constructor(public overview: Overview, private changed: (what: "data" | "overview") => void, blobs?: Record<string, string>) {
+    this.index();
+    if (blobs) this.load(blobs);
+  }
+
+  static async open(run: string, changed: (what: "data" | "overview") => void): Promise<RunData> {
+    return new RunData(await getJson<Overview>("run", [["run", run]]), changed);
+  }
+
+  get id(): string {
+    return this.overview.run;
+  }
+
+  get last(): number {
+    return this.overview.state.last_step ?? 0;
+  }
+
+  scopesOf(name: string): string[] {
+    return [...(this.scopes.get(name) ?? [])];
+  }
+
+  records(name: string, scope?: string): boolean {
+    const scopes = this.scopes.get(name);
+    return scopes !== undefined && (scope === undefined || scopes.has(scope));
+  }
+
+  /** The series, or undefined while it is on its way or if it was never recorded. */
+  line(name: string, scope = ""): Line | undefined {
+    const key = `${name}@${scope}`;
+    const held = this.lines.get(key);
+    if (held === undefined && this.records(name, scope) && !this.offline) {
+      this.lines.set(key, null);
+      this.want(key);
+    }
+    return held?.line ?? (held === undefined && this.offline ? this.fromMap(name, scope) : undefined);
+  }
+
+  map(metric: string): DepthMap | undefined {
+    const held = this.fetched("map", [["metric", metric]], MAP_COLUMNS, (packed) => (packed.header.starts as number[]).length);
+    if (!held?.packed) return undefined;
+    const { header, arrays } = held.packed;
+    return { ...(header as unknown as DepthMap), cells: Object.values(arrays)[0] as Float32Array, version: held.version };
+  }
+
+  histograms(metric: string, scope: string): Histograms | undefined {
+    const query: Query = [["metric", metric], ["scope", scope]];
+    const held = this.fetched("histograms", query, HISTOGRAM_COLUMNS, (packed) => (packed.header.steps as number[]).length);
+    if (!held?.packed) return undefined;
+    const { header, arrays } = held.packed;
+    const shares = Object.entries(arrays).find(([name]) => name !== "zeros")![1] as Float32Array;
+    return { ...(header as unknown as Histograms), shares, zeros: arrays.zeros as Float32Array, version: held.version };
+  }
+
+  /** The exact profile, where it can be fetched. */
+  async profile(metric: string, step: number): Promise<Profile | null> {
+    if (this.offline) return null;
+    const { header, arrays } = await getPacked("profile", [["run", this.id], ["metric", metric], ["step", step]]);
+    const [values, low, high] = Object.values(arrays);
+    return { ...(header as unknown as Profile), values: values!, low: low!, high: high! };
+  }
+
+  /** Says which steps are in view. If they stay, what was reduced is fetched again for them alone. */
+  look(window: Span): void {
+    const now = this.settled ?? [0, this.last];
+    if (this.offline || (window[0] === now[0] && window[1] === now[1])) return;
+    clearTimeout(this.settling);
+    this.settling = window_timeout(() => {
+      this.settled = window[0] <= 0 && window[1] >= this.last ? null : [Math.floor(window[0]), Math.ceil(window[1])];
+      for (const [key, held] of this.lines) if (held?.line.reduced && held.detail !== this.detail) this.want(key);
+      this.changed("data");
+    }, SETTLE_MILLISECONDS);
+  }
+
+  /** Listens for new steps until the run is over or `close` is called. */
+  follow(): void {
+    this.events?.close();
+    const events = (this.events = new EventSource(`api/events?run=${encodeURIComponent(this.id)}`));
+    events.onopen = () => this.connect("live");
+    events.onerror = () => {
+      this.connect("lost");
+      // A server that answers with an error ends the stream; one that is away does not.
+      if (events.readyState === EventSource.CLOSED && this.events === events) window_timeout(() => this.events === events && this.follow(), 3000);
+    };
+    events.addEventListener("changed", (event: MessageEvent<string>) => void this.grow(JSON.parse(event.data)));
+  }
+
+  close(): void {
+    this.events?.close();
+    this.events = null;
+    clearTimeout(this.settling);
+  }
+
+  private alerts = -1;
+
+  private async grow(news: { last_step: number | null; num_steps: number; updated: number; state: string; alerts: number }): Promise<void> {
+    const { state } = this.overview;
+    const before = state.last_step ?? -1;
+    const turned = news.state !== state.word || (this.alerts >= 0 && news.alerts !== this.alerts) || before < 0;
+    const grown = news.last_step !== state.last_step;
+    this.alerts = news.alerts;
+    Object.assign(state, { last_step: news.last_step, num_steps: news.num_steps, updated: news.updated });
+    try {
+      if (turned || (grown && Date.now() - this.overviewed > OVERVIEW_MILLISECONDS)) {
+        this.overviewed = Date.now();
+        this.overview = await getJson<Overview>("run", [["run", this.id]]);
+        this.index();
+        this.changed("overview");
+      }
+      if (grown) await this.append(before);
+    } catch (error) {
+      this.fail(error);
+    }
+    this.changed("data");
+  }
+
+  private async append(from: number): Promise<void> {
+    const keys = [...this.lines].filter(([, held]) => held).map(([key]) => key);
+    if (this.appending || !keys.length) return;
+    this.appending = true;
+    try {
+      for (const line of await this.series(keys, [["from", Math.max(0, from)]])) {
+        const { whole, line: shown } = this.lines.get(`${line.name}@${line.scope}`)!;
+        const newest = Math.max(shown.steps.at(-1) ?? -1, whole.steps.at(-1) ?? -1);
+        const start = line.steps.findIndex((step) => step > newest);
+        if (start < 0) continue;
+        for (const points of new Set([whole, shown])) {
+          points.steps.push(...line.steps.slice(start));
+          points.values.push(...line.values.slice(start));
+        }
+        if (shown.steps.length > MOST_POINTS) Object.assign(shown, reduce(shown, MOST_POINTS / 4), { reduced: true });
+        shown.version = ++version;
+      }
+    } finally {
+      this.appending = false;
+    }
+  }
+
+  private connect(connection: Connection): void {
+    if (this.connection === connection) return;
+    this.connection = connection;
+    this.changed("data");
+  }
+
+  private index(): void {
+    this.scopes = new Map(this.overview.series.map(({ name, scopes }) => [name, new Set(scopes)]));
+  }
+
+  private fail(error: unknown): void {
+    this.error = error instanceof Error ? error.message : String(error);
+  }
+
+  private get detail(): string {
+    return this.settled ? this.settled.join("-") : "";
+  }
+
+  private want(key: string): void {
+    if (!this.wanted.size) queueMicrotask(() => void this.fetchWanted());
+    this.wanted.add(key);
+  }
+
+  private async fetchWanted(): Promise<void> {
+    const keys = [...this.wanted];
+    this.wanted.clear();
+    const whole = keys.filter((key) => !this.lines.get(key));
+    const detailed = keys.filter((key) => this.lines.get(key));
+    try {
+      for (const line of await this.series(whole, [])) this.keep(line);
+      if (detailed.length && this.settled) {
+        const [from, to] = this.settled;
+        const detail = this.detail;
+        for (const line of await this.series(detailed, [["from", from], ["to", to]])) this.refine(line, [from, to], detail);
+      }
+      this.error = null;
+    } catch (error) {
+      for (const key of whole) this.lines.delete(key);
+      this.fail(error);
+    }
+    this.changed("data");
+  }
+
+  private keep(line: Line): void {
+    const whole = { steps: line.steps, values: line.values };
+    this.lines.set(`${line.name}@${line.scope}`, { whole, line, detail: "" });
+    if (line.reduced && this.settled) this.want(`${line.name}@${line.scope}`);
+  }
+
+  /** Puts the points of a window in place of the reduced ones. */
+  private refine(part: Line, [from, to]: Span, detail: string): void {
+    const held = this.lines.get(`${part.name}@${part.scope}`)!;
+    const { whole, line } = held;
+    const join = (key: "steps" | "values") => [
+      ...whole[key].filter((_, index) => whole.steps[index]! < from),
+      ...part[key],
+      ...whole[key].filter((_, index) => whole.steps[index]! > to),
+    ];
+    held.line = { ...line, steps: join("steps"), values: join("values"), version: ++version };
+    held.detail = detail;
+  }
+
+  private async series(keys: string[], window: Query): Promise<Line[]> {
+    const lines: Line[] = [];
+    for (let start = 0; start < keys.length; start += SERIES_PER_REQUEST) {
+      const chunk = keys.slice(start, start + SERIES_PER_REQUEST).map((key): [string, string] => ["series", key]);
+      lines.push(...linesOf(await getPacked("series", [["run", this.id], ...chunk, ...window])));
+    }
+    return lines;
+  }
+
+  /** A cached answer; for a window in more detail if the whole run fills all columns. */
+  private fetched(path: string, query: Query, columns: number, filled: (packed: Packed) => number): Held | undefined {
+    if (this.offline) {
+      const packed = this.offline.get([path, ...query.map(([, value]) => value)].join("|"));
+      return packed && { packed, version: 1, fetched: 0, busy: false };
+    }
+    const whole = this.hold(path, [["run", this.id], ...query, ["columns", columns]]);
+    if (!whole.packed || !this.settled || filled(whole.packed) < columns) return whole;
+    const [from, to] = this.settled;
+    const detail = this.hold(path, [["run", this.id], ...query, ["from", from], ["to", to], ["columns", columns]]);
+    return detail.packed ? detail : whole;
+  }
+
+  private hold(path: string, query: Query): Held {
+    const key = JSON.stringify([path, query]);
+    let held = this.held.get(key);
+    if (!held) this.held.set(key, (held = { packed: null, version: 0, fetched: -1, busy: false }));
+    if (!held.busy && held.fetched < this.last && Date.now() - held.version > 0) {
+      const seen = held;
+      const wait = seen.packed ? REFRESH_MILLISECONDS : 0;
+      seen.busy = true;
+      window_timeout(() => {
+        const last = this.last;
+        getPacked(path, query)
+          .then((packed) => Object.assign(seen, { packed, version: ++version, fetched: last }))
+          .catch((error: unknown) => {
+            this.fail(error);
+            seen.fetched = last;
+          })
+          .finally(() => {
+            seen.busy = false;
+            this.changed("data");
+          });
+      }, wait);
+    }
+    return held;
+  }
+
+  /** Reads the answers that a report carries; each is found by what its header says. */
+  private load(blobs: Record<string, string>): void {
+    this.offline = new Map();
+    for (const [path, text] of Object.entries(blobs)) {
+      const packed = decode(fromBase64(text));
+      const endpoint = /api\/(\w+)/.exec(path)?.[1];
+      if (endpoint === "series") for (const line of linesOf(packed)) this.keep(line);
+      else this.offline.set([endpoint, packed.header.metric, packed.header.scope].filter((part) => part !== undefined).join("|"), packed);
+    }
+  }
+
+  /** A row of a map as a series: a report carries no others of layers. */
+  private fromMap(metric: string, scope: string): Line | undefined {
+    const map = this.map(metric);
+    const row = map?.scopes.indexOf(scope) ?? -1;
+    if (!map || row < 0) return undefined;
+    const { starts, cells } = map;
+    const values = Array.from(cells.subarray(row * starts.length, (row + 1) * starts.length));
+    const kept = values.map((_, index) => index).filter((index) => !Number.isNaN(values[index]));
+    const line = { name: metric, scope, reduced: true, version: ++version };
+    const held = { ...line, steps: kept.map((index) => starts[index]!), values: kept.map((index) => values[index]!) };
+    this.lines.set(`${metric}@${scope}`, { whole: held, line: held, detail: "" });
+    return held;
+  }
+}
+
+function window_timeout(call: () => void, milliseconds: number): number {
+  return globalThis.setTimeout(call, milliseconds) as unknown as number;
+}

@@ -1,0 +1,214 @@
+/** Starts the page: opens what the address names, keeps it up to date, and reads the keys. */
+
+import "./page.css";
+import { embedded, getJson, RunData, type RunRow } from "./data";
+import { copy, h, setTheme, toast } from "./dom";
+import { header } from "./header";
+import { at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pin, redraw, removeAll, show, state } from "./page";
+import { indexAt } from "./scale";
+import { parseLink } from "./state";
+import { compareView } from "./views/compare";
+import { drawDrawer, forgetDrawer, moveLayer } from "./views/drawer";
+import { help } from "./views/help";
+import { runView } from "./views/run";
+import { runsView } from "./views/runs";
+import { mainSeries, zoomToFault } from "./views/strip";
+import { MAP_METRICS, mapMetrics } from "./views/where";
+
+const report = embedded();
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const dialog = help();
+const place = h("div", { id: "view" });
+let run: RunData | null = null;
+let compared: RunData[] = [];
+let rows: RunRow[] = [];
+let refreshRuns: (() => Promise<void>) | null = null;
+/** Counts openings, so that an answer that comes late does not replace what was opened after it. */
+let opening = 0;
+
+const top = header({ open: (name) => void open(name), view: (view) => void openView(view), theme: toggleTheme, help: () => dialog.showModal() });
+
+function applyTheme(): void {
+  setTheme(state.theme ?? (dark.matches ? "dark" : "light"));
+  redraw();
+}
+
+function toggleTheme(): void {
+  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  go({ theme: next });
+  applyTheme();
+}
+
+function clear(): void {
+  forgetDrawer();
+  removeAll();
+  run?.close();
+  compared.forEach((other) => other.close());
+  [run, compared, refreshRuns] = [null, [], null];
+  show(null);
+}
+
+function message(text: string, retry?: () => void): HTMLElement {
+  return h("main", { class: "page" }, h("div", { class: "panel message-page", role: "status" }, h("p", {}, text), retry && h("button", { type: "button", class: "button primary", onclick: retry }, "Try again")));
+}
+
+/** Shows what `work` makes; a skeleton if that takes a while, a sentence if it fails. */
+async function present(work: () => Promise<HTMLElement>): Promise<void> {
+  const mine = ++opening;
+  clear();
+  const skeleton = setTimeout(() => mine === opening && place.replaceChildren(h("main", { class: "page skeleton", "aria-busy": "true" }, h("div"), h("div"), h("div"))), 300);
+  try {
+    const made = await work();
+    if (mine === opening) place.replaceChildren(made);
+  } catch (error) {
+    if (mine === opening) place.replaceChildren(message((error as Error).message, () => void openView(state.view)));
+  } finally {
+    clearTimeout(skeleton);
+  }
+  redraw();
+}
+
+function build(): HTMLElement {
+  return runView(run!, report !== null, rebuild);
+}
+
+/** Lays the run out anew, after something new was found in it. */
+function rebuild(): void {
+  forgetDrawer();
+  removeAll();
+  go({ zoom: null, step: null, alert: null });
+  place.replaceChildren(build());
+  scrollTo(0, 0);
+}
+
+function changed(): void {
+  redraw();
+}
+
+function open(name: string): Promise<void> {
+  if (name !== state.run || state.view !== "run") go({ run: name, view: "run", step: null, zoom: null, alert: null, layer: null, metric: null });
+  return present(async () => {
+    const mine = opening;
+    const found = await RunData.open(name, changed);
+    if (mine !== opening) throw new Error("Another run was opened meanwhile.");
+    run = found;
+    document.title = `${name} · forewarn`;
+    show(run);
+    run.follow();
+    top.choose(rows);
+    return build();
+  });
+}
+
+function openView(view: "run" | "runs" | "compare"): Promise<void> {
+  if (view === "run" && (state.run || rows[0])) return open(state.run || rows[0]!.run);
+  if (view === "compare" && state.runs.length > 1) {
+    go({ view });
+    return present(() =>
+      compareView(state.runs, (runs) => {
+        compared = runs;
+        show(null, Math.max(...runs.map((other) => other.last)));
+      }),
+    );
+  }
+  if (view === "compare") toast("Choose two or more runs to compare.");
+  go({ view: "runs", step: null, zoom: null, alert: null, layer: null });
+  document.title = "forewarn";
+  return present(async () => {
+    const list = runsView((name) => void open(name));
+    refreshRuns = list.refresh;
+    await list.refresh();
+    return list.element;
+  });
+}
+
+async function readRuns(): Promise<void> {
+  rows = (await getJson<{ runs: RunRow[] }>("runs")).runs;
+  top.choose(rows);
+}
+
+function follow(): void {
+  const events = new EventSource("api/events");
+  events.addEventListener("runs", () => {
+    void readRuns().catch(() => undefined);
+    void refreshRuns?.().catch(() => undefined);
+  });
+  events.onerror = () => events.readyState === EventSource.CLOSED && setTimeout(follow, 3000);
+}
+
+/** The steps at which there are readings, for the arrow keys. */
+function readingSteps(): ArrayLike<number> {
+  const metric = mapMetrics()[0];
+  return (metric && currentRun().map(metric)?.starts) || currentRun().line(mainSeries())?.steps || [];
+}
+
+const KEYS: Record<string, () => void> = {
+  ArrowLeft: () => {
+    const steps = readingSteps();
+    pin(steps[Math.max(0, indexAt(steps, at() - 1))] ?? at());
+  },
+  ArrowRight: () => {
+    const steps = readingSteps();
+    pin(steps[indexAt(steps, at()) + 1] ?? at());
+  },
+  "[": () => nextAlert(-1),
+  "]": () => nextAlert(1),
+  z: zoomToFault,
+  "0": () => go({ zoom: "all" }),
+  l: () => go(isPaused() ? { step: null, zoom: null } : { step: lastShown() }),
+};
+
+function nextAlert(direction: number): void {
+  const steps = currentRun().overview.alerts.map((alert) => alert.since).sort((a, b) => (a - b) * direction);
+  const next = steps.find((step) => (step - at()) * direction > 0);
+  if (next !== undefined) pin(next);
+}
+
+function key(event: KeyboardEvent): void {
+  const target = event.target as HTMLElement;
+  if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select, textarea") || dialog.open) return;
+  const views = ["run", "runs", "compare"] as const;
+  const metric = MAP_METRICS.find(([, letter]) => letter === event.key)?.[0];
+  if (event.key === "?") dialog.showModal();
+  else if (event.key === "t") toggleTheme();
+  else if (event.key === "c") void copy(location.href, "Link copied: run, step, zoom, alert and layer");
+  else if (!report && "123".includes(event.key)) void openView(views[Number(event.key) - 1]!);
+  else if (!run) return;
+  else if (event.key === "Escape") go(state.layer ? { layer: null } : state.alert ? { alert: null } : { step: null });
+  else if (state.layer && event.key === "ArrowUp") moveLayer(-1);
+  else if (state.layer && event.key === "ArrowDown") moveLayer(1);
+  else if (metric && mapMetrics().includes(metric)) go({ metric });
+  else if (KEYS[event.key]) KEYS[event.key]!();
+  else return;
+  event.preventDefault();
+}
+
+onRedraw(() => {
+  top.draw(run !== null);
+  if (run) drawDrawer();
+});
+document.addEventListener("keydown", key);
+dark.addEventListener("change", applyTheme);
+addEventListener("resize", redraw);
+addEventListener("beforeprint", drawAll);
+addEventListener("hashchange", () => {
+  const { run: before, view, runs } = state;
+  Object.assign(state, parseLink(location.hash));
+  applyTheme();
+  if (state.run !== before || state.view !== view || state.runs.join("\n") !== runs.join("\n")) void openView(state.view);
+});
+
+applyTheme();
+document.body.append(...(report ? [] : [top.element]), place, dialog);
+if (report) {
+  document.body.classList.add("in-report");
+  run = new RunData(report.overview, changed, report.blobs);
+  go({ view: "run", run: run.id });
+  show(run);
+  place.append(build());
+} else {
+  void readRuns().catch(() => undefined);
+  follow();
+  setInterval(redraw, 1000);
+  void openView(state.view).then(() => state.panel && document.getElementById(state.panel)?.scrollIntoView());
+}

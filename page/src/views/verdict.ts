@@ -1,0 +1,98 @@
+/** The verdict on the run: one line if it is healthy, else what is wrong, what to do, and the evidence. */
+
+import { evidenceChart, evidenceKey } from "../charts/evidence";
+import type { Alert, Overview, Remedy } from "../data";
+import { h, sign, type Sign } from "../dom";
+import { currentRun, faultStep, type Part } from "../page";
+import { label, reading } from "./lines";
+
+export const SEVERITY_WORDS = { critical: "Critical", warning: "Warning", info: "Note", healthy: "Healthy" } as const;
+const FIRST_REMEDIES = 3;
+
+export function remedyList(remedies: Remedy[], most = Infinity): HTMLElement {
+  const item = (remedy: Remedy, index: number) =>
+    h(
+      "li",
+      {},
+      h("span", { class: "place" }, `${index + 1}`),
+      h("span", { class: "do" }, remedy.do, remedy.change && " ", remedy.change && h("span", { class: "change" }, remedy.change)),
+      h("span", { class: "tag" }, remedy.safety_word),
+      h("span", { class: "why" }, remedy.why),
+    );
+  const list = h("ol", { class: "remedies" }, ...remedies.slice(0, most).map(item));
+  const rest = remedies.slice(most);
+  if (!rest.length) return list;
+  const more = h("button", { type: "button", class: "link", onclick: () => (more.remove(), list.append(...rest.map((remedy, index) => item(remedy, most + index)))) }, `${rest.length} more`);
+  return h("div", {}, list, more);
+}
+
+/** What the layout of the page depends on. */
+export function layoutKey(overview: Overview): string {
+  return JSON.stringify([faultStep() !== null, overview.verdict.code, overview.state.last_step === null]);
+}
+
+export function verdictPanel(isReport: boolean, showChecklist: () => void, rebuild: () => void): Part {
+  const run = currentRun();
+  const built = layoutKey(run.overview);
+  const element = h("section", { class: "verdict", "aria-label": "Verdict" });
+  const news = h("div", { class: "news", role: "status", hidden: true });
+  const say = h("div", { class: "say" });
+  const faulty = faultStep() !== null;
+  const first = run.overview.alerts.find((alert) => alert.code === run.overview.verdict.code);
+  const proof = faulty && first?.judged ? evidence(first, isReport ? 190 : 292) : null;
+  let filled = "";
+
+  function evidence(alert: Alert, height: number): { part: Part; element: HTMLElement; out: HTMLElement } {
+    const part = evidenceChart(alert, height);
+    const out = h("output", { class: "out" });
+    const where = alert.judged!.scope ? `, ${alert.judged!.scope}` : "";
+    const title = `Why: ${label(alert.judged!.name).toLowerCase()}${where}`;
+    return { part, out, element: h("div", { class: "proof" }, h("header", {}, h("h2", { title }, title), out), part.element, evidenceKey(alert)) };
+  }
+
+  function fill(): void {
+    const { verdict, checklist, state, remedies } = run.overview;
+    const waiting = state.last_step === null;
+    const kind: Sign = waiting ? "waiting" : verdict.severity;
+    element.className = `verdict ${kind}${faulty ? "" : " line"}`;
+    const passed = checklist.filter((check) => check.state === "pass" || check.state === "ok" || check.state === "passed").length;
+    const word = waiting ? "Waiting" : faulty ? SEVERITY_WORDS[verdict.severity] : verdict.word.charAt(0).toUpperCase() + verdict.word.slice(1);
+    if (!faulty) {
+      say.replaceChildren(
+        sign(kind, word),
+        h("p", { class: "words" }, waiting ? "No step yet. The first readings come with the first monitor.step(loss)." : verdict.sentence),
+        checklist.length > 0 && !waiting ? h("button", { type: "button", class: "link", onclick: showChecklist }, `${passed} of ${checklist.length} checks pass`) : "",
+      );
+      return;
+    }
+    say.replaceChildren(
+      h("p", { class: "top" }, sign(kind, word), h("span", { class: "since" }, `since step ${verdict.since} · `, h("code", {}, verdict.name ?? ""), ` (${verdict.code})`)),
+      h("h1", {}, verdict.headline ?? verdict.sentence),
+      verdict.numbers ? h("p", { class: "numbers" }, verdict.numbers) : "",
+      verdict.cause ? h("p", {}, verdict.cause) : "",
+      h("p", {}, [verdict.sentence, verdict.followed].filter(Boolean).join(" · ")),
+      remedies.length ? h("div", { class: "todo" }, h("h2", {}, "What to do"), remedyList(remedies, isReport ? Infinity : FIRST_REMEDIES)) : "",
+    );
+  }
+
+  function draw(): void {
+    const { overview } = run;
+    const isNew = layoutKey(overview) !== built;
+    news.hidden = !isNew;
+    const content = JSON.stringify([overview.verdict, overview.remedies, overview.checklist, overview.state.last_step === null]);
+    if (content !== filled) {
+      filled = content;
+      if (!isNew) fill();
+      const { verdict } = overview;
+      const words = verdict.headline && faultStep() !== null ? `New at step ${verdict.since}: ${verdict.headline}` : verdict.sentence;
+      const kind: Sign = overview.state.last_step === null ? "waiting" : verdict.severity;
+      news.replaceChildren(sign(kind, SEVERITY_WORDS[verdict.severity]), h("span", {}, words), h("button", { type: "button", class: "button primary", onclick: rebuild }, "Show it"));
+    }
+    if (!proof) return;
+    proof.out.textContent = reading(run.line(first!.judged!.name, first!.judged!.scope));
+    proof.part.draw();
+  }
+
+  element.append(news, h("div", { class: "body" }, say, ...(proof ? [proof.element] : [])));
+  return { element, draw, destroy: () => proof?.part.destroy?.() };
+}
