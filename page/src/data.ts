@@ -102,7 +102,8 @@ export interface RunRow {
   last_step: number | null;
   last_loss: number | null;
   updated: number;
-  alerts: { critical: number; warning: number; info: number };
+  /** How many are open of each severity; a severity without any may be missing. */
+  alerts: Partial<Record<"critical" | "warning" | "info", number>>;
   tags: string[];
   note: string;
   error?: string;
@@ -287,6 +288,12 @@ export class RunData {
     if (!held?.packed) return undefined;
     const { header, arrays } = held.packed;
     return { ...(header as unknown as DepthMap), cells: Object.values(arrays)[0] as Float32Array, version: held.version };
+  }
+
+  /** The tensors whose histograms can be shown; a report carries only some. */
+  histogramScopes(metric: string): string[] {
+    const scopes = this.overview.histograms[metric] ?? [];
+    return this.offline ? scopes.filter((scope) => this.offline!.has(`histograms|${metric}|${scope}`)) : scopes;
   }
 
   histograms(metric: string, scope: string): Histograms | undefined {

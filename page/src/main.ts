@@ -1,5 +1,6 @@
 /** Starts the page: opens what the address names, keeps it up to date, and reads the keys. */
 
+import "uplot/dist/uPlot.min.css";
 import "./page.css";
 import { embedded, getJson, RunData, type RunRow } from "./data";
 import { copy, h, setTheme, toast } from "./dom";

@@ -76,7 +76,7 @@ export function span(): Span {
 
 /** The step that is looked at: under the cursor, pinned, or the first that shows the fault. */
 export function at(): number {
-  return hovered ?? state.step ?? faultStep() ?? lastShown();
+  return hovered ?? state.step ?? faultStep() ?? (run || extent ? lastShown() : NaN);
 }
 
 export function hover(step: number | null): void {

@@ -75,7 +75,7 @@ export function stepAxis({ context, left, right, x, height }: Frame, bottom: num
   context.fillStyle = colour("ink-3");
   context.textAlign = "center";
   context.textBaseline = "top";
-  const marks = ticks(from, to, (right - left) / 110).filter(Number.isInteger);
+  const marks = ticks(from, to, (right - left) / 80).filter(Number.isInteger);
   marks.forEach((step, index) => context.fillText(index ? step.toLocaleString("en-US") : `step ${step.toLocaleString("en-US")}`, x(step), height - bottom + 6));
 }
 

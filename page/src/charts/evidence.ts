@@ -9,11 +9,14 @@ import { lineChart } from "./line";
 
 const isPast = (alert: Alert, value: number) => (alert.side === "below" ? value < alert.limit! : value > alert.limit!);
 
+const usualWords = ([low, high]: [number, number]) => (low === high ? `usual level ${number(low)}` : `usual ${number(low)} to ${number(high)}`);
+
 export const severityColour = { critical: "crit", warning: "warn-line", info: "note" } as const;
 
 function text(self: uPlot, words: string, x: number, y: number, tone: string, align: CanvasTextAlign): void {
   const { ctx } = self;
   const ratio = uPlot.pxRatio;
+  ctx.save();
   ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
   ctx.textAlign = align;
   ctx.textBaseline = "alphabetic";
@@ -23,6 +26,7 @@ function text(self: uPlot, words: string, x: number, y: number, tone: string, al
   ctx.strokeText(words, x, y);
   ctx.fillStyle = colour(tone);
   ctx.fillText(words, x, y);
+  ctx.restore();
 }
 
 /** An alert's evidence; small and without words as a sparkline. */
@@ -60,7 +64,7 @@ export function evidenceChart(alert: Alert, height: number, bare = false): Part 
     }
     if (usual && !bare) {
       const y = self.valToPos(Math.max(...usual), "y", true);
-      text(self, `usual ${number(usual[0])} to ${number(usual[1])}`, bbox.left + 6 * ratio, y - 4 * ratio, "ink-3", "left");
+      text(self, usualWords(usual), bbox.left + 6 * ratio, y - 4 * ratio, "ink-3", "left");
     }
     ctx.restore();
     if (!bare) fired(self);
@@ -103,7 +107,7 @@ export function evidenceChart(alert: Alert, height: number, bare = false): Part 
     const [x, y] = [self.valToPos(alert.fired, "x", true), self.valToPos(alert.value, "y", true)];
     mark(self.ctx, alert.severity, x, y, 12 * ratio, colour(severityColour[alert.severity]), colour("surface"));
     const isRight = x > self.bbox.left + self.bbox.width * 0.62;
-    text(self, `${number(alert.value)} at step ${alert.fired}`, x + (isRight ? -10 : 10) * ratio, Math.max(y + 4 * ratio, self.bbox.top + 10 * ratio), "ink", isRight ? "right" : "left");
+    text(self, `${number(alert.value)} at step ${alert.fired}`, x + (isRight ? 6 : -6) * ratio, Math.max(y - 9 * ratio, self.bbox.top + 10 * ratio), "ink", isRight ? "right" : "left");
   }
 
   const chart = lineChart({
@@ -128,7 +132,7 @@ export function evidenceKey(alert: Alert): HTMLElement {
     key("judged", "judged value"),
     alert.limit !== null && key("past", "past the limit"),
     alert.limit !== null && key("limit", `limit ${number(alert.limit)}`),
-    alert.usual && key("band", `usual range before step ${alert.since}`),
+    alert.usual && key("band", alert.usual[0] === alert.usual[1] ? "usual level" : "usual range before"),
     alert.computed && h("span", {}, alert.computed),
   );
 }

@@ -12,14 +12,18 @@ import { shortened } from "./line";
 const TOP = 16;
 const LEFT = 92;
 
-/** Splits `blocks.0.attention.head_3` into the layer and the head. */
+/** The heads by layer, from names such as `blocks.0.attention.head_3`. */
 export function layersOfHeads(scopes: string[]): { layer: string; heads: number[] }[] {
   const layers = new Map<string, number[]>();
   scopes.forEach((scope, index) => {
     const layer = scope.replace(/\.head_\d+$/, "");
     layers.set(layer, [...(layers.get(layer) ?? []), index]);
   });
-  return [...layers].map(([layer, heads]) => ({ layer, heads }));
+  // What all names end with says nothing: blocks.0.attention, blocks.1.attention → blocks.0, blocks.1.
+  const names = [...layers.keys()].map((name) => name.split("."));
+  let same = 0;
+  while (names.length > 1 && names.every((name) => name.length > same + 1 && name.at(-1 - same) === names[0]!.at(-1 - same))) same++;
+  return [...layers.values()].map((heads, index) => ({ layer: names[index]!.slice(0, names[index]!.length - same).join("."), heads }));
 }
 
 export function headsChart(map: () => DepthMap | undefined, range: Span): Part {

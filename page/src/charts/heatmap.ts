@@ -2,7 +2,7 @@
 
 import type { Alert, DepthMap } from "../data";
 import { columnAt, type Row } from "../depth";
-import { colour, h, mark } from "../dom";
+import { colour, mark } from "../dom";
 import { number } from "../format";
 import { at, go, type Part, redraw } from "../page";
 import { heat, ramp } from "../scale";
@@ -27,11 +27,10 @@ export interface HeatmapOptions {
   open: (scope: string) => void;
 }
 
-export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Part {
+export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Part & { readout: () => string } {
   let hovered: number | null = null;
   let drawn = "";
   let image: HTMLCanvasElement | null = null;
-  const readout = h("p", { class: "readout", "aria-live": "polite" });
   const rowAt = (y: number) => Math.floor((y - TOP) / rowHeight(rows().length));
 
   const chart = stepCanvas({
@@ -76,7 +75,6 @@ export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Pa
       cursorLine(frame, TOP, TOP + height);
       marks();
       stepAxis(frame, BOTTOM);
-      say();
 
       function outline(row: number, width: number): void {
         if (row < 0) return;
@@ -103,16 +101,14 @@ export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Pa
     },
   });
 
-  function say(): void {
+  /** The value under the pointer, or of the chosen layer. */
+  function readout(): string {
     const data = map();
     const row = rows()[hovered ?? rows().findIndex((candidate) => candidate.scope === chosen())];
-    if (!data || !row) {
-      readout.textContent = "";
-      return;
-    }
+    if (!data || !row) return "";
     const column = columnAt(data, at());
     const value = data.cells[row.index * data.starts.length + column];
-    readout.textContent = `${row.scope} · step ${data.starts[column] ?? at()} · ${Number.isNaN(value) ? "no reading" : number(value)}`;
+    return `${row.scope} · step ${data.starts[column] ?? at()} · ${Number.isNaN(value) ? "no reading" : number(value)}`;
   }
 
   chart.element.tabIndex = 0;
@@ -128,8 +124,7 @@ export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Pa
     event.stopPropagation();
   });
   chart.element.addEventListener("blur", () => (hovered = null));
-  const element = h("div", {}, chart.element, readout);
-  return { ...chart, element, draw: chart.draw };
+  return { ...chart, readout };
 }
 
 /** Names of the rows, and a bracket around the rows of a block. */

@@ -4,7 +4,7 @@ import type { Histograms } from "../data";
 import { colour } from "../dom";
 import { number } from "../format";
 import type { Part } from "../page";
-import { ramp } from "../scale";
+import { ramp, ticks } from "../scale";
 import { cursorLine, paintColumns, picture, stepAxis, stepCanvas, stops } from "./canvas";
 
 const BOTTOM = 22;
@@ -43,9 +43,9 @@ export function histogramChart(label: string, data: () => Histograms | undefined
       context.fillStyle = colour("ink-3");
       context.textAlign = "right";
       context.textBaseline = "middle";
-      const every = Math.max(1, Math.ceil(rows / 5));
-      for (let row = 0; row < rows; row += every) {
-        context.fillText(number(2 ** found.exponents[highest - row]!), left - 6, TOP + ((row + 0.5) / rows) * (bottom - TOP));
+      const [least, most] = [found.exponents[lowest]!, found.exponents[highest]! + 1];
+      for (const tick of ticks(2 ** least, 2 ** most, 5, true)) {
+        context.fillText(number(tick), left - 6, TOP + ((most - Math.log2(tick)) / (most - least)) * (bottom - TOP));
       }
       if (zeros) {
         paintColumns(frame, zeros, found.steps, end, bottom + 4, ZERO_PIXELS);

@@ -1,7 +1,6 @@
 /** Lines over steps, by uPlot. All of them share the steps in view and the cursor. */
 
 import uPlot from "uplot";
-import "uplot/dist/uPlot.min.css";
 import type { Line } from "../data";
 import { colour, h } from "../dom";
 import { number } from "../format";
@@ -41,7 +40,7 @@ export interface LineOptions {
 }
 
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif';
-const NAME_PIXELS = 78;
+const MOST_NAME_PIXELS = 120;
 
 /** The curves as uPlot wants them: one column of steps, gaps where a value is not finite. */
 function aligned(curves: Curve[]): uPlot.AlignedData {
@@ -56,13 +55,13 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
   let plot: uPlot | null = null;
   let built = "";
   let drawn = "";
-  let named = false;
+  let nameWidth = 0;
 
   const include = () => options.include?.() ?? [];
 
   function build(curves: Curve[], log: boolean): uPlot {
     plot?.destroy();
-    named = curves.some((curve) => curve.name !== undefined) && !options.bare;
+    nameWidth = options.bare ? 0 : Math.min(MOST_NAME_PIXELS, Math.max(0, ...curves.map((curve) => textWidth(curve.name ?? ""))));
     const axis: uPlot.Axis = {
       stroke: () => colour("ink-3"),
       grid: { stroke: () => colour("grid"), width: 1 },
@@ -75,12 +74,12 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
       {
         width: element.clientWidth,
         height: options.height,
-        padding: [air, named ? NAME_PIXELS : options.bare ? 2 : 12, options.bare ? 4 : 0, options.bare ? 2 : 0],
+        padding: [air, options.bare ? 2 : nameWidth + 12, options.bare ? 4 : 0, options.bare ? 2 : 0],
         legend: { show: false },
         cursor: {
           y: false,
           drag: { x: false, y: false },
-          points: { size: 7, width: 1.6, fill: () => colour("surface"), stroke: () => colour("ink"), show: !options.bare && (() => h("div")) },
+          points: { size: 7, width: 1.6, fill: () => colour("surface"), stroke: () => colour("ink"), ...(options.bare && { show: false }) },
           bind: { mousedown: none, mouseup: none, mousemove: none, mouseenter: none, mouseleave: none, dblclick: none, click: none },
         },
         scales: {
@@ -99,7 +98,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
             grid: { show: false },
             size: 24,
             gap: 4,
-            splits: (self, _, low, high) => ticks(low, high, self.width / 110).filter(Number.isInteger),
+            splits: (self, _, low, high) => ticks(low, high, self.width / 80).filter(Number.isInteger),
             values: (_, splits) => splits.map((step, index) => (index ? step.toLocaleString("en-US") : `step ${step.toLocaleString("en-US")}`)),
           },
           {
@@ -156,7 +155,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
 
   /** Names at the ends of the lines, moved apart. */
   function names(self: uPlot): void {
-    if (!named) return;
+    if (!nameWidth) return;
     const ratio = uPlot.pxRatio;
     const right = (self.bbox.left + self.bbox.width) / ratio + 6;
     const labels = options.curves().flatMap(({ line, name, colour: tone }, index) => {
@@ -174,7 +173,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     ctx.textBaseline = "middle";
     for (const { name, tone, y } of labels) {
       ctx.fillStyle = colour(tone);
-      ctx.fillText(shortened(ctx, name, NAME_PIXELS - 8), right, Math.min(y, self.height - 6));
+      ctx.fillText(shortened(ctx, name, nameWidth), right, Math.min(y, self.height - 6));
     }
     ctx.restore();
   }
@@ -195,7 +194,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     [built, drawn] = [signature, content];
     const [from, to] = window();
     const step = at();
-    plot.setCursor({ left: step < from || step > to ? -10 : plot.valToPos(step, "x"), top: 1 }, false);
+    plot.setCursor({ left: step >= from && step <= to ? plot.valToPos(step, "x") : -10, top: 1 }, false);
   }
 
   return {
@@ -212,6 +211,15 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
 }
 
 const none = () => null;
+
+let ruler: CanvasRenderingContext2D | null = null;
+
+/** Width of a name at the end of a line. */
+function textWidth(text: string): number {
+  ruler ??= h("canvas").getContext("2d")!;
+  ruler.font = `600 ${FONT}`;
+  return text ? Math.ceil(ruler.measureText(text).width) + 1 : 0;
+}
 
 /** A point for a reading without neighbours, which a line would not show. */
 const lonely = (self: uPlot, index: number) => Array.from(self.data[index]!).filter((value) => value != null).length === 1;

@@ -12,8 +12,6 @@ import { look } from "./lines";
 
 const METRICS = ["train/lr", "monitor/update_ratio_median", "gradient/global_norm", "eval/loss", "weight/global_norm", "speed/step_seconds"];
 
-const shortName = (run: string) => run.split("/").at(-1) || run;
-
 function words(value: unknown): string {
   if (value === null || value === undefined) return "–";
   if (typeof value === "number") return number(value);
@@ -24,12 +22,12 @@ export async function compareView(names: string[], opened: (runs: RunData[]) => 
   const [comparison, ...runs] = await Promise.all([getJson<Comparison>("compare", names.map((name) => ["run", name])), ...names.map((name) => RunData.open(name, redraw))]);
   opened(runs);
   const { part } = comparison;
-  const head = (first: string) => h("thead", {}, h("tr", {}, h("th", {}, first), ...names.map((name) => h("th", { class: "number", title: name }, shortName(name)))));
+  const head = (first: string) => h("thead", {}, h("tr", {}, h("th", {}, first), ...names.map((name) => h("th", { class: "number" }, name))));
   const rows = (items: { key: string; values: unknown[] }[]) => h("tbody", {}, ...items.map(({ key, values }) => h("tr", {}, h("th", { scope: "row" }, key), ...values.map((value) => h("td", { class: "number" }, words(value))))));
   const fold = (title: string, open: boolean, ...children: Node[]) => h("details", { class: "panel folded", open }, h("summary", {}, title), ...children);
 
   const curves = (metric: string): Curve[] =>
-    runs.flatMap((run, index) => (run.records(metric) ? [{ line: run.line(metric, run.scopesOf(metric)[0]), name: metric === "train/loss" ? shortName(run.id) : undefined, ...look(index) }] : []));
+    runs.flatMap((run, index) => (run.records(metric) ? [{ line: run.line(metric, run.scopesOf(metric)[0]), name: metric === "train/loss" ? run.id : undefined, ...look(index) }] : []));
 
   const chart = (metric: string, height: number) => {
     const { label = metric, log = false } = runs.find((run) => run.overview.metrics[metric])?.overview.metrics[metric] ?? {};
@@ -69,7 +67,7 @@ export async function compareView(names: string[], opened: (runs: RunData[]) => 
     h(
       "div",
       { class: "grid" },
-      place(panel({ title: "Loss", sub: part ? part.words : "they do not part", out, class: "wide" }, loss.plot)),
+      place(panel({ title: "Loss", sub: part ? `they part at step ${part.step}` : "they do not part", out, class: "wide" }, loss.plot)),
       h("section", { class: "panel third scroll" }, h("header", {}, h("h3", {}, "What differs")), h("table", {}, head(""), rows([...losses, ...comparison.config]))),
       ...others.map(({ title, plot }) => place(panel({ title, class: "third" }, plot))),
     ),

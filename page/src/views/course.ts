@@ -11,13 +11,13 @@ import { mainSeries } from "./strip";
 const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
 const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm", "eval/loss"];
 const MEDIAN_WIDTH = 16;
-const MARK_PIXELS = 15;
+const MARK_PIXELS = 24;
 
 function lossCurves(): Curve[] {
   const run = currentRun();
   const loss = run.line(mainSeries());
   const curves: Curve[] = [{ line: medianLine(loss, MEDIAN_WIDTH), colour: "median", width: 3.5 }, { line: loss, width: 1.6 }];
-  if (run.records("train/loss_ema", "")) curves.push({ line: run.line("train/loss_ema"), colour: "r4", dash: [6, 3], width: 1.2, name: "average" });
+  if (run.records("train/loss_ema", "")) curves.push({ line: run.line("train/loss_ema"), colour: "r4", dash: [6, 3], width: 1.2, name: "EMA" });
   if (run.records("eval/loss", "")) curves.push({ line: run.line("eval/loss"), colour: "r3", points: true, name: "evaluation" });
   return curves;
 }
@@ -66,13 +66,13 @@ export function course(openAlert: (alert: Alert) => void): Part[] {
   const run = currentRun();
   const judged = run.overview.alerts[0]?.judged?.name;
   const lanes = LANES.filter((metric) => run.records(metric) && metric !== judged).slice(0, 3);
-  const beside = lanes.map((metric, index) => lane(metric, index === lanes.length - 1 ? 84 : 84));
+  const beside = lanes.map((metric) => lane(metric, 84));
   const column: Part = {
     element: h("section", { class: "panel lanes third" }, ...beside.map((part) => part.element)),
     draw: () => beside.forEach((part) => part.draw()),
     destroy: () => beside.forEach((part) => part.destroy?.()),
   };
-  return [lossPanel(openAlert, 292), ...(beside.length ? [column] : [])];
+  return [lossPanel(openAlert, 308), ...(beside.length ? [column] : [])];
 }
 
 export function vitals(): Part[] {

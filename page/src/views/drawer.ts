@@ -30,7 +30,7 @@ function build(layer: string): Part {
   });
   const parts = [...lines];
   for (const metric of ["gradient/histogram", "weight/histogram"]) {
-    const scope = [layer, `${layer}.weight`].find((candidate) => run.overview.histograms[metric]?.includes(candidate));
+    const scope = [layer, `${layer}.weight`].find((candidate) => run.histogramScopes(metric).includes(candidate));
     if (scope === undefined) continue;
     const chart = histogramChart(label(metric), () => run.histograms(metric, scope), 130);
     parts.push({ ...chart, element: h("div", { class: "lane" }, h("header", {}, h("b", {}, label(metric)), h("span", { class: "out faint" }, "share by size")), chart.element) });

@@ -15,14 +15,14 @@ const MOST_GAINS = 12;
 /** The tensor whose values are shown: the chosen one, one that an alert names, or the first. */
 function histogramScope(metric: string): string {
   const run = currentRun();
-  const scopes = run.overview.histograms[metric] ?? [];
+  const scopes = run.histogramScopes(metric);
   const named = [state.layer, ...run.overview.alerts.flatMap((alert) => alert.scopes)].flatMap((scope) => (scope ? [scope, `${scope}.weight`] : []));
-  return named.find((scope) => scopes.includes(scope) && run.histograms(metric, scope) !== undefined) ?? named.find((scope) => scopes.includes(scope)) ?? scopes[0]!;
+  return named.find((scope) => scopes.includes(scope)) ?? scopes[0]!;
 }
 
 function histogramPanel(metric: string): Part {
   const run = currentRun();
-  const scopes = run.overview.histograms[metric] ?? [];
+  const scopes = run.histogramScopes(metric);
   let chosen: string | null = null;
   const scope = () => chosen ?? histogramScope(metric);
   const select = h("select", { "aria-label": "Tensor", onchange: () => ((chosen = select.value), go({})) }, ...scopes.map((name) => h("option", { value: name }, name)));
@@ -48,7 +48,7 @@ export function inside(): Part[] {
   const run = currentRun();
   const panels: Part[] = [];
   if (run.records("attention/entropy")) panels.push(headsPanel("attention/entropy"));
-  for (const metric of ["gradient/histogram", "weight/histogram"]) if (run.overview.histograms[metric]?.length) panels.push(histogramPanel(metric));
+  for (const metric of ["gradient/histogram", "weight/histogram"]) if (run.histogramScopes(metric).length) panels.push(histogramPanel(metric));
   for (const metric of ["gain/block", "router/load_share"]) {
     const scopes = run.scopesOf(metric).length;
     if (scopes && scopes <= MOST_GAINS) panels.push(metricPanel(metric, 238, { class: "third" }));

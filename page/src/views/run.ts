@@ -6,7 +6,7 @@ import { add, faultStep, go, type Part } from "../page";
 import { panel } from "../panel";
 import { course, vitals } from "./course";
 import { inside, own, speed, tasks } from "./inside";
-import { addSpread, openAlert } from "./spread";
+import { openAlert, spread } from "./spread";
 import { strip } from "./strip";
 import { verdictPanel } from "./verdict";
 import { where } from "./where";
@@ -17,7 +17,7 @@ function grid(parts: Part[], name = ""): HTMLElement {
 
 function section(id: string, title: string, sub: string, parts: Part[]): HTMLElement | null {
   if (!parts.length) return null;
-  return h("section", { id }, h("div", { class: "section" }, h("h2", {}, title), h("p", {}, sub)), grid(parts));
+  return h("section", { id }, h("div", { class: "section" }, h("h2", {}, title), h("p", {}, sub)), grid(parts, parts.length === 2 || parts.length === 4 ? "pairs" : ""));
 }
 
 function table(rows: [string, unknown][]): HTMLElement {
@@ -67,7 +67,7 @@ export function runView(run: RunData, isReport: boolean, rebuild: () => void): H
     add(verdictPanel(isReport, showChecklist, rebuild)).element,
     add(strip()).element,
     isFaulty ? grid(course(openAlert), "course") : grid(vitals(), "vitals"),
-    addSpread({ isReport, openLayer }).element,
+    add(spread({ isReport, openLayer })).element,
     section("tasks", "Task balance", "who moves the layers that the tasks share", tasks()),
     section("own", "Recorded by you", "values that the training loop logged", own()),
     ...(closer ? [closer] : deep),

@@ -11,13 +11,15 @@ import { decode } from "../packed";
 const MOST_COMPARED = 10;
 const MOST_ROWS = 200;
 
-const severity = (row: RunRow) => (["critical", "warning", "info"] as const).find((kind) => row.alerts[kind] > 0) ?? "healthy";
+const SEVERITIES = ["critical", "warning", "info"] as const;
+
+const severity = (row: RunRow) => SEVERITIES.find((kind) => row.alerts[kind]) ?? "healthy";
 const urgency = (row: RunRow) => (row.state === "failed" || row.alerts.critical ? 2 : row.alerts.warning ? 1 : 0);
 
 function verdict(row: RunRow): HTMLElement {
   if (row.error) return h("span", {}, sign("waiting", "Unreadable"), h("small", {}, row.error));
-  const kinds = (["critical", "warning", "info"] as const).filter((kind) => row.alerts[kind] > 0);
-  const words = kinds.map((kind) => (kind === "critical" ? `${row.alerts.critical} critical` : plural(row.alerts[kind], kind === "info" ? "note" : kind)));
+  const kinds = SEVERITIES.filter((kind) => row.alerts[kind]);
+  const words = kinds.map((kind) => (kind === "critical" ? `${row.alerts.critical} critical` : plural(row.alerts[kind]!, kind === "info" ? "note" : kind)));
   const names = { critical: "Critical", warning: "Warning", info: "Notes", healthy: "No alerts" };
   return h("span", {}, sign(severity(row), names[severity(row)]), h("small", {}, words.join(", ")));
 }

@@ -4,7 +4,7 @@ import { evidenceChart, evidenceKey } from "../charts/evidence";
 import type { Alert } from "../data";
 import { copy, h, sign } from "../dom";
 import { number } from "../format";
-import { add, currentRun, go, type Part, pin, redraw, state } from "../page";
+import { currentRun, go, type Part, pin, redraw, state } from "../page";
 import { label } from "./lines";
 import { remedyList, SEVERITY_WORDS } from "./verdict";
 
@@ -17,7 +17,7 @@ interface Options {
 
 export function placeWords(alert: Alert): string {
   const [first, ...rest] = alert.places;
-  return rest.length ? `${first} and ${rest.length} more` : (first ?? alert.place) || "the whole run";
+  return `${first || "the whole run"}${rest.length ? ` and ${rest.length} more` : ""}`;
 }
 
 function limitWords(alert: Alert): string {
@@ -53,7 +53,7 @@ function card(alert: Alert, { openLayer }: Options): Part {
           "div",
           { class: "places" },
           h("h4", {}, `Where: ${alert.scopes.length === 1 ? "1 place" : `${alert.scopes.length} places`}`),
-          ...alert.scopes.slice(0, MOST_PLACES).map((scope, index) => h("button", { type: "button", class: "chip", disabled: !scope, onclick: () => openLayer(scope) }, scope || (alert.places[index] ?? "the whole run"))),
+          ...alert.scopes.slice(0, MOST_PLACES).map((scope, index) => h("button", { type: "button", class: "chip", disabled: !scope, onclick: () => openLayer(scope) }, scope || alert.places[index] || "the whole run")),
         ),
     ),
     h(
@@ -127,32 +127,34 @@ export function spread(options: Options): Part {
   const list = h("div", { class: "panel spread" });
   const title = h("h2");
   const sub = h("p");
-  const element = h("section", { id: "spread", hidden: true }, h("div", { class: "section" }, title, sub), list);
+  const section = h("section", { id: "spread" }, h("div", { class: "section" }, title, sub), list);
+  const element = h("div", {}, section); // always there, so that the first alert of a run is seen
+
   let drawn = "";
   let rows: Part[] = [];
+
+  function fill(): void {
+    const { alerts } = run.overview;
+    const content = JSON.stringify(alerts);
+    if (content === drawn) return;
+    drawn = content;
+    rows.forEach((part) => part.destroy?.());
+    const hasSymptoms = alerts.some((alert) => alert.is_symptom);
+    rows = alerts.map((alert) => row(alert, alerts.some((other) => other.follows === alert.code), options));
+    title.textContent = hasSymptoms ? "How it spread" : "What is wrong";
+    sub.textContent = `Each line is the judged value with its limit${hasSymptoms ? ", in the order of first sight. The cause comes first" : ""}.`;
+    const head = ["", "what is wrong, and where", "since", "when it fired", "judged value and limit", ""];
+    list.replaceChildren(h("div", { class: "row head" }, ...head.map((words) => h("span", {}, words))), ...rows.map((part) => part.element));
+    section.hidden = !alerts.length;
+  }
+
+  fill();
   return {
     element,
     draw: () => {
-      const { alerts } = run.overview;
-      const content = JSON.stringify(alerts);
-      if (content !== drawn) {
-        drawn = content;
-        rows.forEach((part) => part.destroy?.());
-        const causes = alerts.filter((alert) => !alert.is_symptom);
-        rows = alerts.map((alert) => row(alert, !alert.is_symptom && causes.length < alerts.length, options));
-        title.textContent = causes.length < alerts.length ? "How it spread" : "What is wrong";
-        sub.textContent = causes.length < alerts.length ? "Each line is the judged value with its limit, in the order of first sight. The cause comes first." : "Each line is the judged value with its limit.";
-        const head = ["", "what is wrong, and where", "since", "when it fired", "judged value and limit", ""];
-        list.replaceChildren(h("div", { class: "row head" }, ...head.map((words) => h("span", {}, words))), ...rows.map((part) => part.element));
-        element.hidden = !alerts.length;
-      }
+      fill();
       rows.forEach((part) => part.draw());
     },
     destroy: () => rows.forEach((part) => part.destroy?.()),
   };
-}
-
-/** Kept here so that a section without alerts is still watched for the first one. */
-export function addSpread(options: Options): Part {
-  return add(spread(options));
 }

@@ -9,13 +9,18 @@ import { label, reading } from "./lines";
 export const SEVERITY_WORDS = { critical: "Critical", warning: "Warning", info: "Note", healthy: "Healthy" } as const;
 const FIRST_REMEDIES = 3;
 
+/** Whether the change of a value is not in the sentence already. */
+function saysMore({ do: words, change }: Remedy): boolean {
+  return change !== null && !change.split(" → ").every((value) => words.includes(value));
+}
+
 export function remedyList(remedies: Remedy[], most = Infinity): HTMLElement {
   const item = (remedy: Remedy, index: number) =>
     h(
       "li",
       {},
       h("span", { class: "place" }, `${index + 1}`),
-      h("span", { class: "do" }, remedy.do, remedy.change && " ", remedy.change && h("span", { class: "change" }, remedy.change)),
+      h("span", { class: "do" }, remedy.do, saysMore(remedy) && " ", saysMore(remedy) && h("span", { class: "change" }, remedy.change)),
       h("span", { class: "tag" }, remedy.safety_word),
       h("span", { class: "why" }, remedy.why),
     );

@@ -56,12 +56,12 @@ export function where(openLayer: (scope: string) => void): Part | null {
 
   const heat = heatmap({ map, rows: shownRows, alerts, chosen: () => state.layer, open: openLayer });
   const profile = profileChart({ map, rows: shownRows, alert: rowAlert });
-  const [low, high, bar, legend] = [h("span"), h("span"), h("i", { class: "bar" }), h("span", {}, "log scale · a mark where an alert fired in this layer")];
+  const [low, high, bar, legend] = [h("span"), h("span"), h("i", { class: "bar" }), h("span", {}, "log scale · a mark where an alert fired · beside it, grey: usual before")];
   const slider = h("input", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => pin(Number(slider.value)) });
   const chosen = h("output");
-  const over = panel({ title: "Over depth", sub: () => (profile.step() === undefined || profile.step() === at() ? `at step ${at()} · grey: usual before` : `read at step ${profile.step()} · grey: usual before`), class: "plain" }, profile);
+  const over = panel({ title: "Over depth", sub: () => (profile.step() === undefined || profile.step() === at() ? `at step ${at()}` : `read at step ${profile.step()}`), class: "plain" }, profile);
   over.element.append(h("label", { class: "slider" }, "step", slider, chosen));
-  const left = panel({ title: "Over depth and steps", sub: "click a row for the layer", class: "plain" }, heat);
+  const left = panel({ title: "Over depth and steps", sub: () => (heat.readout() ? "" : "click a row for the layer"), out: heat.readout, class: "plain" }, heat);
   left.element.append(h("p", { class: "legend" }, low, bar, high, legend), empty);
 
   const element = h(
