@@ -40,6 +40,9 @@ SECTIONS = {
         "forecast": "forewarn forecast runs/demo --target 1.5",
         "ls": "forewarn ls runs",
     },
+    "See it": {
+        "serve": "forewarn serve runs",
+    },
     "Understand an alert": {
         "explain": "forewarn explain loss-spike",
         "rules": "forewarn rules",

@@ -23,8 +23,8 @@ from forewarn.store.histogram_table import StoredHistograms, histograms_of, name
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
 from forewarn.store.manifest import Manifest, read_manifest
-from forewarn.store.read_limits import ReadLimits
 from forewarn.store.pieces import Piece, values_between
+from forewarn.store.read_limits import ReadLimits
 from forewarn.store.records import Change, Event, event_from, from_text
 from forewarn.store.replay import replay
 from forewarn.store.tail import column_in_tail
@@ -248,7 +248,7 @@ class Run:
         return list(newest.values())
 
     def alert_changes(self) -> list[Change]:
-        """Every change of state or severity of every alert, in the order they were recorded."""
+        """Every change of state, severity or words of every alert, in the order they were recorded."""
         return self._records("alert", lambda time, step, body: Change(float(time), int(step), from_text(Alert, body)))
 
     def findings(self) -> list[Finding]:
