@@ -165,8 +165,8 @@ class Parting:
 def part(first: StoredSeries, second: StoredSeries) -> Parting | None:
     """Where the smoothed losses differ by more than the spread of both and stay apart for a whole window.
 
-    Both are smoothed by a running median over a twentieth of the common steps. The spread comes from the median absolute
-    deviations from that, in the same window. A loss that is not finite while the other is parts at once.
+    Both are smoothed by a running median over a twentieth of the common steps. The spread comes from the median
+    absolute deviations from that, in the same window. A loss that is not finite while the other is parts at once.
     """
     steps, left, right = _common(first, second)
     if not len(steps):

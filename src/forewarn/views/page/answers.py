@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forewarn.store import Run
 from forewarn.views.page.maps import heat_map, histogram_map, profile
@@ -39,7 +41,8 @@ def series(run: Run, query: Query) -> bytes:
     start, end, columns = _range(query, 1000)
     scopes: dict[str, frozenset[str]] = {}
     names = frozenset(run.names())
-    headers, arrays = [], {}
+    headers: list[dict[str, Any]] = []
+    arrays: dict[str, NDArray[Any]] = {}
     for number, item in enumerate(wanted):
         name, _, scope = item.partition("@")
         if name not in scopes:

@@ -102,7 +102,7 @@ class Folder:
                 summary = kept_summary(path) or self.read(name, summary_of)
                 kept = stamp, _plain(summary)
             except RunError as error:
-                kept = stamp, {"error": literal(str(error)), "alerts": {}}
+                kept = stamp, {"error": literal(str(error))}
             self._rows[name] = kept
         row = {
             "run": name,

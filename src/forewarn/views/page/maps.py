@@ -43,7 +43,7 @@ def heat_map(run: Run, metric: str, start: int | None, end: int | None, columns:
     header = {
         "metric": metric, "scopes": scopes, "starts": starts.tolist(), "ends": ends.tolist(), "low": low, "high": high,
     }  # fmt: skip
-    return packed(header, {"values": values})
+    return packed(header, {"cells": values})
 
 
 class _Cells:
@@ -112,7 +112,7 @@ def profile(run: Run, metric: str, step: int) -> bytes:
     rows = {scope: row for row, scope in enumerate(scopes)}
     if len(recent):
         for piece in run.pieces(metric, int(recent[0]), int(recent[-1])):
-            cells = np.ix_([rows[scope] for scope in piece.scopes], np.searchsorted(recent, piece.steps))
+            cells = np.ix_(np.array([rows[scope] for scope in piece.scopes]), np.searchsorted(recent, piece.steps))
             table[cells] = piece.values
     earlier = table[:, :-1]
     low, high = _percentiles(earlier, USUAL)

@@ -216,10 +216,8 @@ class _Evidence:
         usual = self._usual(alert, self._run.series(*judged), began) if is_itself else None
         label, names = catalogue_of(self._run.info).label, self._rules[alert.code].reads
         sources = ", ".join(dict.fromkeys(label(name) for name in names if name in self._scopes))
-        computed = f"the value {in_words(finding.value)} and its limit are computed from {sources}"
-        return {
-            "judged": {"name": judged[0], "scope": judged[1]}, "usual": usual, "computed": None if is_itself else computed,
-        }  # fmt: skip
+        computed = None if is_itself else f"the value {in_words(finding.value)} is computed from {sources}"
+        return {"judged": {"name": judged[0], "scope": judged[1]}, "usual": usual, "computed": computed}
 
     def _usual(self, alert: Alert, series: StoredSeries, began: int) -> list[float] | None:
         """The usual range: the level in the evidence, or that of the readings before the cause; None past the limit."""
