@@ -42,6 +42,8 @@ SECTIONS = {
     },
     "See it": {
         "serve": "forewarn serve runs",
+        "compare": "forewarn compare runs/demo runs/demo-saved",
+        "report": "forewarn report runs/demo -o report.html",
     },
     "Understand an alert": {
         "explain": "forewarn explain loss-spike",

@@ -46,7 +46,7 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     try:
         import uvicorn
 
-        from forewarn.views.page.server import NOT_BUILT, app, is_loopback
+        from forewarn.views.page.server import EVERYWHERE, NOT_BUILT, app, is_loopback
     except ModuleNotFoundError as error:
         raise Failure("forewarn serve needs starlette and uvicorn: pip install 'forewarn[dashboard]'") from error
     import secrets
@@ -57,7 +57,7 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
         raise Failure(NOT_BUILT)
     listener = _listening(host, port)
     token = secrets.token_urlsafe(24)
-    name = f"[{host}]" if ":" in host else host
+    name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listener.getsockname()[1]}/" + ("" if is_loopback(host) else f"?token={token}")
     click.echo(f"{runs} at {address}\nStop with Ctrl-C.")
     if not no_browser:

@@ -258,7 +258,8 @@ def _late_levels(run: Run, metric: str) -> dict[str, float]:
 
 def _alerts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Each kind of alert, with the step at which it first fired in each run; those seen first come first."""
-    fired = [_first_fired(run) for run in runs]
+    recorded = [[alert for alert in run.alerts() if alert.fired is not None] for run in runs]
+    fired = [_first_fired(alerts) for alerts in recorded]
     kinds: dict[str, Alert] = {}
     for column in fired:
         kinds = column | kinds
@@ -267,7 +268,7 @@ def _alerts(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "code": literal(code),
             "name": literal(alert.name),
             "headline": literal(alert.headline or alert.name),
-            "severity": str(max(column[code].severity for column in fired if code in column)),
+            "severity": str(max(alert.severity for alerts in recorded for alert in alerts if alert.code == code)),
             "fired": [column[code].fired if code in column else None for column in fired],
         }
         for code, alert in kinds.items()
@@ -275,12 +276,10 @@ def _alerts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: min(step for step in row["fired"] if step is not None))
 
 
-def _first_fired(run: Run) -> dict[str, Alert]:
-    alerts: dict[str, Alert] = {}
-    for alert in run.alerts():
-        if alert.fired is not None and (alert.code not in alerts or alert.fired < (alerts[alert.code].fired or 0)):
-            alerts[alert.code] = alert
-    return alerts
+def _first_fired(alerts: Sequence[Alert]) -> dict[str, Alert]:
+    """The alert of each code that fired first."""
+    latest_first = sorted(alerts, key=lambda alert: -(alert.fired or 0))
+    return {alert.code: alert for alert in latest_first}
 
 
 def _alert_words(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

@@ -70,7 +70,7 @@ def series(run: Run, query: Query) -> bytes:
 
 
 def map_of(run: Run, query: Query) -> bytes:
-    return heat_map(run, _text(query, "metric"), *_range(query, 400))
+    return heat_map(run, _text(query, "metric"), *_range(query, 400), _number(query, "rows"))
 
 
 def histograms_of_tensor(run: Run, query: Query) -> bytes:

@@ -8,6 +8,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -81,7 +82,11 @@ class Folder:
 
     def stamps(self) -> dict[str, Stamp]:
         """The state of the files of each run."""
-        return {name: self.stamp(name) for name in self.names()}
+        stamps: dict[str, Stamp] = {}
+        for name in self.names():
+            with suppress(NoRunError):  # deleted meanwhile
+                stamps[name] = self.stamp(name)
+        return stamps
 
     def stamp(self, name: str) -> Stamp:
         """The state of the files of a run: it changes whenever the run does."""
@@ -92,7 +97,11 @@ class Folder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All runs in a few numbers each."""
-        return [self._row(name) for name in self.names()]
+        rows = []
+        for name in self.names():
+            with suppress(NoRunError):  # deleted meanwhile
+                rows.append(self._row(name))
+        return rows
 
     def _row(self, name: str) -> dict[str, Any]:
         path, stamp = self.path_of(name), self.stamp(name)
@@ -104,15 +113,8 @@ class Folder:
             except RunError as error:
                 kept = stamp, {"error": literal(str(error))}
             self._rows[name] = kept
-        row = {
-            "run": name,
-            "model": "",
-            "num_steps": 0,
-            "last_step": None,
-            "last_loss": None,
-            "updated": None,
-            **kept[1],
-        }
+        empty = {"model": "", "num_steps": 0, "last_step": None, "last_loss": None, "updated": None, "alerts": {}}
+        row: dict[str, Any] = {"run": name, **empty, **kept[1]}
         end = row.pop("end", None)
         row["state"] = state_of(end, row["updated"]) if row["updated"] is not None else "failed"
         return {**row, **read_notes(path)}

@@ -25,18 +25,21 @@ _MOST_MEDIAN_VALUES = 1 << 22
 """Number of values from which the medians of the rows are taken."""
 
 
-def heat_map(run: Run, metric: str, start: int | None, end: int | None, columns: int) -> bytes:
-    """The most unusual value of each scope in each column of steps."""
-    scopes = model_order(run, run.scopes(metric))
+def heat_map(run: Run, metric: str, start: int | None, end: int | None, columns: int, rows: int | None = None) -> bytes:
+    """The most unusual value of each scope in each column of steps; of evenly spaced scopes if there are many."""
+    scopes = evenly(model_order(run, run.scopes(metric)), rows)
     steps = _between(run.steps_of(metric), start, end)
     begins = _columns(steps, columns)
     starts = steps[begins]
     cells = _Cells(len(scopes), len(starts))
-    rows = {scope: row for row, scope in enumerate(scopes)}
+    row_of = {scope: row for row, scope in enumerate(scopes)}
     thinning = max(1, len(scopes) * len(steps) // _MOST_MEDIAN_VALUES)
     for piece in run.pieces(metric, start, end):
         where = np.searchsorted(starts, piece.steps, side="right") - 1
-        cells.add(np.array([rows[scope] for scope in piece.scopes]), where, piece.values, thinning)
+        kept = [place for place, scope in enumerate(piece.scopes) if scope in row_of]
+        if kept:
+            numbers = np.array([row_of[piece.scopes[place]] for place in kept])
+            cells.add(numbers, where, piece.values[kept], thinning)
     values = cells.values()
     low, high = _colour_range(values)
     ends = np.append(starts[1:] - 1, steps[-1:])
@@ -148,6 +151,13 @@ def model_order(run: Run, scopes: Sequence[str]) -> list[str]:
     """Parameters in the order of the model, then all others in the order in which they appeared."""
     places = {scope: place for place, scope in enumerate(run.info.parameters)}
     return sorted(scopes, key=lambda scope: places.get(scope, len(places)))
+
+
+def evenly(items: Sequence[str], most: int | None) -> list[str]:
+    """At most this many of the items, evenly spaced, with the first and the last."""
+    if most is None or len(items) <= most:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]
 
 
 def _between(steps: Steps, start: int | None, end: int | None) -> Steps:

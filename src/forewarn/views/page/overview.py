@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -265,12 +265,19 @@ def _metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:
-    rows = []
+    rows, blocks = [], frozenset(run.info.blocks)
     for scope, parameter in run.info.parameters.items():
-        block = next((block for block in run.info.blocks if scope.startswith(f"{block}.")), None)
+        block = next((prefix for prefix in _prefixes(scope) if prefix in blocks), None)
         label = scope if block is None else scope.removeprefix(f"{block}.")
         rows.append({"scope": scope, "label": label, "block": block, "shape": list(parameter.shape)})
     return rows
+
+
+def _prefixes(scope: str) -> Iterator[str]:
+    """The modules around a parameter, the innermost first."""
+    while "." in scope:
+        scope = scope.rpartition(".")[0]
+        yield scope
 
 
 def _cost(run: Run) -> dict[str, Any] | None:

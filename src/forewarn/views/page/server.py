@@ -7,11 +7,12 @@ import hmac
 import html
 import ipaddress
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.applications import Starlette
@@ -32,6 +33,7 @@ from forewarn.views.page.overview import overview, state_of
 from forewarn.views.page.packing import json_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
 POLL_SECONDS = 0.5
 ALIVE_SECONDS = 15.0
 MOST_BODY_BYTES = 1 << 16
@@ -106,8 +108,7 @@ class _Guarded:
         await (refusal or self._answering)(scope, receive, send_safely)
 
     def _refusal(self, request: Request) -> Response | None:
-        host = host_of(request.headers.get("host", ""))
-        if host not in LOOPBACK and (host != self._host or is_loopback(self._host)) and not self._is_any(host):
+        if not self._is_own(host_of(request.headers.get("host", ""))):
             return _error(403, "this server answers only to its own address")
         if len(request.url.query) > LONGEST_QUERY:
             return _error(414, "the request is too long")
@@ -115,9 +116,12 @@ class _Guarded:
             return _error(401, "this address needs the token that forewarn serve printed: …/?token=…")
         return None
 
-    def _is_any(self, host: str) -> bool:
-        """Whether a server on all addresses was reached by one of them; a name could be anybody's."""
-        return self._host in ("0.0.0.0", "::") and _is_address(host)
+    def _is_own(self, host: str) -> bool:
+        """Whether the server was asked by its own name; any other could be that of a hostile page."""
+        if host in LOOPBACK or host == self._host.lower():
+            return True
+        name = socket.gethostname().lower()
+        return self._host in EVERYWHERE and (_is_address(host) or host == name or host.startswith(f"{name}."))
 
 
 class _Dashboard:
@@ -125,7 +129,7 @@ class _Dashboard:
 
     def __init__(self, folder: Folder, token: str, needs_token: bool) -> None:
         self._folder, self._token, self.needs_token = folder, token, needs_token
-        self._overviews: dict[str, tuple[Stamp, str, bytes]] = {}
+        self._overviews: dict[str, tuple[Stamp, _Overview]] = {}
 
     def is_allowed(self, request: Request) -> bool:
         """Whether a request carries the token: in the address, a header or the cookie."""
@@ -160,6 +164,9 @@ class _Dashboard:
         return Response(asset(name), media_type=kind, headers={"etag": tag})
 
     async def runs(self, request: Request) -> Response:
+        return await _answered(self._runs, request)
+
+    async def _runs(self, request: Request) -> Response:
         rows = await run_in_threadpool(self._folder.rows)
         return _json({"root": str(self._folder.root), "runs": rows})
 
@@ -170,14 +177,12 @@ class _Dashboard:
         name = _run_of(request)
         stamp = await run_in_threadpool(self._folder.stamp, name)
         kept = self._overviews.get(name)
-        if kept is None or kept[0] != stamp:
-            work = partial(_overview_of, name=name)
-            state, body = await asyncio.wrap_future(self._folder.submit(name, work))
-            kept = stamp, state, body
-            if len(self._overviews) > MOST_RUNS:
+        if kept is None or kept[0] != stamp or not kept[1].is_current():
+            kept = stamp, await asyncio.wrap_future(self._folder.submit(name, partial(_overview_of, name=name)))
+            if len(self._overviews) >= MOST_RUNS:
                 self._overviews.pop(next(iter(self._overviews)))
             self._overviews[name] = kept
-        return Response(kept[2], media_type="application/json")
+        return Response(kept[1].body, media_type="application/json")
 
     async def data(self, path: str, request: Request) -> Response:
         return await _answered(partial(self._data, path), request)
@@ -209,16 +214,15 @@ class _Dashboard:
 
     async def _changes(self, request: Request, name: str) -> AsyncIterator[bytes]:
         """The present state of a run, and again whenever it has changed."""
-        async for _ in _whenever_changed(request, partial(self._folder.stamp, name)):
-            if _ is None:
-                yield b": alive\n\n"
-                continue
+        before: dict[str, Any] = {}
+        async for stamp in _whenever_changed(request, partial(self._folder.stamp, name)):
             try:
                 now = await asyncio.wrap_future(self._folder.submit(name, _progress))
-            except (NoRunError, RunError) as error:
+            except (NoRunError, RunError, OSError) as error:
                 yield _event("gone", {"error": str(error)})
                 continue
-            yield _event("changed", now)
+            yield b": alive\n\n" if stamp is None and now == before else _event("changed", now)
+            before = now
 
     async def _changes_of_list(self, request: Request) -> AsyncIterator[bytes]:
         async for stamp in _whenever_changed(request, self._folder.stamps):
@@ -263,9 +267,24 @@ def compared(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Any]:
         return compare([stack.enter_context(open_run(path)).freeze() for path in paths], names)
 
 
-def _overview_of(run: Run, name: str) -> tuple[str, bytes]:
+class _Overview(NamedTuple):
+    """An overview that was sent before."""
+
+    body: bytes
+    state: str
+    end: str | None
+    updated: float
+
+    def is_current(self) -> bool:
+        """Whether it still tells the state of the run, which may change without a new record."""
+        return state_of(self.end, self.updated) == self.state
+
+
+def _overview_of(run: Run, name: str) -> _Overview:
     plain = overview(run, name)
-    return plain["state"]["word"], json_bytes(plain)
+    state = plain["state"]
+    end = run.end
+    return _Overview(json_bytes(plain), state["word"], None if end is None else end[0], state["updated"])
 
 
 def _progress(run: Run) -> dict[str, Any]:
