@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from forewarn.judge.rules import all_rules
 from forewarn.store import RunWriter
@@ -76,16 +77,21 @@ def main() -> None:
         print(f"{name:{width}}  {value}")
 
 
-def _readings(
-    scopes: tuple[str, ...], steps: int
-) -> Iterator[tuple[int, list[tuple[str, tuple[str, ...], np.ndarray]]]]:
+Reading = tuple[str, tuple[str, ...], NDArray[np.float32]]
+
+
+def _readings(scopes: tuple[str, ...], steps: int) -> Iterator[tuple[int, list[Reading]]]:
     """The same random readings each time."""
     random = np.random.default_rng(0)
     for step in range(steps):
-        blocks = [(name, ("0",) if name == "train/lr" else ("",), random.random(1, np.float32)) for name in RUN_METRICS]
+        blocks: list[Reading] = [(name, _scopes_of(name), random.random(1, np.float32)) for name in RUN_METRICS]
         if step % EVERY == 0:
             blocks += [(name, scopes, random.random(len(scopes), np.float32)) for name in TENSOR_METRICS]
         yield step, blocks
+
+
+def _scopes_of(metric: str) -> tuple[str, ...]:
+    return ("0",) if metric == "train/lr" else ("",)
 
 
 def _write(path: Path, scopes: tuple[str, ...], steps: int) -> None:
@@ -113,7 +119,7 @@ def _measured(root: Path, scopes: tuple[str, ...]) -> list[tuple[str, str]]:
         base = f"http://127.0.0.1:{port}"
         _until(lambda: _get(f"{base}/api/runs"))
         before, start = _megabytes(process), time.perf_counter() - started
-        run_series = "&".join(f"series={name}@{'0' if name == 'train/lr' else ''}" for name in RUN_METRICS)
+        run_series = "&".join(f"series={name}@{_scopes_of(name)[0]}" for name in RUN_METRICS)
         tensor_series = "&".join(f"series=gradient/norm@{scope}" for scope in scopes[:50])
         requests = {
             "/api/run, first": "/api/run?run=large",

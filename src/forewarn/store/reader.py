@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from forewarn.views.page.report import EmbeddedPage
+
 T = TypeVar("T")
 
 
@@ -292,6 +294,15 @@ class Run:
         from forewarn.views.plot import plot
 
         return plot(self, metrics)
+
+    def dashboard(self, height: int = 900) -> EmbeddedPage:
+        """The dashboard's page of this run in a notebook, as it is now, `height` pixels high.
+
+        The page is part of the notebook: it needs no server and loads nothing. `forewarn serve` shows a run live.
+        """
+        from forewarn.views.page.report import EmbeddedPage, html_report
+
+        return EmbeddedPage(html_report(self), height)
 
     def __repr__(self) -> str:
         from forewarn.views.notebook import run_words

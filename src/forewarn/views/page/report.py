@@ -140,6 +140,19 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+class EmbeddedPage:
+    """A report inside a notebook."""
+
+    def __init__(self, page: str, height: int) -> None:
+        self._page, self._height = page, height
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, which can reach neither the notebook nor the network."""
+        style = f"width: 100%; height: {int(self._height)}px; border: 0"
+        sandbox = "allow-scripts allow-downloads"
+        return f'<iframe sandbox="{sandbox}" style="{style}" srcdoc="{html.escape(self._page, quote=True)}"></iframe>'
+
+
 def json_report(run: Run) -> dict[str, Any]:
     """The verdict, what to do, the alerts and the facts of a run, at most 64 KB as JSON."""
     plain = overview(run, run.path.name)
