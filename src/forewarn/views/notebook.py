@@ -23,6 +23,7 @@ from forewarn.views.wording import (
     literal,
     losses,
     mark,
+    reason,
     short,
     thing_to_do,
     with_symptoms,
@@ -125,7 +126,7 @@ def run_html(run: Run) -> str:
 
 def _remedies(remedies: Sequence[Remedy]) -> str:
     """The first remedies as a numbered list."""
-    items = [f"<li><b>{_text(thing_to_do(remedy))}.</b> <span style='{_DIM}'>{_text(_sentence(remedy.why))}</span></li>"
+    items = [f"<li><b>{_text(thing_to_do(remedy))}.</b> <span style='{_DIM}'>{_text(reason(remedy))}</span></li>"
              for remedy in remedies[:MOST_REMEDIES]]  # fmt: skip
     return f"<ol style='margin: .3em 0 0 0'>{''.join(items)}</ol>" if items else ""
 
@@ -191,10 +192,6 @@ def _loss(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _sign(words: str, colour: str) -> str:
     return f"<b style='color: {colour}'>{_text(words)}</b>"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _text(words: str) -> str:

@@ -1,0 +1,382 @@
+"""The dashboard's server: the page, the data of runs, and their changes while they train. Needs starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import html
+import ipaddress
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forewarn.store import Run, RunError
+from forewarn.store.errors import UnknownSeriesError
+from forewarn.store.run_summary import Stamp
+from forewarn.views.comparison import MOST_RUNS, compare
+from forewarn.views.page.answers import ANSWERS, BadRequestError, Query
+from forewarn.views.page.built_page import asset, asset_stamp
+from forewarn.views.page.folder import Folder, NoRunError, checked_notes, write_notes
+from forewarn.views.page.overview import overview, state_of
+from forewarn.views.page.packing import json_bytes
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+POLL_SECONDS = 0.5
+ALIVE_SECONDS = 15.0
+MOST_BODY_BYTES = 1 << 16
+LONGEST_QUERY = 1 << 17
+COOKIE = "forewarn_token"
+TOKEN_HEADER = "x-forewarn-token"
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | None = None) -> ASGIApp:
+    """The dashboard of the runs in a folder, or of a single run.
+
+    Writing needs the token, and so does everything else if the server is bound to a `host` beyond loopback. Only
+    requests to loopback addresses or to that host are answered, so that no other web page can reach the server by a
+    name of its own.
+    """
+    folder = Folder(root)
+    dashboard = _Dashboard(folder, token, not is_loopback(host) if needs_token is None else needs_token)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        folder.close()
+
+    routes = [
+        Route("/", dashboard.index),
+        Route("/page.js", partial(dashboard.file, "page.js", "text/javascript")),
+        Route("/page.css", partial(dashboard.file, "page.css", "text/css")),
+        Route("/api/runs", dashboard.runs),
+        Route("/api/run", dashboard.run),
+        *(Route(path, partial(dashboard.data, path)) for path in ANSWERS),
+        Route("/api/compare", dashboard.comparison),
+        Route("/api/events", dashboard.events),
+        Route("/api/note", dashboard.note, methods=["POST"]),
+    ]
+    answering = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _not_found, 405: _not_found})
+    return _Guarded(answering, dashboard, host)
+
+
+class _Guarded:
+    """Answers nobody but the page: checks the host, the token and the size of every request, and sends safe headers."""
+
+    def __init__(self, answering: ASGIApp, dashboard: _Dashboard, host: str) -> None:
+        self._answering, self._dashboard, self._host = answering, dashboard, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._answering(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no web sockets
+
+        async def send_safely(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+            await send(message)
+
+        request = Request(scope, receive)
+        refusal = self._refusal(request)
+        await (refusal or self._answering)(scope, receive, send_safely)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not self._is_own(host_of(request.headers.get("host", ""))):
+            return _error(403, "this server answers only to its own address")
+        if len(request.url.query) > LONGEST_QUERY:
+            return _error(414, "the request is too long")
+        if self._dashboard.needs_token and not self._dashboard.is_allowed(request):
+            return _error(401, "this address needs the token that forewarn serve printed: …/?token=…")
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Whether the server was asked by its own name; any other could be that of a hostile page."""
+        if host in LOOPBACK or host == self._host.lower():
+            return True
+        name = socket.gethostname().lower()
+        return self._host in EVERYWHERE and (_is_address(host) or host == name or host.startswith(f"{name}."))
+
+
+class _Dashboard:
+    """The endpoints."""
+
+    def __init__(self, folder: Folder, token: str, needs_token: bool) -> None:
+        self._folder, self._token, self.needs_token = folder, token, needs_token
+        self._overviews: dict[str, tuple[Stamp, _Overview]] = {}
+
+    def is_allowed(self, request: Request) -> bool:
+        """Whether a request carries the token: in the address, a header or the cookie."""
+        given = (
+            request.query_params.get("token", ""),
+            request.headers.get(TOKEN_HEADER, ""),
+            request.cookies.get(COOKIE, ""),
+        )
+        return any(self.is_token(item) for item in given)
+
+    def is_token(self, given: str) -> bool:
+        """Whether this is the token, in a time that does not tell how much of it is right."""
+        return hmac.compare_digest(self._token.encode(), given.encode("utf-8", "replace"))
+
+    async def index(self, request: Request) -> Response:
+        page = asset("index.html")
+        if page is None:
+            return _error(503, NOT_BUILT)
+        meta = f'<meta name="token" content="{html.escape(self._token, quote=True)}">'
+        response = Response(page.replace(b"</head>", meta.encode() + b"</head>", 1), media_type="text/html")
+        if self.needs_token:
+            response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        return response
+
+    async def file(self, name: str, kind: str, request: Request) -> Response:
+        stamp = asset_stamp(name)
+        if stamp is None:
+            return _error(503, NOT_BUILT)
+        tag = f'"{stamp}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        return Response(asset(name), media_type=kind, headers={"etag": tag})
+
+    async def runs(self, request: Request) -> Response:
+        return await _answered(self._runs, request)
+
+    async def _runs(self, request: Request) -> Response:
+        rows = await run_in_threadpool(self._folder.rows)
+        return _json({"root": str(self._folder.root), "runs": rows})
+
+    async def run(self, request: Request) -> Response:
+        return await _answered(self._overview, request)
+
+    async def _overview(self, request: Request) -> Response:
+        name = _run_of(request)
+        stamp = await run_in_threadpool(self._folder.stamp, name)
+        kept = self._overviews.get(name)
+        if kept is None or kept[0] != stamp or not kept[1].is_current():
+            kept = stamp, await asyncio.wrap_future(self._folder.submit(name, partial(_overview_of, name=name)))
+            if len(self._overviews) >= MOST_RUNS:
+                self._overviews.pop(next(iter(self._overviews)))
+            self._overviews[name] = kept
+        return Response(kept[1].body, media_type="application/json")
+
+    async def data(self, path: str, request: Request) -> Response:
+        return await _answered(partial(self._data, path), request)
+
+    async def _data(self, path: str, request: Request) -> Response:
+        query: Query = parse_qs(request.url.query, keep_blank_values=True, max_num_fields=2000)
+        body = await asyncio.wrap_future(self._folder.submit(_run_of(request), partial(ANSWERS[path], query=query)))
+        return Response(body, media_type="application/octet-stream")
+
+    async def comparison(self, request: Request) -> Response:
+        return await _answered(self._comparison, request)
+
+    async def _comparison(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 2 <= len(names) <= MOST_RUNS:
+            raise BadRequestError(f"choose 2 to {MOST_RUNS} different runs to compare")
+        paths = [self._folder.path_of(name) for name in names]
+        return _json(await run_in_threadpool(compared, paths, names))
+
+    async def events(self, request: Request) -> Response:
+        name = request.query_params.get("run")
+        if name is None:
+            return _stream(self._changes_of_list(request))
+        try:
+            await run_in_threadpool(self._folder.stamp, name)
+        except NoRunError as error:
+            return _error(404, str(error))
+        return _stream(self._changes(request, name))
+
+    async def _changes(self, request: Request, name: str) -> AsyncIterator[bytes]:
+        """The present state of a run, and again whenever it has changed."""
+        before: dict[str, Any] = {}
+        async for stamp in _whenever_changed(request, partial(self._folder.stamp, name)):
+            try:
+                now = await asyncio.wrap_future(self._folder.submit(name, _progress))
+            except (NoRunError, RunError, OSError) as error:
+                yield _event("gone", {"error": str(error)})
+                continue
+            yield b": alive\n\n" if stamp is None and now == before else _event("changed", now)
+            before = now
+
+    async def _changes_of_list(self, request: Request) -> AsyncIterator[bytes]:
+        async for stamp in _whenever_changed(request, self._folder.stamps):
+            yield b": alive\n\n" if stamp is None else _event("runs", {"count": len(stamp)})
+
+    async def note(self, request: Request) -> Response:
+        return await _answered(self._note, request)
+
+    async def _note(self, request: Request) -> Response:
+        if not self.is_token(request.headers.get(TOKEN_HEADER, "")):
+            return _error(403, f"writing needs the header {TOKEN_HEADER}")
+        origin = request.headers.get("origin")
+        is_foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+        if is_foreign or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return _error(403, "only the dashboard's own page can write")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                return _error(413, "the note is too long")
+        path = await run_in_threadpool(self._folder.path_of, _run_of(request))
+        try:
+            notes = checked_notes(json.loads(body))
+        except (RecursionError, ValueError) as error:
+            raise BadRequestError(str(error)) from error
+        await run_in_threadpool(write_notes, path, notes)
+        return _json(notes)
+
+
+NOT_BUILT = (
+    "the page was not built: run `make page` in the checkout; wheels (pip install 'forewarn[dashboard]') have it built"
+)
+
+
+def compared(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Any]:
+    """The comparison of the runs in these directories."""
+    from contextlib import ExitStack
+
+    from forewarn.store import open_run
+
+    with ExitStack() as stack:
+        return compare([stack.enter_context(open_run(path)).freeze() for path in paths], names)
+
+
+class _Overview(NamedTuple):
+    """An overview that was sent before."""
+
+    body: bytes
+    state: str
+    end: str | None
+    updated: float
+
+    def is_current(self) -> bool:
+        """Whether it still tells the state of the run, which may change without a new record."""
+        return state_of(self.end, self.updated) == self.state
+
+
+def _overview_of(run: Run, name: str) -> _Overview:
+    plain = overview(run, name)
+    state = plain["state"]
+    end = run.end
+    return _Overview(json_bytes(plain), state["word"], None if end is None else end[0], state["updated"])
+
+
+def _progress(run: Run) -> dict[str, Any]:
+    updated, end = run.updated or run.info.started, run.end
+    return {
+        "last_step": run.last_step,
+        "num_steps": run.num_steps,
+        "updated": updated,
+        "state": state_of(None if end is None else end[0], updated),
+        "alerts": len(run.alert_changes()),
+    }
+
+
+async def _whenever_changed(request: Request, look: Callable[[], Any]) -> AsyncIterator[Any]:
+    """What `look` returns, now and whenever it is something else; None every few seconds without a change."""
+    before: Any = _NOTHING
+    quiet = 0.0
+    while not await request.is_disconnected():
+        try:
+            now = await run_in_threadpool(look)
+        except (NoRunError, OSError):
+            now = {}
+        if now != before:
+            before, quiet = now, 0.0
+            yield now
+        elif quiet >= ALIVE_SECONDS:
+            quiet = 0.0
+            yield None
+        await asyncio.sleep(POLL_SECONDS)
+        quiet += POLL_SECONDS
+
+
+_NOTHING = object()
+
+
+async def _answered(endpoint: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """The answer of an endpoint, or what went wrong in one sentence."""
+    try:
+        return await endpoint(request)
+    except BadRequestError as error:
+        return _error(400, str(error))
+    except (NoRunError, UnknownSeriesError) as error:
+        return _error(404, str(error.args[0]) if error.args else "not found")
+    except (RunError, OSError) as error:
+        return _error(503, str(error))
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        return _error(500, f"the run cannot be read ({type(error).__name__}: {str(error)[:200]})")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _error(404 if getattr(error, "status_code", 404) == 404 else 405, "there is nothing at this address")
+
+
+def _run_of(request: Request) -> str:
+    name = request.query_params.get("run")
+    if name is None:
+        raise BadRequestError("the request needs run=…")
+    return name
+
+
+def host_of(header: str) -> str:
+    """The host in a Host header, without its port."""
+    name = header.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if name.count(":") == 1 else name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at this address."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json_bytes(value), status, media_type="application/json")
+
+
+def _error(status: int, sentence: str) -> Response:
+    return _json({"error": sentence}, status)
+
+
+def _event(kind: str, data: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + json_bytes(data) + b"\n\n"
+
+
+def _stream(events: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
