@@ -242,11 +242,14 @@ export class RunData {
   private settling = 0;
   private events: EventSource | null = null;
   private overviewed = Date.now();
+  private alerts = -1;
   private appending = false;
+  private appended: number;
   private scopes = new Map<string, Set<string>>();
   private offline: Map<string, Packed> | null = null;
 
   constructor(public overview: Overview, private changed: (what: "data" | "overview") => void, blobs?: Record<string, string>) {
+    this.appended = overview.state.last_step ?? -1;
     this.index();
     if (blobs) this.load(blobs);
   }
@@ -344,12 +347,11 @@ export class RunData {
     clearTimeout(this.settling);
   }
 
-  private alerts = -1;
-
   private async grow(news: { last_step: number | null; num_steps: number; updated: number; state: string; alerts: number }): Promise<void> {
     const { state } = this.overview;
     const before = state.last_step ?? -1;
-    const turned = news.state !== state.word || (this.alerts >= 0 && news.alerts !== this.alerts) || before < 0;
+    const isFirst = before < 0 && news.last_step !== null;
+    const turned = isFirst || news.state !== state.word || (this.alerts >= 0 && news.alerts !== this.alerts);
     const grown = news.last_step !== state.last_step;
     this.alerts = news.alerts;
     Object.assign(state, { last_step: news.last_step, num_steps: news.num_steps, updated: news.updated });
@@ -360,33 +362,43 @@ export class RunData {
         this.index();
         this.changed("overview");
       }
-      if (grown) await this.append(before);
+      await this.append();
     } catch (error) {
       this.fail(error);
     }
     this.changed("data");
   }
 
-  private async append(from: number): Promise<void> {
-    const keys = [...this.lines].filter(([, held]) => held).map(([key]) => key);
-    if (this.appending || !keys.length) return;
+  /** Fetches what is newer than the lines here, until they are up to date. */
+  private async append(): Promise<void> {
+    if (this.appending) return;
     this.appending = true;
     try {
-      for (const line of await this.series(keys, [["from", Math.max(0, from)]])) {
-        const { whole, line: shown } = this.lines.get(`${line.name}@${line.scope}`)!;
-        const newest = Math.max(shown.steps.at(-1) ?? -1, whole.steps.at(-1) ?? -1);
-        const start = line.steps.findIndex((step) => step > newest);
-        if (start < 0) continue;
-        for (const points of new Set([whole, shown])) {
-          points.steps.push(...line.steps.slice(start));
-          points.values.push(...line.values.slice(start));
-        }
-        if (shown.steps.length > MOST_POINTS) Object.assign(shown, reduce(shown, MOST_POINTS / 4), { reduced: true });
-        shown.version = ++version;
+      while (this.appended < this.last) {
+        const last = this.last;
+        const keys = [...this.lines].filter(([, held]) => held).map(([key]) => key);
+        for (const line of await this.series(keys, [["from", Math.max(0, this.appended)]])) this.extend(line);
+        this.appended = last;
       }
     } finally {
       this.appending = false;
     }
+  }
+
+  private extend(news: Line): void {
+    const held = this.lines.get(`${news.name}@${news.scope}`);
+    if (!held) return;
+    const { whole, line } = held;
+    const newest = Math.max(line.steps.at(-1) ?? -1, whole.steps.at(-1) ?? -1);
+    const start = news.steps.findIndex((step) => step > newest);
+    if (start < 0) return;
+    for (const points of new Set([whole, line])) {
+      points.steps.push(...news.steps.slice(start));
+      points.values.push(...news.values.slice(start));
+    }
+    line.reduced ||= news.reduced;
+    if (line.steps.length > MOST_POINTS) Object.assign(line, reduce(line, MOST_POINTS / 4), { reduced: true });
+    line.version = ++version;
   }
 
   private connect(connection: Connection): void {
@@ -433,8 +445,7 @@ export class RunData {
   }
 
   private keep(line: Line): void {
-    const whole = { steps: line.steps, values: line.values };
-    this.lines.set(`${line.name}@${line.scope}`, { whole, line, detail: "" });
+    this.lines.set(`${line.name}@${line.scope}`, { whole: line, line, detail: "" });
     if (line.reduced && this.settled) this.want(`${line.name}@${line.scope}`);
   }
 

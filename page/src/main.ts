@@ -5,7 +5,7 @@ import "./page.css";
 import { embedded, getJson, RunData, type RunRow } from "./data";
 import { copy, h, setTheme, toast } from "./dom";
 import { header } from "./header";
-import { at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pin, redraw, removeAll, show, state } from "./page";
+import { acceptVerdict, at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pin, redraw, removeAll, show, state } from "./page";
 import { indexAt } from "./scale";
 import { parseLink } from "./state";
 import { compareView } from "./views/compare";
@@ -23,9 +23,12 @@ const place = h("div", { id: "view" });
 let run: RunData | null = null;
 let compared: RunData[] = [];
 let rows: RunRow[] = [];
+let built: string | null = null;
 let refreshRuns: (() => Promise<void>) | null = null;
 /** Counts openings, so that an answer that comes late does not replace what was opened after it. */
 let opening = 0;
+/** Whether what the address names could not be shown; it is tried again when the runs change. */
+let failed = false;
 
 const top = header({ open: (name) => void open(name), view: (view) => void openView(view), theme: toggleTheme, help: () => dialog.showModal() });
 
@@ -45,7 +48,7 @@ function clear(): void {
   removeAll();
   run?.close();
   compared.forEach((other) => other.close());
-  [run, compared, refreshRuns] = [null, [], null];
+  [run, compared, refreshRuns, built] = [null, [], null, null];
   show(null);
 }
 
@@ -60,9 +63,13 @@ async function present(work: () => Promise<HTMLElement>): Promise<void> {
   const skeleton = setTimeout(() => mine === opening && place.replaceChildren(h("main", { class: "page skeleton", "aria-busy": "true" }, h("div"), h("div"), h("div"))), 300);
   try {
     const made = await work();
-    if (mine === opening) place.replaceChildren(made);
+    if (mine !== opening) return;
+    failed = false;
+    place.replaceChildren(made);
   } catch (error) {
-    if (mine === opening) place.replaceChildren(message((error as Error).message, () => void openView(state.view)));
+    if (mine !== opening) return;
+    failed = true;
+    place.replaceChildren(message((error as Error).message, () => void openView(state.view)));
   } finally {
     clearTimeout(skeleton);
   }
@@ -70,19 +77,33 @@ async function present(work: () => Promise<HTMLElement>): Promise<void> {
 }
 
 function build(): HTMLElement {
-  return runView(run!, report !== null, rebuild);
+  built = metricNames();
+  return runView(run!, report !== null, showNews);
 }
 
-/** Lays the run out anew, after something new was found in it. */
-function rebuild(): void {
+function layOut(): void {
   forgetDrawer();
   removeAll();
-  go({ zoom: null, step: null, alert: null });
   place.replaceChildren(build());
+}
+
+/** Shows what was newly found in the run. */
+function showNews(): void {
+  acceptVerdict();
+  go({ zoom: null, step: null, alert: null });
+  layOut();
   scrollTo(0, 0);
 }
 
-function changed(): void {
+/** Which panels the page has: one more metric is one more panel. */
+const metricNames = () => run!.overview.series.map(({ name }) => name).join();
+
+function changed(what: "data" | "overview"): void {
+  if (what === "overview" && run && built !== null && metricNames() !== built) {
+    const scroll = scrollY;
+    layOut();
+    scrollTo(0, scroll);
+  }
   redraw();
 }
 
@@ -133,6 +154,7 @@ function follow(): void {
   events.addEventListener("runs", () => {
     void readRuns().catch(() => undefined);
     void refreshRuns?.().catch(() => undefined);
+    if (failed) void openView(state.view);
   });
   events.onerror = () => events.readyState === EventSource.CLOSED && setTimeout(follow, 3000);
 }

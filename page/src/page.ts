@@ -1,6 +1,6 @@
 /** What all parts of the page share: the state, the step under the cursor, the steps in view, and one redraw per frame. */
 
-import type { RunData } from "./data";
+import type { Overview, RunData } from "./data";
 import { faultWindow, shifted, type Span } from "./scale";
 import { formatLink, parseLink, type State } from "./state";
 
@@ -18,6 +18,7 @@ export const state: State = parseLink(location.hash);
 
 let run: RunData | null = null;
 let hovered: number | null = null;
+let fault: number | null = null;
 let shown = 0;
 let extent = 0;
 let queued = false;
@@ -45,6 +46,7 @@ export function show(next: RunData | null, last = 0): void {
   extent = last;
   shown = next?.last ?? last;
   hovered = null;
+  acceptVerdict();
 }
 
 export function isLive(): boolean {
@@ -61,10 +63,18 @@ export function lastShown(): number {
   return Math.max(1, run ? shown : extent);
 }
 
-/** The first step of what is wrong; null if nothing is. */
+/** The first step of what is wrong; null if nothing is, or if it is so new that the reader has not asked to see it. */
 export function faultStep(): number | null {
-  const verdict = run?.overview.verdict;
-  return verdict?.severity === "warning" || verdict?.severity === "critical" ? verdict.since : null;
+  return fault;
+}
+
+export function isFaulty({ verdict }: Overview): boolean {
+  return (verdict.severity === "warning" || verdict.severity === "critical") && verdict.since !== null;
+}
+
+/** Takes over the present verdict: what is in view may move to it. */
+export function acceptVerdict(): void {
+  fault = run && isFaulty(run.overview) ? run.overview.verdict.since : null;
 }
 
 export function span(): Span {

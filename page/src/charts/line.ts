@@ -45,7 +45,7 @@ const MOST_NAME_PIXELS = 120;
 /** The curves as uPlot wants them: one column of steps, gaps where a value is not finite. */
 function aligned(curves: Curve[]): uPlot.AlignedData {
   const tables = curves.map(({ line }): uPlot.AlignedData => [line?.steps ?? [], (line?.values ?? []).map((value) => (Number.isFinite(value) ? value : null))]);
-  return tables.length === 1 ? tables[0]! : uPlot.join(tables);
+  return tables.length > 1 ? uPlot.join(tables) : (tables[0] ?? [[]]);
 }
 
 export function lineChart(options: LineOptions): Part & { plot: () => uPlot | null } {
@@ -122,7 +122,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
             }),
           ),
         ],
-        hooks: { drawClear: [shade, ...(options.paintUnder ? [options.paintUnder] : [])], draw: [gaps, ...(options.paint ? [options.paint] : []), names] },
+        hooks: { drawClear: [painted(shade), painted(options.paintUnder)], draw: [painted(gaps), painted(options.paint), painted(names)] },
       },
       aligned(curves),
       element,
@@ -166,7 +166,6 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     labels.sort((a, b) => a.y - b.y);
     labels.forEach((label, index) => (label.y = Math.max(label.y, index ? labels[index - 1]!.y + 13 : 6)));
     const { ctx } = self;
-    ctx.save();
     ctx.scale(ratio, ratio);
     ctx.font = `600 ${FONT}`;
     ctx.textAlign = "left";
@@ -175,7 +174,6 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
       ctx.fillStyle = colour(tone);
       ctx.fillText(shortened(ctx, name, nameWidth), right, Math.min(y, self.height - 6));
     }
-    ctx.restore();
   }
 
   function draw(): void {
@@ -211,6 +209,13 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
 }
 
 const none = () => null;
+
+/** Leaves the context as it was: uPlot remembers what it set. */
+const painted = (paint: ((plot: uPlot) => void) | undefined) => (self: uPlot) => {
+  self.ctx.save();
+  paint?.(self);
+  self.ctx.restore();
+};
 
 let ruler: CanvasRenderingContext2D | null = null;
 

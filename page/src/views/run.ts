@@ -31,7 +31,7 @@ function folded(id: string, title: string, ...children: (Node | null)[]): HTMLDe
 
 const CHECK_SIGNS: Record<string, string> = { pass: "✓", ok: "✓", passed: "✓", fail: "✕", failed: "✕", unknown: "·" };
 
-export function runView(run: RunData, isReport: boolean, rebuild: () => void): HTMLElement {
+export function runView(run: RunData, isReport: boolean, showNews: () => void): HTMLElement {
   const { overview } = run;
   const isFaulty = faultStep() !== null;
   const openLayer = (scope: string) => go({ layer: scope });
@@ -64,7 +64,7 @@ export function runView(run: RunData, isReport: boolean, rebuild: () => void): H
 
   const children: (HTMLElement | null)[] = [
     isReport ? h("header", { class: "title" }, h("h1", {}, overview.path), h("p", { class: "faint" }, [overview.words, overview.state.sentence].join(" · "))) : null,
-    add(verdictPanel(isReport, showChecklist, rebuild)).element,
+    add(verdictPanel(isReport, showChecklist, showNews)).element,
     add(strip()).element,
     isFaulty ? grid(course(openAlert), "course") : grid(vitals(), "vitals"),
     add(spread({ isReport, openLayer })).element,

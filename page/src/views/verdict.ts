@@ -3,7 +3,7 @@
 import { evidenceChart, evidenceKey } from "../charts/evidence";
 import type { Alert, Overview, Remedy } from "../data";
 import { h, sign, type Sign } from "../dom";
-import { currentRun, faultStep, type Part } from "../page";
+import { acceptVerdict, currentRun, faultStep, isFaulty, type Part } from "../page";
 import { label, reading } from "./lines";
 
 export const SEVERITY_WORDS = { critical: "Critical", warning: "Warning", info: "Note", healthy: "Healthy" } as const;
@@ -33,10 +33,10 @@ export function remedyList(remedies: Remedy[], most = Infinity): HTMLElement {
 
 /** What the layout of the page depends on. */
 export function layoutKey(overview: Overview): string {
-  return JSON.stringify([faultStep() !== null, overview.verdict.code, overview.state.last_step === null]);
+  return JSON.stringify([isFaulty(overview), overview.verdict.code]);
 }
 
-export function verdictPanel(isReport: boolean, showChecklist: () => void, rebuild: () => void): Part {
+export function verdictPanel(isReport: boolean, showChecklist: () => void, showNews: () => void): Part {
   const run = currentRun();
   const built = layoutKey(run.overview);
   const element = h("section", { class: "verdict", "aria-label": "Verdict" });
@@ -45,6 +45,7 @@ export function verdictPanel(isReport: boolean, showChecklist: () => void, rebui
   const faulty = faultStep() !== null;
   const first = run.overview.alerts.find((alert) => alert.code === run.overview.verdict.code);
   const proof = faulty && first?.judged ? evidence(first, isReport ? 190 : 292) : null;
+  const body = h("div", { class: "body" }, say, proof && proof.element);
   let filled = "";
 
   function evidence(alert: Alert, height: number): { part: Part; element: HTMLElement; out: HTMLElement } {
@@ -84,20 +85,24 @@ export function verdictPanel(isReport: boolean, showChecklist: () => void, rebui
     const { overview } = run;
     const isNew = layoutKey(overview) !== built;
     news.hidden = !isNew;
+    body.hidden = isNew && !faulty; // the news stand in place of the line
+    if (isNew && !faulty) element.className = `verdict line ${overview.verdict.severity}`;
     const content = JSON.stringify([overview.verdict, overview.remedies, overview.checklist, overview.state.last_step === null]);
     if (content !== filled) {
       filled = content;
-      if (!isNew) fill();
+      if (!isNew) {
+        acceptVerdict();
+        fill();
+      }
       const { verdict } = overview;
-      const words = verdict.headline && faultStep() !== null ? `New at step ${verdict.since}: ${verdict.headline}` : verdict.sentence;
-      const kind: Sign = overview.state.last_step === null ? "waiting" : verdict.severity;
-      news.replaceChildren(sign(kind, SEVERITY_WORDS[verdict.severity]), h("span", {}, words), h("button", { type: "button", class: "button primary", onclick: rebuild }, "Show it"));
+      const words = verdict.headline && isFaulty(overview) ? `New at step ${verdict.since}: ${verdict.headline}` : verdict.sentence;
+      news.replaceChildren(sign(verdict.severity, SEVERITY_WORDS[verdict.severity]), h("span", {}, words), h("button", { type: "button", class: "button primary", onclick: showNews }, "Show it"));
     }
     if (!proof) return;
     proof.out.textContent = reading(run.line(first!.judged!.name, first!.judged!.scope));
     proof.part.draw();
   }
 
-  element.append(news, h("div", { class: "body" }, say, ...(proof ? [proof.element] : [])));
+  element.append(news, body);
   return { element, draw, destroy: () => proof?.part.destroy?.() };
 }
