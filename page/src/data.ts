@@ -169,6 +169,8 @@ const SERIES_PER_REQUEST = 40;
 const MOST_POINTS = 8000;
 const SETTLE_MILLISECONDS = 250;
 const REFRESH_MILLISECONDS = 2000;
+const RETRY_MILLISECONDS = 2000;
+const MOST_HELD = 60;
 const OVERVIEW_MILLISECONDS = 20000;
 
 let version = 0;
@@ -239,12 +241,13 @@ export class RunData {
   private wanted = new Set<string>();
   private held = new Map<string, Held>();
   private settled: Span | null = null;
-  private settling = 0;
+  private settling: ReturnType<typeof setTimeout> | undefined;
   private events: EventSource | null = null;
   private overviewed = Date.now();
   private alerts = -1;
   private appending = false;
   private appended: number;
+  private retryAt = 0;
   private scopes = new Map<string, Set<string>>();
   private offline: Map<string, Packed> | null = null;
 
@@ -279,7 +282,7 @@ export class RunData {
   line(name: string, scope = ""): Line | undefined {
     const key = `${name}@${scope}`;
     const held = this.lines.get(key);
-    if (held === undefined && this.records(name, scope) && !this.offline) {
+    if (held === undefined && this.records(name, scope) && !this.offline && Date.now() >= this.retryAt) {
       this.lines.set(key, null);
       this.want(key);
     }
@@ -321,7 +324,7 @@ export class RunData {
     const now = this.settled ?? [0, this.last];
     if (this.offline || (window[0] === now[0] && window[1] === now[1])) return;
     clearTimeout(this.settling);
-    this.settling = window_timeout(() => {
+    this.settling = setTimeout(() => {
       this.settled = window[0] <= 0 && window[1] >= this.last ? null : [Math.floor(window[0]), Math.ceil(window[1])];
       for (const [key, held] of this.lines) if (held?.line.reduced && held.detail !== this.detail) this.want(key);
       this.changed("data");
@@ -336,7 +339,7 @@ export class RunData {
     events.onerror = () => {
       this.connect("lost");
       // A server that answers with an error ends the stream; one that is away does not.
-      if (events.readyState === EventSource.CLOSED && this.events === events) window_timeout(() => this.events === events && this.follow(), 3000);
+      if (events.readyState === EventSource.CLOSED && this.events === events) setTimeout(() => this.events === events && this.follow(), 3000);
     };
     events.addEventListener("changed", (event: MessageEvent<string>) => void this.grow(JSON.parse(event.data)));
   }
@@ -353,6 +356,7 @@ export class RunData {
     const isFirst = before < 0 && news.last_step !== null;
     const turned = isFirst || news.state !== state.word || (this.alerts >= 0 && news.alerts !== this.alerts);
     const grown = news.last_step !== state.last_step;
+    if ((news.last_step ?? -1) < this.appended) this.forget();
     this.alerts = news.alerts;
     Object.assign(state, { last_step: news.last_step, num_steps: news.num_steps, updated: news.updated });
     try {
@@ -363,10 +367,18 @@ export class RunData {
         this.changed("overview");
       }
       await this.append();
+      this.error = null;
     } catch (error) {
       this.fail(error);
     }
     this.changed("data");
+  }
+
+  /** A run that begins anew, or is resumed from an earlier step, is read anew. */
+  private forget(): void {
+    this.lines.clear();
+    this.held.clear();
+    this.appended = -1;
   }
 
   /** Fetches what is newer than the lines here, until they are up to date. */
@@ -413,6 +425,7 @@ export class RunData {
 
   private fail(error: unknown): void {
     this.error = error instanceof Error ? error.message : String(error);
+    this.retryAt = Date.now() + RETRY_MILLISECONDS;
   }
 
   private get detail(): string {
@@ -487,19 +500,19 @@ export class RunData {
   private hold(path: string, query: Query): Held {
     const key = JSON.stringify([path, query]);
     let held = this.held.get(key);
-    if (!held) this.held.set(key, (held = { packed: null, version: 0, fetched: -1, busy: false }));
-    if (!held.busy && held.fetched < this.last && Date.now() - held.version > 0) {
+    if (!held) {
+      if (this.held.size >= MOST_HELD) this.held.delete(this.held.keys().next().value!);
+      this.held.set(key, (held = { packed: null, version: 0, fetched: -1, busy: false }));
+    }
+    if (!held.busy && held.fetched < this.last && Date.now() >= this.retryAt) {
       const seen = held;
       const wait = seen.packed ? REFRESH_MILLISECONDS : 0;
       seen.busy = true;
-      window_timeout(() => {
+      setTimeout(() => {
         const last = this.last;
         getPacked(path, query)
           .then((packed) => Object.assign(seen, { packed, version: ++version, fetched: last }))
-          .catch((error: unknown) => {
-            this.fail(error);
-            seen.fetched = last;
-          })
+          .catch((error: unknown) => this.fail(error))
           .finally(() => {
             seen.busy = false;
             this.changed("data");
@@ -535,6 +548,3 @@ export class RunData {
   }
 }
 
-function window_timeout(call: () => void, milliseconds: number): number {
-  return globalThis.setTimeout(call, milliseconds) as unknown as number;
-}

@@ -43,6 +43,7 @@ export function header(actions: { open: (run: string) => void; view: (view: "run
     const { state: now } = run.overview;
     const age = Date.now() / 1000 - now.updated;
     if (run.connection === "lost") return ["lost", "Disconnected · retrying; the training is not affected"];
+    if (run.error !== null) return ["lost", run.error];
     if (now.word === "failed") return ["failed", now.sentence];
     if (!isLive()) return ["over", now.sentence];
     const where = now.sentence.replace(/step [\d,]+/, `step ${now.last_step ?? 0}`);
