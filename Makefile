@@ -53,7 +53,7 @@ faults-full: $(INSTALLED)  ## the same for all cases of all sets, with docs/benc
 		--out $(FAULTS) --keep-runs --page docs/benchmark.md
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
-	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations"
+	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
 
 test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
@@ -96,7 +96,7 @@ $(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/eng
 	@touch $@
 
 test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.5.0
-	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations"
+	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py

@@ -57,14 +57,14 @@ class Folder:
             if name != self._real.name:
                 raise NoRunError(f"there is no run {literal(name[:200])!r} here")
             return self.root
-        if not 0 < len(name) <= _LONGEST_NAME or "\0" in name:
-            raise NoRunError("there is no run of this name here")
         path = self.root / name
-        real = os.path.realpath(path)
-        is_inside = os.path.commonpath([real, self._real]) == str(self._real)
-        if os.path.isabs(name) or ".." in Path(name).parts or not is_inside or not (path / manifest.NAME).is_file():
-            raise NoRunError(f"there is no run {literal(name[:200])!r} here")
-        return path
+        try:
+            is_inside = Path(os.path.realpath(path)).is_relative_to(self._real) and ".." not in Path(name).parts
+            if is_inside and 0 < len(name) <= _LONGEST_NAME and (path / manifest.NAME).is_file():
+                return path
+        except (OSError, ValueError):  # no file can have such a name
+            pass
+        raise NoRunError(f"there is no run {literal(name[:200])!r} here")
 
     def names(self) -> list[str]:
         """All runs, most recently written first."""
