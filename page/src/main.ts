@@ -137,7 +137,13 @@ function openView(view: "run" | "runs" | "compare"): Promise<void> {
   go({ view: "runs", step: null, zoom: null, alert: null, layer: null });
   document.title = "forewarn";
   return present(async () => {
-    const list = runsView((name) => void open(name));
+    const list = runsView(
+      (name) => void open(name),
+      (runs) => {
+        go({ runs, run: runs[0], step: null, zoom: null });
+        void openView("compare");
+      },
+    );
     refreshRuns = list.refresh;
     await list.refresh();
     return list.element;

@@ -115,7 +115,7 @@ export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Pa
   chart.element.setAttribute("role", "application");
   chart.element.addEventListener("keydown", (event) => {
     const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (move !== undefined) {
+    if (move !== undefined && chosen() === null) {
       hovered = Math.max(0, Math.min(rows().length - 1, (hovered ?? (move > 0 ? -1 : rows().length)) + move));
       redraw();
     } else if (event.key === "Enter" && hovered !== null) open(rows()[hovered]!.scope);

@@ -5,7 +5,7 @@ import { getJson, type Line, linesOf, type RunRow, writeNote, writeToken } from 
 import { h, sign, toast } from "../dom";
 import { matcher } from "../depth";
 import { ago, count, number, plural } from "../format";
-import { add, go, type Part, redraw } from "../page";
+import { add, type Part, redraw } from "../page";
 import { decode } from "../packed";
 
 const MOST_COMPARED = 10;
@@ -59,14 +59,14 @@ function editor(row: RunRow, done: () => void): HTMLElement {
   return h("form", { class: "editor", onsubmit: (event: Event) => (event.preventDefault(), void save()) }, tags, note, h("button", { class: "button primary" }, "Save"), h("button", { type: "button", class: "button", onclick: done }, "Cancel"));
 }
 
-export function runsView(open: (run: string) => void): { element: HTMLElement; refresh: () => Promise<void> } {
+export function runsView(open: (run: string) => void, openCompared: (runs: string[]) => void): { element: HTMLElement; refresh: () => Promise<void> } {
   let rows: RunRow[] = [];
   let editing: string | null = null;
   const chosen = new Set<string>();
   const body = h("tbody");
   const sub = h("p");
   const search = h("input", { type: "search", placeholder: "Search runs, models, tags, notes", "aria-label": "Search runs", oninput: () => render() });
-  const compare = h("button", { type: "button", class: "button primary", onclick: () => go({ view: "compare", runs: [...chosen], run: [...chosen][0] ?? "", step: null, zoom: null, alert: null, layer: null }) });
+  const compare = h("button", { type: "button", class: "button primary", onclick: () => openCompared([...chosen]) });
   const head = ["", "run", "verdict", "loss", "last loss", "steps", "state", "tags and notes"];
   const empty = h("p", { class: "empty", hidden: true });
   const element = h(
