@@ -36,11 +36,17 @@ export function depthRows(overview: Pick<Overview, "layers" | "blocks">, map: Pi
     const layer = layers.get(scope);
     const block = layer?.block ?? blockOf(scope, overview.blocks);
     const label = layer?.label ?? (block && scope !== block ? scope.slice(block.length + 1) : scope);
-    return { scope, label: label.replace(/\.weight$/, ""), block, index, vector: (layer?.shape.length ?? 2) < 2 };
+    return { scope, label: short(label), block, index, vector: (layer?.shape.length ?? 2) < 2 };
   });
   const matrices = rows.filter((row) => !row.vector);
-  return (all || filter || !matrices.length ? rows : matrices).filter((row) => matches(row.scope));
+  const shown = (all || filter || !matrices.length ? rows : matrices).filter((row) => matches(row.scope));
+  const sizes = new Map<string | null, number>();
+  for (const { block } of shown) sizes.set(block, (sizes.get(block) ?? 0) + 1);
+  // A block of one row needs no bracket: its row has the whole name.
+  return shown.map(({ scope, label, block, index }) => (sizes.get(block)! > 1 ? { scope, label, block, index } : { scope, label: short(scope), block: null, index }));
 }
+
+const short = (name: string) => name.replace(/\.weight$/, "");
 
 const FEWEST = 5;
 

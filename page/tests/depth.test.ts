@@ -19,14 +19,14 @@ const overview = {
 
 it("rows are in model order, named within their block, without vectors unless asked", () => {
   const map = { scopes: overview.layers.map((layer) => layer.scope) };
-  expect(depthRows(overview, map, "", false).map((row) => row.label)).toEqual(["embed", "mlp"]);
+  expect(depthRows(overview, map, "", false).map((row) => row.label)).toEqual(["embed", "blocks.0.mlp"]);
   expect(depthRows(overview, map, "", true).map((row) => row.label)).toEqual(["embed", "mlp", "mlp.bias"]);
   expect(depthRows(overview, map, "bias", false).map((row) => row.index)).toEqual([2]);
 });
 
 it("modules find the block that they lie in", () => {
-  const rows = depthRows(overview, { scopes: ["blocks.10.mlp", "blocks.1.mlp", "blocks.0"] }, "", false);
-  expect(rows.map((row) => [row.block, row.label])).toEqual([["blocks.10", "mlp"], [null, "blocks.1.mlp"], ["blocks.0", "blocks.0"]]);
+  const rows = depthRows(overview, { scopes: ["blocks.10.mlp", "blocks.10.norm", "blocks.1.mlp", "blocks.0"] }, "", false);
+  expect(rows.map((row) => [row.block, row.label])).toEqual([["blocks.10", "mlp"], ["blocks.10", "norm"], [null, "blocks.1.mlp"], [null, "blocks.0"]]);
 });
 
 it("a profile has the newest value at a step and what was usual before", () => {

@@ -139,15 +139,15 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     self.ctx.fillRect(left, self.bbox.top, self.bbox.left + self.bbox.width - left, self.bbox.height);
   }
 
-  /** Marks at the top where a reading is not finite. */
+  /** Marks at the top where a reading is not finite; of a layer, NaN only means that there was nothing to read. */
   function gaps(self: uPlot): void {
     const ratio = uPlot.pxRatio;
     self.ctx.fillStyle = colour("crit");
     for (const { line } of options.curves()) {
       if (!line) continue;
       for (let index = 0; index < line.steps.length; index++) {
-        const step = line.steps[index]!;
-        if (Number.isFinite(line.values[index]) || step < self.scales.x!.min! || step > self.scales.x!.max!) continue;
+        const [step, value] = [line.steps[index]!, line.values[index]!];
+        if (Number.isFinite(value) || (Number.isNaN(value) && line.scope) || step < self.scales.x!.min! || step > self.scales.x!.max!) continue;
         self.ctx.fillRect(self.valToPos(step, "x", true) - ratio, self.bbox.top, 2 * ratio, 8 * ratio);
       }
     }

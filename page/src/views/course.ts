@@ -11,7 +11,7 @@ import { mainSeries } from "./strip";
 const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
 const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm", "eval/loss"];
 const MEDIAN_WIDTH = 16;
-const MARK_PIXELS = 24;
+const MARK_PIXELS = 34;
 
 function lossCurves(): Curve[] {
   const run = currentRun();
