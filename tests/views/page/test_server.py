@@ -18,7 +18,7 @@ from forewarn.store import open_run
 from forewarn.views.page.folder import Folder, NoRunError
 from forewarn.views.page.packing import unpacked
 from forewarn.views.page.server import host_of, is_loopback
-from tests.views.page.conftest import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving
+from tests.page_runs import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving
 
 
 def test_the_list_has_every_run_newest_first_and_nothing_from_outside(client: Client, root: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_deleted_run_is_gone_and_a_new_one_in_its_place_is_read(client: Client
 WRITE_FOR_EVER = """
 import sys, time
 from pathlib import Path
-from tests.views.page.conftest import blocks_of, growing
+from tests.page_runs import blocks_of, growing
 writer = growing(Path(sys.argv[1]))
 print("ready", flush=True)
 step = 20
