@@ -99,18 +99,18 @@ def root(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A built page."""
-    built = tmp_path / "built"
-    built.mkdir()
-    (built / "index.html").write_text(
+    folder = tmp_path / "built"
+    folder.mkdir()
+    (folder / "index.html").write_text(
         '<!doctype html><html><head><title>forewarn</title><script type="module" crossorigin src="./page.js"></script>'
         '<link rel="stylesheet" crossorigin href="./page.css"></head><body></body></html>'
     )
-    (built / "page.js").write_text('console.log("</script><b>")')
-    (built / "page.css").write_text("body { margin: 0 }")
-    monkeypatch.setattr(built_page, "BUILT", built)
-    return built
+    (folder / "page.js").write_text('console.log("</script><b>")')
+    (folder / "page.css").write_text("body { margin: 0 }")
+    monkeypatch.setattr(built_page, "BUILT", folder)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Client]:
 
 
 @pytest.fixture
-def client(root: Path, page: Path) -> Iterator[Client]:
+def client(root: Path, built: Path) -> Iterator[Client]:
     with serving(root) as asking:
         yield asking
 

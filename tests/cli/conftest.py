@@ -14,9 +14,9 @@ from forewarn.cli import main
 from forewarn.config import Config
 from forewarn.store import RunWriter
 from forewarn.types import Block, RunInfo
-from tests.page_runs import made, page, root
+from tests.page_runs import built, made, root
 
-__all__ = ["made", "page", "root"]  # fixtures
+__all__ = ["built", "made", "root"]  # fixtures
 
 _OPEN: list[RunWriter] = []
 """Writers of runs that must look unfinished while a test reads them."""

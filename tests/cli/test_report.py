@@ -20,7 +20,7 @@ def run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root / "faulty"
 
 
-def test_a_report_is_written_and_named(forewarn: Call, run: Path, page: Path) -> None:
+def test_a_report_is_written_and_named(forewarn: Call, run: Path, built: Path) -> None:
     said = forewarn("report", run, "-o", "mine.html")
     assert said.out.startswith("Wrote mine.html, ")
     assert 'id="embedded"' in Path("mine.html").read_text()
@@ -37,14 +37,14 @@ def test_markdown_and_json_go_to_standard_output_or_a_file(forewarn: Call, run: 
 def test_what_is_missing_is_told_in_one_sentence(
     forewarn: Call,
     run: Path,
-    page: Path,
+    built: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "there is no missing" in forewarn("report", "missing").err
     assert "nowhere" in forewarn("report", run, "-o", "nowhere/mine.html").err
     monkeypatch.setattr(report, "BROWSERS", ("no-such-browser",))
     assert "needs Chromium or Chrome" in forewarn("report", run, "--pdf").err
-    (page / "page.js").unlink()
+    (built / "page.js").unlink()
     said = forewarn("report", run)
     assert said.code == 3
     assert "make page" in said.err
@@ -54,7 +54,7 @@ def test_what_is_missing_is_told_in_one_sentence(
 def test_a_browser_prints_the_report(
     forewarn: Call,
     run: Path,
-    page: Path,
+    built: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -31,9 +31,9 @@ main(["serve", *sys.argv[2:], "--no-browser"])
 """
 
 
-def started(page: Path, *arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
+def started(built: Path, *arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
     """The command, and the address that it prints."""
-    words = [sys.executable, "-c", SERVE, str(page), *map(str, arguments)]
+    words = [sys.executable, "-c", SERVE, str(built), *map(str, arguments)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     match = re.search(r"http://\S+", process.stdout.readline())
@@ -48,10 +48,10 @@ def stopped(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
-def test_it_prints_its_address_takes_the_next_free_port_and_stops_cleanly(root: Path, page: Path) -> None:
+def test_it_prints_its_address_takes_the_next_free_port_and_stops_cleanly(root: Path, built: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process, address = started(page, root, "--port", str(port))
+        process, address = started(built, root, "--port", str(port))
         try:
             assert int(re.findall(r":(\d+)/", address)[0]) > port
             assert b'<meta name="token"' in urllib.request.urlopen(address, timeout=20).read()
@@ -61,8 +61,8 @@ def test_it_prints_its_address_takes_the_next_free_port_and_stops_cleanly(root: 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
-def test_beyond_this_machine_the_address_has_the_token(root: Path, page: Path) -> None:
-    process, address = started(page, root, "--host", "0.0.0.0", "--port", "0")
+def test_beyond_this_machine_the_address_has_the_token(root: Path, built: Path) -> None:
+    process, address = started(built, root, "--host", "0.0.0.0", "--port", "0")
     try:
         port, token = re.findall(r":(\d+)/\?token=(\S+)", address)[0]
         assert len(token) >= 32
@@ -78,13 +78,13 @@ def test_beyond_this_machine_the_address_has_the_token(root: Path, page: Path) -
 def test_what_is_missing_is_told_in_one_sentence(
     forewarn: Call,
     root: Path,
-    page: Path,
+    built: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = forewarn("serve", root / "nothing", "--no-browser")
     assert (said.code, said.out) == (3, "")
     assert "no such directory" in said.err
-    os.remove(page / "page.css")
+    os.remove(built / "page.css")
     said = forewarn("serve", root, "--no-browser")
     assert said.code == 3
     assert "make page" in said.err

@@ -49,7 +49,7 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture
-def faulty(root: Path, page: Path) -> str:
+def faulty(root: Path, built: Path) -> str:
     with open_run(root / "faulty") as run:
         return html_report(run)
 
@@ -88,7 +88,7 @@ def test_the_report_has_what_the_page_asks_for_and_names_stay_text(faulty: str) 
     assert judged <= {(series["name"], series["scope"]) for series in header["series"]}
 
 
-def test_a_report_of_a_large_model_is_smaller_than_2_mb(tmp_path: Path, page: Path) -> None:
+def test_a_report_of_a_large_model_is_smaller_than_2_mb(tmp_path: Path, built: Path) -> None:
     scopes = tuple(f"blocks.{number}.a_rather_long_name_of_a_module.weight" for number in range(3000))
     parameters = {scope: ParameterInfo((2, 2), "Linear.weight", "float32", 0, True) for scope in scopes}
     writer = RunWriter(
@@ -105,8 +105,8 @@ def test_a_report_of_a_large_model_is_smaller_than_2_mb(tmp_path: Path, page: Pa
         assert len(json.dumps(json_report(run), indent=2)) <= MOST_TEXT_BYTES
 
 
-def test_without_the_page_there_is_no_report(root: Path, page: Path) -> None:
-    (page / "page.js").unlink()
+def test_without_the_page_there_is_no_report(root: Path, built: Path) -> None:
+    (built / "page.js").unlink()
     with open_run(root / "faulty") as run, pytest.raises(NotBuiltError, match="make page"):
         html_report(run)
 
@@ -131,7 +131,7 @@ def test_markdown_shows_names_as_they_are(root: Path) -> None:
     assert "1. **Lower the learning rate from 0.0003 to 0.00015.** Smaller steps keep the loss low." in text
 
 
-def test_a_notebook_embeds_the_page_in_a_frame_of_its_own(root: Path, page: Path) -> None:
+def test_a_notebook_embeds_the_page_in_a_frame_of_its_own(root: Path, built: Path) -> None:
     with open_run(root / "faulty") as run:
         shown = run.dashboard(height=500)._repr_html_()
         expected = html_report(run)
