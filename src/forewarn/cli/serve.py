@@ -63,8 +63,8 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     if not no_browser:
         _open(address)
     config = uvicorn.Config(app(runs, token, host), log_level="warning", timeout_graceful_shutdown=1, access_log=False)
-    server = uvicorn.Server(config)
-    server.run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has closed everything by then
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -77,6 +77,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate))
+            listener.listen()
             return listener
         except OSError as error:
             listener.close()

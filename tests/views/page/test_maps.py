@@ -12,7 +12,7 @@ from forewarn.store import Run, RunWriter, open_run
 from forewarn.types import Block, ParameterInfo, RunInfo
 from forewarn.views.page.maps import evenly, heat_map, histogram_map, profile
 from forewarn.views.page.packing import unpacked
-from tests.views.page.conftest import LAYERS, written
+from tests.page_runs import LAYERS, written
 
 SCOPES = ("b", "a", "late")
 STEPS = 90

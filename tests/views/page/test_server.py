@@ -18,7 +18,7 @@ from forewarn.store import open_run
 from forewarn.views.page.folder import Folder, NoRunError
 from forewarn.views.page.packing import unpacked
 from forewarn.views.page.server import host_of, is_loopback
-from tests.views.page.conftest import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving
+from tests.page_runs import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving
 
 
 def test_the_list_has_every_run_newest_first_and_nothing_from_outside(client: Client, root: Path) -> None:
@@ -78,7 +78,7 @@ def test_maps_profiles_histograms_and_comparisons_are_answered(client: Client) -
     assert [row["run"] for row in compared["runs"]] == ["faulty", "more/healthy"]
 
 
-def test_a_single_run_can_be_served(root: Path, page: Path) -> None:
+def test_a_single_run_can_be_served(root: Path, built: Path) -> None:
     with serving(root / "faulty") as client:
         assert [row["run"] for row in client.get("/api/runs").json()["runs"]] == ["faulty"]
         assert client.get("/api/run?run=faulty").json()["run"] == "faulty"
@@ -146,7 +146,7 @@ def test_names_are_data_and_never_part_of_the_page(client: Client) -> None:
     assert HOSTILE in {alert["scope"] for alert in plain["alerts"]}
 
 
-def test_beyond_this_machine_every_request_needs_the_token(root: Path, page: Path) -> None:
+def test_beyond_this_machine_every_request_needs_the_token(root: Path, built: Path) -> None:
     with serving(root, "gpu-box") as client:
         assert client.get("/api/runs", host="evil.example").status == 403
         for path in ("/", "/page.js", "/api/runs", "/api/run?run=faulty", "/api/events"):
@@ -201,17 +201,17 @@ def test_nothing_else_is_written(client: Client, root: Path) -> None:
     assert not list(root.parent.rglob("notes.json"))
 
 
-def test_files_of_the_page_are_sent_once(client: Client, page: Path) -> None:
+def test_files_of_the_page_are_sent_once(client: Client, built: Path) -> None:
     first = client.get("/page.js")
     assert first.headers["content-type"].startswith("text/javascript")
     assert client.get("/page.js", if_none_match=first.headers["etag"]).status == 304
-    (page / "page.js").write_text("changed")
-    os.utime(page / "page.js", (1, 1))
+    (built / "page.js").write_text("changed")
+    os.utime(built / "page.js", (1, 1))
     assert client.get("/page.js", if_none_match=first.headers["etag"]).body == b"changed"
 
 
-def test_without_a_built_page_one_sentence_says_how_to_get_it(client: Client, page: Path) -> None:
-    shutil.rmtree(page)
+def test_without_a_built_page_one_sentence_says_how_to_get_it(client: Client, built: Path) -> None:
+    shutil.rmtree(built)
     answer = client.get("/")
     assert answer.status == 503
     assert "make page" in answer.json()["error"]
@@ -252,7 +252,7 @@ def test_a_deleted_run_is_gone_and_a_new_one_in_its_place_is_read(client: Client
 WRITE_FOR_EVER = """
 import sys, time
 from pathlib import Path
-from tests.views.page.conftest import blocks_of, growing
+from tests.page_runs import blocks_of, growing
 writer = growing(Path(sys.argv[1]))
 print("ready", flush=True)
 step = 20

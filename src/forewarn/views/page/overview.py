@@ -25,7 +25,7 @@ from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
 from forewarn.views.comparison import configuration, environment
 from forewarn.views.conclusions import change_words, folded, summary_words, things_to_do
 from forewarn.views.page.maps import model_order
-from forewarn.views.wording import AlertGroup, literal, model_words, news_of, reason, short, thing_to_do
+from forewarn.views.wording import AlertGroup, literal, losses, model_words, news_of, reason, short, thing_to_do
 
 STALLED = "stalled"
 """A run that was not closed and has recorded nothing for a while."""
@@ -38,6 +38,26 @@ _LOGARITHMIC = re.compile(
     r"(^gain/(block|amplification)|^train/lr|norm(_clipped)?|ratio(_\w+)?|std|abs_max|max_logit)$"
 )
 """Names of metrics whose size matters more than their difference."""
+
+
+_TITLES = {
+    "train/lr": "learning rate",
+    "eval/loss": "evaluation loss",
+    "weight/global_norm": "weight norm",
+    "gain/block": "gain of each block",
+    "gain/mean": "mean gain",
+    "activation/abs_max": "largest activation",
+    "attention/layer_max_logit": "largest attention logit",
+    "task/share": "share of the gradient",
+    "task/remaining": "what is left of each loss",
+    "task/cosine": "agreement of the tasks",
+    "speed/step_seconds": "step time",
+    "speed/tokens_per_second": "tokens per second",
+    "system/process_memory_bytes": "memory of the process",
+    "monitor/overhead_share": "cost of watching",
+}
+"""Titles of charts, where the label in front of a number would be too short."""
+WHOLE_RUN = "the whole run"
 
 
 def state_of(end: str | None, updated: float) -> str:
@@ -59,7 +79,7 @@ def overview(run: Run, name: str) -> dict[str, Any]:
         "path": str(run.path),
         "words": " · ".join([*model_words(run.info), *([short(run.info.device)] if run.info.device else [])]),
         "state": _state(run),
-        "verdict": _verdict(diagnosis),
+        "verdict": {**_verdict(diagnosis), "course": _course(run)},
         "remedies": [remedy_row(remedy) for remedy in things_to_do(diagnosis)],
         "alerts": _Evidence(run, rules, scopes).rows(diagnosis),
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
@@ -126,6 +146,13 @@ def _verdict(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"severity": severity, "word": diagnosis.verdict, "sentence": summary_words(diagnosis), **told}
 
 
+def _course(run: Run) -> str:
+    """How far the run is and what it reached: `300 steps, loss 5.45 → 2.43`."""
+    values = _values(run, "train/loss")
+    steps = f"{run.num_steps} step" + "s" * (run.num_steps != 1)
+    return ", ".join([steps, *(losses(float(values[0]), float(values[-1])) if len(values) else [])])
+
+
 def _followed(num_kinds: int, num_places: int) -> str | None:
     if not num_kinds:
         return None
@@ -173,7 +200,7 @@ class _Evidence:
             "cause": literal(worst.cause),
             "place": literal(worst.place),
             "scope": worst.scope,
-            "places": [literal(place(scope, self._run.info)) for scope in scopes],
+            "places": [literal(place(scope, self._run.info)) or WHOLE_RUN for scope in scopes],
             "scopes": scopes,
             "since": _since(group),
             "fired": min(alert.fired or alert.since for alert in group.alerts),
@@ -252,7 +279,7 @@ def _metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
         metric = catalogue.find(name)
         low, high = (metric.healthy if metric else None) or run.info.metrics.get(name) or (None, None)
         rows[name] = {
-            "label": catalogue.label(name),
+            "label": _TITLES.get(name) or catalogue.label(name),
             "unit": metric.unit if metric else "",
             "meaning": metric.meaning.replace("`", "") if metric else "",
             "scope_kind": str(metric.scope) if metric else "",
