@@ -1,6 +1,7 @@
 /** The model over its depth: which rows a map shows, and what its rows are at one step. */
 
-import type { DepthMap, Overview, Profile } from "./data";
+import type { Overview } from "./api";
+import type { DepthMap, Profile } from "./data";
 import { indexAt, quantile } from "./scale";
 
 export interface Row {

@@ -3,7 +3,7 @@
 import { h, say, svg } from "./dom";
 import { ago, number } from "./format";
 import { currentRun, go, isLive, isPaused, state } from "./page";
-import type { RunRow } from "./data";
+import type { RunRow } from "./api";
 
 const STALE_STEPS = 20;
 const STALE_SECONDS = 10;

@@ -2,7 +2,8 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./page.css";
-import { embedded, getJson, RunData, type RunRow } from "./data";
+import type { RunRow } from "./api";
+import { embedded, getJson, RunData } from "./data";
 import { copy, h, setTheme, toast } from "./dom";
 import { header } from "./header";
 import { acceptVerdict, at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pin, redraw, removeAll, show, state } from "./page";

@@ -1,6 +1,7 @@
 /** What all parts of the page share: the state, the step under the cursor, the steps in view, and one redraw per frame. */
 
-import type { Overview, RunData } from "./data";
+import type { Overview } from "./api";
+import type { RunData } from "./data";
 import { faultWindow, shifted, type Span } from "./scale";
 import { formatLink, parseLink, type State } from "./state";
 
@@ -98,7 +99,11 @@ export function hover(step: number | null): void {
 /** Changes the state and the address; drawn with the next frame. */
 export function go(change: Partial<State>): void {
   Object.assign(state, change);
-  history.replaceState(null, "", formatLink(state));
+  try {
+    history.replaceState(null, "", formatLink(state));
+  } catch {
+    // In the frame of a notebook there is no address to write to.
+  }
   redraw();
 }
 

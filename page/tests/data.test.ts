@@ -1,5 +1,6 @@
 import { afterEach, expect, it, vi } from "vitest";
-import { type Overview, RunData } from "../src/data";
+import type { Overview } from "../src/api";
+import { RunData } from "../src/data";
 
 /** A server with one series that holds the squares of its steps. */
 class Squares {

@@ -1,7 +1,7 @@
 /** The series that a rule judged, with its limit, what was usual, and where it passed the limit. */
 
 import uPlot from "uplot";
-import type { Alert } from "../data";
+import type { Alert } from "../api";
 import { colour, h, mark } from "../dom";
 import { number } from "../format";
 import { currentRun, type Part } from "../page";

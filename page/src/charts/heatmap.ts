@@ -1,6 +1,7 @@
 /** Depth over steps: a row per layer in model order, the colour is the value. */
 
-import type { Alert, DepthMap } from "../data";
+import type { Alert } from "../api";
+import type { DepthMap } from "../data";
 import { columnAt, type Row } from "../depth";
 import { colour, mark } from "../dom";
 import { number } from "../format";

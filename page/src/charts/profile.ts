@@ -1,6 +1,7 @@
 /** The rows of the depth map at one step, each beside what was usual for it before. */
 
-import type { Alert, DepthMap, Profile } from "../data";
+import type { Alert } from "../api";
+import type { DepthMap, Profile } from "../data";
 import { profileFromMap, type Row } from "../depth";
 import { colour, mark } from "../dom";
 import { inColumn, number } from "../format";

@@ -2,7 +2,8 @@
 
 import uPlot from "uplot";
 import { type Curve, lineChart } from "../charts/line";
-import { type Comparison, getJson, RunData } from "../data";
+import type { Comparison } from "../api";
+import { getJson, RunData } from "../data";
 import { colour, h } from "../dom";
 import { number } from "../format";
 import { add, at, type Part, redraw, span } from "../page";

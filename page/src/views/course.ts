@@ -1,7 +1,7 @@
 /** The course of the run: the loss with its alerts, and what moved beside it. */
 
 import { type Curve, lineChart, medianLine } from "../charts/line";
-import type { Alert } from "../data";
+import type { Alert } from "../api";
 import { h, sign } from "../dom";
 import { currentRun, faultStep, type Part } from "../page";
 import { panel } from "../panel";

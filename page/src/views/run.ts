@@ -29,7 +29,7 @@ function folded(id: string, title: string, ...children: (Node | null)[]): HTMLDe
   return h("details", { class: "panel folded", id }, h("summary", {}, title), ...children);
 }
 
-const CHECK_SIGNS: Record<string, string> = { pass: "✓", ok: "✓", passed: "✓", fail: "✕", failed: "✕", unknown: "·" };
+const CHECK_SIGNS: Record<string, string> = { pass: "✓", fail: "✕", notice: "!", unknown: "?", info: "·" };
 
 export function runView(run: RunData, isReport: boolean, showNews: () => void): HTMLElement {
   const { overview } = run;

@@ -1,7 +1,8 @@
 /** All runs of the folder: search, state, tags and notes; the chosen ones are compared. */
 
 import { lineChart } from "../charts/line";
-import { getJson, type Line, linesOf, type RunRow, writeNote, writeToken } from "../data";
+import type { RunRow } from "../api";
+import { getJson, type Line, linesOf, writeNote, writeToken } from "../data";
 import { h, sign, toast } from "../dom";
 import { matcher } from "../depth";
 import { ago, count, number, plural } from "../format";
@@ -89,7 +90,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
   function render(): void {
     const matches = matcher(search.value.trim());
     const found = rows.filter((row) => matches([row.run, row.model, row.state, row.note, ...row.tags].join(" ")));
-    const sorted = found.sort((a, b) => urgency(b) - urgency(a) || b.updated - a.updated);
+    const sorted = found.sort((a, b) => urgency(b) - urgency(a) || (b.updated ?? 0) - (a.updated ?? 0));
     compare.textContent = chosen.size < 2 ? "Choose runs to compare" : `Compare ${chosen.size} chosen`;
     compare.disabled = chosen.size < 2;
     empty.hidden = found.length > 0;
@@ -108,7 +109,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
           h("td", { class: "spark" }, row.error ? "" : sparkOf(row)),
           h("td", { class: "number" }, row.last_loss === null ? "" : number(row.last_loss)),
           h("td", { class: "number" }, count(row.num_steps)),
-          h("td", {}, row.state, h("small", {}, ago(Date.now() / 1000 - row.updated))),
+          h("td", {}, row.state, row.updated !== null && h("small", {}, ago(Date.now() / 1000 - row.updated))),
           h("td", {}, notes),
         );
       }),

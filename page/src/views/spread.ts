@@ -1,7 +1,7 @@
 /** How the fault spread: the cause first, then its symptoms in the order of first sight; a row opens the alert's card. */
 
 import { evidenceChart, evidenceKey } from "../charts/evidence";
-import type { Alert } from "../data";
+import type { Alert } from "../api";
 import { copy, h, sign } from "../dom";
 import { number } from "../format";
 import { currentRun, go, type Part, pin, redraw, state } from "../page";

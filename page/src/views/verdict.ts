@@ -1,7 +1,7 @@
 /** The verdict on the run: one line if it is healthy, else what is wrong, what to do, and the evidence. */
 
 import { evidenceChart, evidenceKey } from "../charts/evidence";
-import type { Alert, Overview, Remedy } from "../data";
+import type { Alert, Overview, Remedy } from "../api";
 import { h, sign, type Sign } from "../dom";
 import { acceptVerdict, currentRun, faultStep, isFaulty, type Part } from "../page";
 import { label, reading } from "./lines";
@@ -61,13 +61,14 @@ export function verdictPanel(isReport: boolean, showChecklist: () => void, showN
     const waiting = state.last_step === null;
     const kind: Sign = waiting ? "waiting" : verdict.severity;
     element.className = `verdict ${kind}${faulty ? "" : " line"}`;
-    const passed = checklist.filter((check) => check.state === "pass" || check.state === "ok" || check.state === "passed").length;
+    const checks = checklist.filter((check) => check.state !== "info");
+    const passed = checks.filter((check) => check.state === "pass").length;
     const word = waiting ? "Waiting" : faulty ? SEVERITY_WORDS[verdict.severity] : verdict.word.charAt(0).toUpperCase() + verdict.word.slice(1);
     if (!faulty) {
       say.replaceChildren(
         sign(kind, word),
-        h("p", { class: "words" }, waiting ? "No step yet. The first readings come with the first monitor.step(loss)." : verdict.sentence),
-        checklist.length > 0 && !waiting ? h("button", { type: "button", class: "link", onclick: showChecklist }, `${passed} of ${checklist.length} checks pass`) : "",
+        h("p", { class: "words" }, waiting ? "No step yet. The first readings come with the first monitor.step(loss)." : [verdict.course, verdict.sentence].join(" · ")),
+        checks.length > 0 && !waiting ? h("button", { type: "button", class: "link", onclick: showChecklist }, `${passed} of ${checks.length} checks pass`) : "",
       );
       return;
     }
