@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 PAGE := src/forewarn/views/page/built/.built
 NPM := cd page && PATH=$(CURDIR)/$(BIN):$$PATH npm
 
-page/node_modules/.installed: page/package-lock.json $(INSTALLED)
+page/node_modules/.installed: page/package-lock.json | $(INSTALLED)
 	$(NPM) ci --no-audit --no-fund --loglevel=error
 	@touch $@
 

@@ -64,7 +64,7 @@ export function profileFromMap(map: DepthMap, step: number): Profile {
   const high: number[] = [];
   const values = map.scopes.map((_, row) => {
     const cells = map.cells.subarray(row * columns, row * columns + column + 1);
-    const before = Array.from(cells.subarray(0, column)).filter(Number.isFinite);
+    const before = cells.slice(0, column).filter(Number.isFinite).sort();
     low.push(before.length < FEWEST ? NaN : quantile(before, 0.05));
     high.push(before.length < FEWEST ? NaN : quantile(before, 0.95));
     for (let index = column; index >= 0; index--) if (!Number.isNaN(cells[index])) return cells[index]!;

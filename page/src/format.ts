@@ -37,6 +37,11 @@ export function withUnit(value: number | null | undefined, unit: string): string
   return unit === "" || unit === "count" || unit === "flag" || unit === "code" ? number(value) : `${number(value)} ${unit}`;
 }
 
+/** A step below an axis; the first says what the numbers are. */
+export function stepWords(step: number, index: number): string {
+  return index ? count(step) : `step ${count(step)}`;
+}
+
 export function ago(seconds: number): string {
   if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s ago`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;

@@ -237,8 +237,7 @@ if (report) {
   show(run);
   place.append(build());
 } else {
-  void readRuns().catch(() => undefined);
-  follow();
+  follow(); // which says at once which runs there are
   setInterval(redraw, 1000);
   void openView(state.view).then(() => state.panel && document.getElementById(state.panel)?.scrollIntoView());
 }

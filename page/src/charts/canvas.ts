@@ -1,9 +1,10 @@
 /** A canvas over steps, for what uPlot does not draw. It shares the cursor and the steps in view with the line charts. */
 
 import { colour, h } from "../dom";
+import { stepWords } from "../format";
 import { at, currentRun, type Part, span } from "../page";
 import { pointAtSteps } from "../pointer";
-import { type Colour, ticks } from "../scale";
+import { type Colour, stepTicks } from "../scale";
 
 export interface Frame {
   context: CanvasRenderingContext2D;
@@ -75,8 +76,7 @@ export function stepAxis({ context, left, right, x, height }: Frame, bottom: num
   context.fillStyle = colour("ink-3");
   context.textAlign = "center";
   context.textBaseline = "top";
-  const marks = ticks(from, to, (right - left) / 80).filter(Number.isInteger);
-  marks.forEach((step, index) => context.fillText(index ? step.toLocaleString("en-US") : `step ${step.toLocaleString("en-US")}`, x(step), height - bottom + 6));
+  stepTicks(from, to, right - left).forEach((step, index) => context.fillText(stepWords(step, index), x(step), height - bottom + 6));
 }
 
 export function cursorLine({ context, left, right, x }: Frame, top: number, bottom: number): void {

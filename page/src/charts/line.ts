@@ -3,10 +3,10 @@
 import uPlot from "uplot";
 import type { Line } from "../data";
 import { colour, h } from "../dom";
-import { number } from "../format";
+import { number, stepWords } from "../format";
 import { at, lastShown, type Part, span } from "../page";
 import { pointAtSteps } from "../pointer";
-import { centredMedian, padded, type Span, ticks } from "../scale";
+import { centredMedian, padded, type Span, stepTicks, ticks } from "../scale";
 
 export interface Curve {
   line: Line | undefined;
@@ -98,8 +98,8 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
             grid: { show: false },
             size: 24,
             gap: 4,
-            splits: (self, _, low, high) => ticks(low, high, self.width / 80).filter(Number.isInteger),
-            values: (_, splits) => splits.map((step, index) => (index ? step.toLocaleString("en-US") : `step ${step.toLocaleString("en-US")}`)),
+            splits: (self, _, low, high) => stepTicks(low, high, self.width),
+            values: (_, splits) => splits.map(stepWords),
           },
           {
             ...axis,

@@ -2,7 +2,7 @@
 
 import type { Alert } from "../api";
 import type { DepthMap, Profile } from "../data";
-import { profileFromMap, type Row } from "../depth";
+import { columnAt, profileFromMap, type Row } from "../depth";
 import { colour, mark } from "../dom";
 import { inColumn, number } from "../format";
 import { at, currentRun, type Part, redraw, state } from "../page";
@@ -23,6 +23,7 @@ interface Options {
 
 export function profileChart({ map, rows, alert }: Options): Part & { step: () => number | undefined } {
   let exact: { key: string; profile: Profile | null } = { key: "", profile: null };
+  let quick: { key: string; profile: Profile } | null = null;
 
   /** From the map at once; exactly, from the server, for a step that is pinned and that the map has merged with others. */
   function profile(): Profile | undefined {
@@ -40,7 +41,9 @@ export function profileChart({ map, rows, alert }: Options): Part & { step: () =
         })
         .catch(() => undefined);
     }
-    return profileFromMap(data, at());
+    const column = `${data.metric}@${data.version}@${columnAt(data, at())}`;
+    if (quick?.key !== column) quick = { key: column, profile: profileFromMap(data, at()) };
+    return quick.profile;
   }
 
   const chart = stepCanvas({

@@ -28,7 +28,8 @@ export function strip(): Part {
     curves: () => [{ line: run.line(mainSeries()), width: 1.2 }],
     paintUnder: (self) => {
       const { ctx, bbox } = self;
-      const [from, to] = span().map((step) => self.valToPos(step, "x", true)) as [number, number];
+      const [from, end] = span().map((step) => self.valToPos(step, "x", true)) as [number, number];
+      const to = Math.max(end, from + 4);
       ctx.fillStyle = colour("surface-2");
       ctx.fillRect(bbox.left, bbox.top - 4, bbox.width, bbox.height + 8);
       ctx.fillStyle = colour("surface");
