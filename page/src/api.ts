@@ -43,8 +43,6 @@ export interface Metric {
   unit: string;
   meaning: string;
   log: boolean;
-  low: number | null;
-  high: number | null;
 }
 
 export interface Overview {

@@ -118,6 +118,9 @@ interface Held {
 interface HeldLine {
   whole: Points;
   line: Line;
+  /** The last step of the run when this was fetched. */
+  upTo: number;
+  /** The window that was fetched in detail. */
   detail: string;
 }
 
@@ -129,19 +132,19 @@ export class RunData {
   private lines = new Map<string, HeldLine | null>();
   private wanted = new Set<string>();
   private held = new Map<string, Held>();
-  private settled: Span | null = null;
+  private looked = "";
+  /** The window for details: from a step, and to one unless it reaches the end of the run. */
+  private settled: Query = [];
   private settling: ReturnType<typeof setTimeout> | undefined;
   private events: EventSource | null = null;
   private overviewed = Date.now();
   private alerts = -1;
   private appending = false;
-  private appended: number;
   private retryAt = 0;
   private scopes = new Map<string, Set<string>>();
   private offline: Map<string, Packed> | null = null;
 
   constructor(public overview: Overview, private changed: (what: "data" | "overview") => void, blobs?: Record<string, string>) {
-    this.appended = overview.state.last_step ?? -1;
     this.index();
     if (blobs) this.load(blobs);
   }
@@ -182,7 +185,7 @@ export class RunData {
     const held = this.fetched("map", [["metric", metric]], MAP_COLUMNS, (packed) => (packed.header.starts as number[]).length);
     if (!held?.packed) return undefined;
     const { header, arrays } = held.packed;
-    return { ...(header as unknown as DepthMap), cells: Object.values(arrays)[0] as Float32Array, version: held.version };
+    return { ...(header as unknown as DepthMap), cells: arrays.cells as Float32Array, version: held.version };
   }
 
   /** The tensors whose histograms can be shown; a report carries only some. */
@@ -196,28 +199,35 @@ export class RunData {
     const held = this.fetched("histograms", query, HISTOGRAM_COLUMNS, (packed) => (packed.header.steps as number[]).length);
     if (!held?.packed) return undefined;
     const { header, arrays } = held.packed;
-    const shares = Object.entries(arrays).find(([name]) => name !== "zeros")![1] as Float32Array;
-    return { ...(header as unknown as Histograms), shares, zeros: arrays.zeros as Float32Array, version: held.version };
+    return { ...(header as unknown as Histograms), shares: arrays.shares as Float32Array, zeros: arrays.zeros as Float32Array, version: held.version };
   }
 
   /** The exact profile, where it can be fetched. */
   async profile(metric: string, step: number): Promise<Profile | null> {
     if (this.offline) return null;
     const { header, arrays } = await getPacked("profile", [["run", this.id], ["metric", metric], ["step", step]]);
-    const [values, low, high] = Object.values(arrays);
-    return { ...(header as unknown as Profile), values: values!, low: low!, high: high! };
+    return { ...(header as unknown as Profile), values: arrays.values!, low: arrays.low!, high: arrays.high! };
   }
 
   /** Says which steps are in view. If they stay, what was reduced is fetched again for them alone. */
   look(window: Span): void {
-    const now = this.settled ?? [0, this.last];
-    if (this.offline || (window[0] === now[0] && window[1] === now[1])) return;
+    const rounded = this.rounded(window);
+    if (this.offline || rounded.join() === this.looked) return;
+    this.looked = rounded.join();
     clearTimeout(this.settling);
     this.settling = setTimeout(() => {
-      this.settled = window[0] <= 0 && window[1] >= this.last ? null : [Math.floor(window[0]), Math.ceil(window[1])];
-      for (const [key, held] of this.lines) if (held?.line.reduced && held.detail !== this.detail) this.want(key);
+      this.settled = rounded;
+      for (const [key, held] of this.lines) if (rounded.length && held?.line.reduced && held.detail !== this.looked) this.want(key);
       this.changed("data");
     }, SETTLE_MILLISECONDS);
+  }
+
+  /** A window that a run does not outgrow with every step: its ends are round, and it is open where it reaches the last one. */
+  private rounded([from, to]: Span): Query {
+    const unit = 2 ** Math.floor(Math.log2(Math.max(1, (to - from) / 8)));
+    const start = Math.floor(from / unit) * unit;
+    if (to < this.last) return [["from", start], ["to", Math.ceil(to / unit) * unit]];
+    return start > 0 ? [["from", start]] : [];
   }
 
   /** Listens for new steps until the run is over or `close` is called. */
@@ -245,7 +255,7 @@ export class RunData {
     const isFirst = before < 0 && news.last_step !== null;
     const turned = isFirst || news.state !== state.word || (this.alerts >= 0 && news.alerts !== this.alerts);
     const grown = news.last_step !== state.last_step;
-    if ((news.last_step ?? -1) < this.appended) this.forget();
+    if ((news.last_step ?? -1) < before) this.forget();
     this.alerts = news.alerts;
     Object.assign(state, { last_step: news.last_step, num_steps: news.num_steps, updated: news.updated });
     try {
@@ -267,7 +277,6 @@ export class RunData {
   private forget(): void {
     this.lines.clear();
     this.held.clear();
-    this.appended = -1;
   }
 
   /** Fetches what is newer than the lines here, until they are up to date. */
@@ -275,11 +284,13 @@ export class RunData {
     if (this.appending) return;
     this.appending = true;
     try {
-      while (this.appended < this.last) {
-        const last = this.last;
-        const keys = [...this.lines].filter(([, held]) => held).map(([key]) => key);
-        for (const line of await this.series(keys, [["from", Math.max(0, this.appended)]])) this.extend(line);
-        this.appended = last;
+      for (;;) {
+        const { last } = this;
+        const old = [...this.lines].filter(([, held]) => held && held.upTo < last);
+        if (!old.length) return;
+        const from = Math.max(0, Math.min(...old.map(([, held]) => held!.upTo)));
+        for (const line of await this.series(old.map(([key]) => key), [["from", from]])) this.extend(line);
+        for (const [, held] of old) held!.upTo = last;
       }
     } finally {
       this.appending = false;
@@ -317,10 +328,6 @@ export class RunData {
     this.retryAt = Date.now() + RETRY_MILLISECONDS;
   }
 
-  private get detail(): string {
-    return this.settled ? this.settled.join("-") : "";
-  }
-
   private want(key: string): void {
     if (!this.wanted.size) queueMicrotask(() => void this.fetchWanted());
     this.wanted.add(key);
@@ -331,13 +338,10 @@ export class RunData {
     this.wanted.clear();
     const whole = keys.filter((key) => !this.lines.get(key));
     const detailed = keys.filter((key) => this.lines.get(key));
+    const { last, settled } = this;
     try {
-      for (const line of await this.series(whole, [])) this.keep(line);
-      if (detailed.length && this.settled) {
-        const [from, to] = this.settled;
-        const detail = this.detail;
-        for (const line of await this.series(detailed, [["from", from], ["to", to]])) this.refine(line, [from, to], detail);
-      }
+      for (const line of await this.series(whole, [])) this.keep(line, last);
+      if (settled.length) for (const line of await this.series(detailed, settled)) this.refine(line, settled);
       this.error = null;
     } catch (error) {
       for (const key of whole) this.lines.delete(key);
@@ -346,22 +350,24 @@ export class RunData {
     this.changed("data");
   }
 
-  private keep(line: Line): void {
-    this.lines.set(`${line.name}@${line.scope}`, { whole: line, line, detail: "" });
-    if (line.reduced && this.settled) this.want(`${line.name}@${line.scope}`);
+  private keep(line: Line, upTo: number): void {
+    this.lines.set(`${line.name}@${line.scope}`, { whole: line, line, upTo, detail: "" });
+    if (line.reduced && this.settled.length) this.want(`${line.name}@${line.scope}`);
   }
 
   /** Puts the points of a window in place of the reduced ones. */
-  private refine(part: Line, [from, to]: Span, detail: string): void {
-    const held = this.lines.get(`${part.name}@${part.scope}`)!;
+  private refine(part: Line, window: Query): void {
+    const held = this.lines.get(`${part.name}@${part.scope}`);
+    if (!held) return;
     const { whole, line } = held;
+    const [from, to] = [Number(window[0]![1]), part.steps.at(-1) ?? Number(window[1]?.[1] ?? Infinity)];
     const join = (key: "steps" | "values") => [
       ...whole[key].filter((_, index) => whole.steps[index]! < from),
       ...part[key],
       ...whole[key].filter((_, index) => whole.steps[index]! > to),
     ];
     held.line = { ...line, steps: join("steps"), values: join("values"), version: ++version };
-    held.detail = detail;
+    held.detail = window.join();
   }
 
   private async series(keys: string[], window: Query): Promise<Line[]> {
@@ -380,9 +386,8 @@ export class RunData {
       return packed && { packed, version: 1, fetched: 0, busy: false };
     }
     const whole = this.hold(path, [["run", this.id], ...query, ["columns", columns]]);
-    if (!whole.packed || !this.settled || filled(whole.packed) < columns) return whole;
-    const [from, to] = this.settled;
-    const detail = this.hold(path, [["run", this.id], ...query, ["from", from], ["to", to], ["columns", columns]]);
+    if (!whole.packed || !this.settled.length || filled(whole.packed) < columns) return whole;
+    const detail = this.hold(path, [["run", this.id], ...query, ...this.settled, ["columns", columns]]);
     return detail.packed ? detail : whole;
   }
 
@@ -417,7 +422,7 @@ export class RunData {
     for (const [path, text] of Object.entries(blobs)) {
       const packed = decode(fromBase64(text));
       const endpoint = /api\/(\w+)/.exec(path)?.[1];
-      if (endpoint === "series") for (const line of linesOf(packed)) this.keep(line);
+      if (endpoint === "series") for (const line of linesOf(packed)) this.keep(line, this.last);
       else this.offline.set([endpoint, packed.header.metric, packed.header.scope].filter((part) => part !== undefined).join("|"), packed);
     }
   }
@@ -432,7 +437,7 @@ export class RunData {
     const kept = values.map((_, index) => index).filter((index) => !Number.isNaN(values[index]));
     const line = { name: metric, scope, reduced: true, version: ++version };
     const held = { ...line, steps: kept.map((index) => starts[index]!), values: kept.map((index) => values[index]!) };
-    this.lines.set(`${metric}@${scope}`, { whole: held, line: held, detail: "" });
+    this.keep(held, this.last);
     return held;
   }
 }

@@ -7,8 +7,6 @@ import { number } from "../format";
 import { currentRun, type Part } from "../page";
 import { lineChart } from "./line";
 
-const isPast = (alert: Alert, value: number) => (alert.side === "below" ? value < alert.limit! : value > alert.limit!);
-
 const usualWords = ([low, high]: [number, number]) => (low === high ? `usual level ${number(low)}` : `usual ${number(low)} to ${number(high)}`);
 
 export const severityColour = { critical: "crit", warning: "warn-line", info: "note" } as const;
@@ -138,5 +136,6 @@ export function evidenceKey(alert: Alert): HTMLElement {
 }
 
 export function isPastLimit(alert: Alert | undefined, value: number): boolean {
-  return alert !== undefined && alert.limit !== null && isPast(alert, value);
+  if (alert === undefined || alert.limit === null) return false;
+  return alert.side === "below" ? value < alert.limit : value > alert.limit;
 }
