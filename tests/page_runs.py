@@ -166,13 +166,14 @@ class Client:
 def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Client]:
     """A server of these runs on a port of this machine, which takes itself to be at `host`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app(root, TOKEN, host), log_level="warning", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        application = app(root, TOKEN, host)
+        server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield Client(listener.getsockname()[1])
         finally:
+            application.end_streams()
             server.should_exit = True
             thread.join()
 

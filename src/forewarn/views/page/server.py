@@ -9,7 +9,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from forewarn.views.page.packing import json_bytes
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 POLL_SECONDS = 0.5
+LIST_SECONDS = 2.0
 ALIVE_SECONDS = 15.0
 MOST_BODY_BYTES = 1 << 16
 LONGEST_QUERY = 3 << 14
@@ -54,7 +55,7 @@ HEADERS = {
 }
 
 
-def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | None = None) -> ASGIApp:
+def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | None = None) -> Guarded:
     """The dashboard of the runs in a folder, or of a single run.
 
     Writing needs the token, and so does everything else if the server is bound to a `host` beyond loopback. Only
@@ -81,14 +82,32 @@ def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | Non
         Route("/api/note", dashboard.note, methods=["POST"]),
     ]
     answering = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _not_found, 405: _not_found})
-    return _Guarded(answering, dashboard, host)
+    return Guarded(answering, dashboard, host)
 
 
-class _Guarded:
+def serve(application: Guarded, listener: socket.socket) -> None:
+    """Answer requests until Ctrl-C; pages that still listen for changes do not delay the end."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            application.end_streams()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=2, access_log=False)
+    with suppress(KeyboardInterrupt):  # uvicorn has closed everything by then
+        Server(config).run(sockets=[listener])
+
+
+class Guarded:
     """Answers nobody but the page: checks the host, the token and the size of every request, and sends safe headers."""
 
     def __init__(self, answering: ASGIApp, dashboard: _Dashboard, host: str) -> None:
         self._answering, self._dashboard, self._host = answering, dashboard, host
+
+    def end_streams(self) -> None:
+        """Let every page that listens for changes know that there will be none."""
+        self._dashboard.closing.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -131,6 +150,7 @@ class _Dashboard:
     def __init__(self, folder: Folder, token: str, needs_token: bool) -> None:
         self._folder, self._token, self.needs_token = folder, token, needs_token
         self._overviews: dict[str, tuple[Stamp, _Overview]] = {}
+        self.closing = asyncio.Event()
 
     def is_allowed(self, request: Request) -> bool:
         """Whether a request carries the token: in the address, a header or the cookie."""
@@ -206,17 +226,17 @@ class _Dashboard:
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("run")
         if name is None:
-            return _stream(self._changes_of_list(request))
+            return _stream(self._changes_of_list())
         try:
             await run_in_threadpool(self._folder.stamp, name)
         except NoRunError as error:
             return _error(404, str(error))
-        return _stream(self._changes(request, name))
+        return _stream(self._changes(name))
 
-    async def _changes(self, request: Request, name: str) -> AsyncIterator[bytes]:
+    async def _changes(self, name: str) -> AsyncIterator[bytes]:
         """The present state of a run, and again whenever it has changed."""
         before: dict[str, Any] = {}
-        async for stamp in _whenever_changed(request, partial(self._folder.stamp, name)):
+        async for stamp in self._whenever_changed(partial(self._folder.stamp, name), POLL_SECONDS):
             try:
                 now = await asyncio.wrap_future(self._folder.submit(name, _progress))
             except (NoRunError, RunError, OSError) as error:
@@ -225,9 +245,25 @@ class _Dashboard:
             yield b": alive\n\n" if stamp is None and now == before else _event("changed", now)
             before = now
 
-    async def _changes_of_list(self, request: Request) -> AsyncIterator[bytes]:
-        async for stamp in _whenever_changed(request, self._folder.stamps):
+    async def _changes_of_list(self) -> AsyncIterator[bytes]:
+        async for stamp in self._whenever_changed(self._folder.stamps, LIST_SECONDS):
             yield b": alive\n\n" if stamp is None else _event("runs", {"count": len(stamp)})
+
+    async def _whenever_changed(self, look: Callable[[], Any], seconds: float) -> AsyncIterator[Any]:
+        """What `look` returns, now and whenever it is something else; None every few seconds without a change."""
+        before: Any = None
+        quiet = 0.0
+        while not self.closing.is_set():
+            try:
+                now = await run_in_threadpool(look)
+            except (NoRunError, OSError):
+                now = {}
+            if now != before or quiet >= ALIVE_SECONDS:
+                yield None if now == before else now
+                before, quiet = now, 0.0
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.closing.wait(), seconds)
+            quiet += seconds
 
     async def note(self, request: Request) -> Response:
         return await _answered(self._note, request)
@@ -295,30 +331,8 @@ def _progress(run: Run) -> dict[str, Any]:
         "num_steps": run.num_steps,
         "updated": updated,
         "state": state_of(None if end is None else end[0], updated),
-        "alerts": len(run.alert_changes()),
+        "alerts": run.num_alert_changes,
     }
-
-
-async def _whenever_changed(request: Request, look: Callable[[], Any]) -> AsyncIterator[Any]:
-    """What `look` returns, now and whenever it is something else; None every few seconds without a change."""
-    before: Any = _NOTHING
-    quiet = 0.0
-    while not await request.is_disconnected():
-        try:
-            now = await run_in_threadpool(look)
-        except (NoRunError, OSError):
-            now = {}
-        if now != before:
-            before, quiet = now, 0.0
-            yield now
-        elif quiet >= ALIVE_SECONDS:
-            quiet = 0.0
-            yield None
-        await asyncio.sleep(POLL_SECONDS)
-        quiet += POLL_SECONDS
-
-
-_NOTHING = object()
 
 
 async def _answered(endpoint: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
