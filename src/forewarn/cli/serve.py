@@ -41,12 +41,12 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
       ssh -L 7007:localhost:7007 user@server forewarn serve /data/runs --no-browser
     """
     from forewarn.cli.terminal import Failure
-    from forewarn.views.page.built_page import is_built
+    from forewarn.views.page.built_page import NOT_BUILT, is_built
 
     try:
         import uvicorn  # noqa: F401
 
-        from forewarn.views.page.server import EVERYWHERE, NOT_BUILT, app, is_loopback, serve
+        from forewarn.views.page.server import EVERYWHERE, app, is_loopback, serve
     except ModuleNotFoundError as error:
         raise Failure("forewarn serve needs starlette and uvicorn: pip install 'forewarn[dashboard]'") from error
     import secrets

@@ -9,7 +9,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forewarn.store import Run, RunError
+from forewarn.store import Run, RunError, open_run
 from forewarn.store.errors import UnknownSeriesError
 from forewarn.store.run_summary import Stamp
 from forewarn.views.comparison import MOST_RUNS, compare
 from forewarn.views.page.answers import ANSWERS, BadRequestError, Query
-from forewarn.views.page.built_page import asset, asset_stamp
+from forewarn.views.page.built_page import NOT_BUILT, asset, asset_stamp
 from forewarn.views.page.folder import Folder, NoRunError, checked_notes, write_notes
 from forewarn.views.page.overview import overview, state_of
 from forewarn.views.page.packing import json_bytes
@@ -54,8 +54,10 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | None = None) -> Guarded:
+
+def app(root: Path, token: str, host: str = "127.0.0.1") -> Guarded:
     """The dashboard of the runs in a folder, or of a single run.
 
     Writing needs the token, and so does everything else if the server is bound to a `host` beyond loopback. Only
@@ -63,24 +65,25 @@ def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | Non
     name of its own.
     """
     folder = Folder(root)
-    dashboard = _Dashboard(folder, token, not is_loopback(host) if needs_token is None else needs_token)
+    dashboard = _Dashboard(folder, token, needs_token=not is_loopback(host))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
         folder.close()
 
-    routes = [
-        Route("/", dashboard.index),
-        Route("/page.js", partial(dashboard.file, "page.js", "text/javascript")),
-        Route("/page.css", partial(dashboard.file, "page.css", "text/css")),
-        Route("/api/runs", dashboard.runs),
-        Route("/api/run", dashboard.run),
-        *(Route(path, partial(dashboard.data, path)) for path in ANSWERS),
-        Route("/api/compare", dashboard.comparison),
-        Route("/api/events", dashboard.events),
-        Route("/api/note", dashboard.note, methods=["POST"]),
-    ]
+    endpoints: dict[str, Endpoint] = {
+        "/": dashboard.index,
+        "/page.js": partial(dashboard.file, "page.js", "text/javascript"),
+        "/page.css": partial(dashboard.file, "page.css", "text/css"),
+        "/api/runs": dashboard.runs,
+        "/api/run": dashboard.run,
+        **{path: partial(dashboard.data, path) for path in ANSWERS},
+        "/api/compare": dashboard.comparison,
+        "/api/events": dashboard.events,
+    }
+    routes = [Route(path, partial(_answered, endpoint)) for path, endpoint in endpoints.items()]
+    routes.append(Route("/api/note", partial(_answered, dashboard.note), methods=["POST"]))
     answering = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _not_found, 405: _not_found})
     return Guarded(answering, dashboard, host)
 
@@ -113,8 +116,9 @@ class Guarded:
         if scope["type"] == "lifespan":
             await self._answering(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # no web sockets
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
 
         async def send_safely(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -185,16 +189,10 @@ class _Dashboard:
         return Response(asset(name), media_type=kind, headers={"etag": tag})
 
     async def runs(self, request: Request) -> Response:
-        return await _answered(self._runs, request)
-
-    async def _runs(self, request: Request) -> Response:
         rows = await run_in_threadpool(self._folder.rows)
         return _json({"root": str(self._folder.root), "runs": rows})
 
     async def run(self, request: Request) -> Response:
-        return await _answered(self._overview, request)
-
-    async def _overview(self, request: Request) -> Response:
         name = _run_of(request)
         stamp = await run_in_threadpool(self._folder.stamp, name)
         kept = self._overviews.get(name)
@@ -206,17 +204,11 @@ class _Dashboard:
         return Response(kept[1].body, media_type="application/json")
 
     async def data(self, path: str, request: Request) -> Response:
-        return await _answered(partial(self._data, path), request)
-
-    async def _data(self, path: str, request: Request) -> Response:
         query: Query = parse_qs(request.url.query, keep_blank_values=True)
         body = await asyncio.wrap_future(self._folder.submit(_run_of(request), partial(ANSWERS[path], query=query)))
         return Response(body, media_type="application/octet-stream")
 
     async def comparison(self, request: Request) -> Response:
-        return await _answered(self._comparison, request)
-
-    async def _comparison(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(names) <= MOST_RUNS:
             raise BadRequestError(f"choose 2 to {MOST_RUNS} different runs to compare")
@@ -227,10 +219,7 @@ class _Dashboard:
         name = request.query_params.get("run")
         if name is None:
             return _stream(self._changes_of_list())
-        try:
-            await run_in_threadpool(self._folder.stamp, name)
-        except NoRunError as error:
-            return _error(404, str(error))
+        await run_in_threadpool(self._folder.path_of, name)
         return _stream(self._changes(name))
 
     async def _changes(self, name: str) -> AsyncIterator[bytes]:
@@ -266,9 +255,6 @@ class _Dashboard:
             quiet += seconds
 
     async def note(self, request: Request) -> Response:
-        return await _answered(self._note, request)
-
-    async def _note(self, request: Request) -> Response:
         if not self.is_token(request.headers.get(TOKEN_HEADER, "")):
             return _error(403, f"writing needs the header {TOKEN_HEADER}")
         origin = request.headers.get("origin")
@@ -289,17 +275,8 @@ class _Dashboard:
         return _json(notes)
 
 
-NOT_BUILT = (
-    "the page was not built: run `make page` in the checkout; wheels (pip install 'forewarn[dashboard]') have it built"
-)
-
-
 def compared(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Any]:
     """The comparison of the runs in these directories."""
-    from contextlib import ExitStack
-
-    from forewarn.store import open_run
-
     with ExitStack() as stack:
         return compare([stack.enter_context(open_run(path)).freeze() for path in paths], names)
 
@@ -335,7 +312,7 @@ def _progress(run: Run) -> dict[str, Any]:
     }
 
 
-async def _answered(endpoint: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+async def _answered(endpoint: Endpoint, request: Request) -> Response:
     """The answer of an endpoint, or what went wrong in one sentence."""
     try:
         return await endpoint(request)
