@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
-TORCH ?= 2.5.0
+TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 
 .PHONY: help demo faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
@@ -68,7 +68,7 @@ $(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/eng
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
 	@touch $@
 
-test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.5.0
+test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.6.0
 	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
