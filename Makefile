@@ -8,7 +8,7 @@ TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
 BROWSER := .venv-browser
-TORCH ?= 2.5.0
+TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 
 .PHONY: help demo page test-page test-browser faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
@@ -95,7 +95,7 @@ $(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/eng
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
 	@touch $@
 
-test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.5.0
+test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.6.0
 	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from numpy.typing import NDArray
 
 from forewarn.config import Config
 from forewarn.judge.rules import all_rules
@@ -166,13 +167,14 @@ class Client:
 def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Client]:
     """A server of these runs on a port of this machine, which takes itself to be at `host`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app(root, TOKEN, host), log_level="warning", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        application = app(root, TOKEN, host)
+        server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield Client(listener.getsockname()[1])
         finally:
+            application.end_streams()
             server.should_exit = True
             thread.join()
 
@@ -181,6 +183,18 @@ def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Client]:
 def client(root: Path, built: Path) -> Iterator[Client]:
     with serving(root) as asking:
         yield asking
+
+
+def unpacked(body: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The header and the arrays of a binary answer, as the page reads them."""
+    size = int.from_bytes(body[:4], "little")
+    header: dict[str, Any] = json.loads(body[4 : 4 + size])
+    arrays, begin = {}, 4 + size
+    for array in header["arrays"]:
+        kind = "<u4" if array["type"] == "uint32" else "<f4"
+        arrays[array["name"]] = np.frombuffer(body, kind, array["length"], begin)
+        begin += 4 * array["length"]
+    return header, arrays
 
 
 def growing(path: Path) -> RunWriter:

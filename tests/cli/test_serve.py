@@ -55,8 +55,11 @@ def test_it_prints_its_address_takes_the_next_free_port_and_stops_cleanly(root: 
         try:
             assert int(re.findall(r":(\d+)/", address)[0]) > port
             assert b'<meta name="token"' in urllib.request.urlopen(address, timeout=20).read()
+            listening = urllib.request.urlopen(f"{address}api/events?run=faulty", timeout=20)
+            assert listening.readline() == b"event: changed\n"
         finally:
             code, err = stopped(process)
+            listening.close()
     assert (code, err) == (0, "")
 
 

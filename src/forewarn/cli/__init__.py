@@ -37,6 +37,7 @@ SECTIONS = {
     "Judge a run": {
         "check": "forewarn check runs/demo",
         "show": "forewarn show runs/demo --scope attention --step 180",
+        "watch": "forewarn watch runs/demo",
         "forecast": "forewarn forecast runs/demo --target 1.5",
         "ls": "forewarn ls runs",
     },

@@ -180,9 +180,9 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
     report = ""
     if is_built():
         write_html(course.path, course.path / REPORT)
-        report = f" {literal(str(course.path / REPORT))} shows the first one in a browser."
+        report = f"Open {literal(str(course.path / REPORT))} in a browser to see what happened.\n"
     parts += [
-        Text(f"\nStored in {paths}.{report}\n"),
+        Text(f"\nStored in {paths}.\n{report}"),
         next_commands(course.path, diagnosis.ranked, f"forewarn check {shlex.quote(str(course.path))}"),
     ]
     show(*parts, console=console)

@@ -41,12 +41,12 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
       ssh -L 7007:localhost:7007 user@server forewarn serve /data/runs --no-browser
     """
     from forewarn.cli.terminal import Failure
-    from forewarn.views.page.built_page import is_built
+    from forewarn.views.page.built_page import NOT_BUILT, is_built
 
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
-        from forewarn.views.page.server import EVERYWHERE, NOT_BUILT, app, is_loopback
+        from forewarn.views.page.server import EVERYWHERE, app, is_loopback, serve
     except ModuleNotFoundError as error:
         raise Failure("forewarn serve needs starlette and uvicorn: pip install 'forewarn[dashboard]'") from error
     import secrets
@@ -62,9 +62,7 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     click.echo(f"{runs} at {address}\nStop with Ctrl-C.")
     if not no_browser:
         _open(address)
-    config = uvicorn.Config(app(runs, token, host), log_level="warning", timeout_graceful_shutdown=1, access_log=False)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has closed everything by then
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(app(runs, token, host), listener)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -253,6 +253,15 @@ class Run:
         """Every change of state, severity or words of every alert, in the order they were recorded."""
         return self._records("alert", lambda time, step, body: Change(float(time), int(step), from_text(Alert, body)))
 
+    @property
+    def num_alert_changes(self) -> int:
+        """The number of `alert_changes`, without reading them."""
+        with self._reading() as connection:
+            count = connection.execute(
+                "SELECT count(*) FROM records WHERE kind = 'alert' AND id <= ?", [self._extent.records]
+            )
+            return int(count.fetchone()[0])
+
     def findings(self) -> list[Finding]:
         return self._records("finding", lambda _time, _step, body: from_text(Finding, body))
 

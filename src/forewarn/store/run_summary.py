@@ -96,7 +96,7 @@ def kept_summary(directory: Path) -> Summary | None:
 
 
 def stamp_of(directory: Path) -> Stamp:
-    """The size and modification time of each file of a run. An empty log counts as missing."""
+    """The size and modification time of each file. An empty log counts as missing."""
     stamp: Stamp = {}
     for name in _FILES:
         try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forewarn.config import Config
 from forewarn.store import Run, StoredSeries
 from forewarn.types import Alert, Severity, figures, in_words
-from forewarn.views.wording import literal, short
+from forewarn.views.wording import literal, model_words, short
 
 MOST_RUNS = 10
 MOST_LAYERS = 30
@@ -74,7 +74,9 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         *_alert_words(alerts, names),
     ]
     return {
-        "runs": [{"run": name, "words": short(run.info.model)} for run, name in zip(runs, names, strict=True)],
+        "runs": [
+            {"run": name, "words": " · ".join(model_words(run.info))} for run, name in zip(runs, names, strict=True)
+        ],
         "config": config,
         "environment": surroundings,
         "part": parting,

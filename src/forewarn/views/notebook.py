@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forewarn.judge.diagnosis import recorded_alerts
 from forewarn.judge.forecast import LossCurve
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
@@ -78,7 +79,7 @@ def alert_words(alert: Alert) -> str:
 
 def fired_alerts(run: Run) -> list[tuple[AlertGroup, list[AlertGroup]]]:
     """The alerts of a run that have fired, as causes with their symptoms, most important first."""
-    ledger, alerts = Ledger(all_rules()), [alert for alert in run.alerts() if alert.fired is not None]
+    ledger, alerts = Ledger(all_rules()), recorded_alerts(run)
     return with_symptoms(ledger.ranked(alerts), ledger.causes(alerts))
 
 

@@ -86,8 +86,10 @@ class AlertGroup:
     def numbers(self) -> str:
         """The numbers of the worst place, and the number of places."""
         places = len({alert.scope for alert in self.alerts})
-        parts = [literal(self.worst.numbers), f"the worst of {places} places" if places > 1 else ""]
-        return SEPARATOR.join(part for part in parts if part)
+        numbers = literal(self.worst.numbers)
+        if places == 1:
+            return numbers
+        return f"{numbers}{SEPARATOR}the worst of {places} places" if numbers else f"in {places} places"
 
     @property
     def place(self) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import forewarn
-from forewarn.types import AlertState, ParameterInfo, RunInfo, Severity
+from forewarn.types import AlertState, FrozenCause, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
 from tests.real_runs import Breakable, loss_of, make_mlp
 
@@ -150,6 +150,28 @@ def test_an_unused_parameter_is_named_after_three_checks():
     assert "unused.weight" in str(run.ledger.firing[0].remedies[0])
 
 
+@pytest.mark.parametrize(("ran", "severity"), [("", Severity.INFO), ("b", Severity.WARNING)])
+def test_a_layer_that_is_never_called_is_information_and_one_that_is_cut_off_is_not(ran, severity):
+    known = info(*(f"{layer}.weight" for layer in "abcdef"))
+    run = Run("G108", "U101", info=known)
+    for _ in range(5):
+        idle = {name: float(name == "b.weight") for name in known.parameters}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        outputs = dict.fromkeys("acdef" + ran, 0.1)
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
+    assert {(alert.code, alert.scope, alert.severity) for alert in run.ledger.firing} == {
+        (code, "b.weight", severity) for code in ("G108", "U101")
+    }
+
+
+def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_the_model():
+    run = Run("G108", info=info("a.weight", "b.weight"))
+    for _ in range(5):
+        run.feed({"gradient/missing": {"a.weight": 0.0, "b.weight": 1.0}, "activation/mean": {"a": 0.1}})
+    (alert,) = run.ledger.firing
+    assert (alert.severity, alert.headline) == (Severity.WARNING, "b is never called")
+
+
 def test_an_expert_without_tokens_now_and_then_is_not():
     run = Run("G108")
     for step in range(60):
@@ -182,6 +204,15 @@ def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_the
     run.feed({"gradient/global_norm": 1.0, "update/optimizer_steps": 1.0})
     (alert,) = run.feed({"gradient/global_norm": math.nan, "update/optimizer_steps": steps})
     assert alert.severity is severity
+
+
+@pytest.mark.parametrize(("loss", "severity"), [(2.0, Severity.INFO), (2.6, Severity.WARNING)])
+def test_a_tall_spike_is_a_warning_if_its_loss_stands_out_as_well(loss, severity):
+    run = Run("G104")
+    for norm, level in zip(noise(0.1, 200), noise(0.03, 200, seed=1), strict=True):
+        run.feed({"gradient/global_norm": float(norm), "train/loss": 2.0 * float(level)})
+    run.feed({"gradient/global_norm": 27.0, "train/loss": loss})
+    assert run.ledger.firing[0].severity is severity
 
 
 @pytest.mark.parametrize("shift", [0.0, 11.0])

@@ -11,8 +11,7 @@ from forewarn.config import Config
 from forewarn.store import Run, RunWriter, open_run
 from forewarn.types import Block, ParameterInfo, RunInfo
 from forewarn.views.page.maps import evenly, heat_map, histogram_map, profile
-from forewarn.views.page.packing import unpacked
-from tests.page_runs import LAYERS, written
+from tests.page_runs import LAYERS, unpacked, written
 
 SCOPES = ("b", "a", "late")
 STEPS = 90

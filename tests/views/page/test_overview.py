@@ -108,7 +108,7 @@ def test_names_from_the_run_are_text_and_layers_are_in_the_order_of_the_model(fa
     assert recorded["gradient/norm"] == {"name": "gradient/norm", "scopes": list(INFO.parameters), "count": 10}
     assert faulty["histograms"] == {"gradient/histogram": ["blocks.0.weight"]}
     assert faulty["metrics"]["gradient/norm"]["log"]
-    assert faulty["metrics"]["train/loss"]["label"] == "loss"
+    assert faulty["metrics"]["train/loss"]["label"] == "Loss"
 
 
 def test_the_state_says_how_far_the_run_is(faulty) -> None:

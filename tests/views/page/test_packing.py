@@ -7,7 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from forewarn.views.page.packing import json_bytes, packed, unpacked
+from forewarn.views.page.packing import json_bytes, packed
+from tests.page_runs import unpacked
 
 
 @pytest.mark.parametrize("name", ["a", "ab", "abc", "abcd", "ü"])

@@ -17,7 +17,6 @@ import pytest
 from forewarn.config import Config
 from forewarn.store import RunWriter, open_run
 from forewarn.types import Block, ParameterInfo
-from forewarn.views.page.packing import unpacked
 from forewarn.views.page.report import (
     MOST_BYTES,
     MOST_TEXT_BYTES,
@@ -26,7 +25,7 @@ from forewarn.views.page.report import (
     json_report,
     markdown_report,
 )
-from tests.page_runs import HOSTILE, INFO, written
+from tests.page_runs import HOSTILE, INFO, unpacked, written
 from tests.views.made import alert
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from forewarn.store import open_run
 from forewarn.views.page.folder import Folder, NoRunError
-from forewarn.views.page.packing import unpacked
 from forewarn.views.page.server import host_of, is_loopback
-from tests.page_runs import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving
+from tests.page_runs import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving, unpacked
 
 
 def test_the_list_has_every_run_newest_first_and_nothing_from_outside(client: Client, root: Path) -> None:

@@ -27,9 +27,9 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Panel, Series, median, trailing
 from forewarn.judge.spike import Spike
-from forewarn.judge.tensor_kinds import matrices
+from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -264,6 +264,8 @@ class GradientSpike(Spike):
     """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
+    loss_spread: float = between(2.0, 0.0)
+    """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
     """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
     negligible_share: float = between(0.2, 0.0, 1.0)
@@ -294,13 +296,15 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Three kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
-    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second comes when the
-    loss has just begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning.
-    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
+    Four kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second is a single
+    spike below a hundred times the level whose loss is no higher than usual. The third comes when the loss has just
+    begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning. The fourth
+    comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
 
     ## Example
     fires: 1.0+0.001x100 30.0
+    fires: 1.0+0.001x100 30.0 | train/loss 2.0x50 2.1x50 4.0
     fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
@@ -309,7 +313,8 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
         return None
     ratio, lasting = deviation.ratio, norm.steps_of(deviation.lasting)
     clipped_ratio = min(ratio, clip.last / deviation.level) if clip.at == norm.at else ratio
-    tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
+    extreme = ratio > settings.warning_factor**2
+    tall = extreme or (clipped_ratio > settings.warning_factor and _stands_out(loss, norm.at, settings))
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
     severe = tall or (lasting >= settings.lasting_steps and not now < before)
@@ -321,13 +326,37 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     )
 
 
+def _stands_out(loss: Series, step: int, settings: GradientSpike) -> bool:
+    """Whether the loss of this step is above most of the recent ones by more than their spread; True if unknown."""
+    if loss.at != step or not math.isfinite(loss.last):
+        return True
+    earlier = loss.finite(settings.window + 1)[:-1]
+    if len(earlier) < settings.minimum:
+        return True
+    level = median(earlier)
+    return bool(loss.last > level + settings.loss_spread * MAD_TO_STD * median(np.abs(earlier - level)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGradient(Settings):
+    """When `missing-gradient` fires."""
+
+    unused_share: float = between(0.2, 0.0, 1.0)
+    """Fraction of all weights that must be in layers that are never called for them to be a warning."""
+
+
 @rule(
-    "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
+    "G108", "missing-gradient", reads=("gradient/missing", "activation/mean"), when=("gradient/missing",),
+    per_scope=True, hold=3, keep=100,
     explains=("U101",),
-    message=Message(
-        "{scope} receives no gradient",
-        "",
-        "the backward pass does not reach it: its `.grad` is None",
+    settings=MissingGradient,
+    message=(
+        Message("{layer} is never called", "", "the forward pass does not use it, so {scope} is not trained"),
+        Message(
+            "{scope} receives no gradient",
+            "",
+            "the backward pass does not reach it: its `.grad` is None",
+        ),
     ),
     remedies=(
         advise("check_graph", "Check that the loss depends on {scope}",
@@ -337,7 +366,7 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
                "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, info: RunInfo) -> Iterator[Finding]:
     """The backward pass never reaches a trainable parameter.
 
     ## Why is this bad?
@@ -348,17 +377,31 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     used only now and then, such as an expert without tokens. Such a gap is reported once it is too long for chance,
     judged by earlier gaps of the parameter and its siblings. A parameter without elements is never reported.
 
+    A layer that the forward pass never calls is information only: many models define layers that one of their modes
+    does not use. If such layers hold a fifth of all weights, it is a warning.
+
     ## Example
     fires: gradient/missing{layer.weight} 1x3
+    fires: gradient/missing{a.weight} 0x3 | gradient/missing{b.weight} 1x3 | activation/mean{a} 0.1x3
     fires: gradient/missing{experts.0.weight} 0 1 0 1x52
     quiet: gradient/missing{experts.0.weight} 0 1 0 1x9
     quiet: gradient/missing{experts.0.weight} 1x9 | gradient/missing{experts.1.weight} 1 0x8
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
-    for index in np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes)):
-        parameter = info.parameters.get(missing.scopes[index])
-        if parameter is None or 0 not in parameter.shape:
-            yield finding(Severity.WARNING, missing.last[index], 0.0, missing.scopes[index])
+    without = np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes))
+    unused = never_called(outputs, info) if len(without) and outputs.at == missing.at else set()
+    sizes = num_elements(missing.scopes, info)
+    unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
+    for index in without:
+        scope = missing.scopes[index]
+        parameter = info.parameters.get(scope)
+        if parameter is not None and 0 in parameter.shape:
+            continue
+        if scope not in unused:
+            yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
+            continue
+        severity = Severity.WARNING if unused_size >= settings.unused_share * sizes.sum() else Severity.INFO
+        yield finding(severity, missing.last[index], 0.0, scope, layer=layer_of(scope))
 
 
 @rule(
@@ -577,5 +620,6 @@ class GradientThresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    missing_gradient: MissingGradient = MissingGradient()
     clip_too_tight: ClipTooTight = ClipTooTight()
     gradient_changed_before_step: GradientChangedBeforeStep = GradientChangedBeforeStep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
-from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
+from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
@@ -37,7 +38,12 @@ class LossNotStarting(Settings):
     levels: int = between(8, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
     settled_steps: int = between(224, 1, counts="steps")
-    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
+    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up; half of the
+    run if that is less."""
+    small_ratio: float = between(3e-4, 0.0)
+    """Largest median update/weight ratio so far below which the learning rate is too low."""
+    large_ratio: float = between(1e-2, 0.0)
+    """Largest median update/weight ratio so far from which the learning rate may be too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,46 +123,68 @@ def loss_plateau(
 
 
 @rule(
-    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses"),
+    "L105", "loss-not-starting",
+    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "monitor/update_ratio_median"),
     when=("train/loss_level",), per_scope=True, hold=2, keep=256,
     explains=("L104", "L106", "G103", "G107", "U103", "A104", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
-    message=Message(
-        "The training loss has barely moved since the start",
-        "first loss {first} · now {level} · after {lasting_steps} steps",
+    message=(
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps · largest update/weight ratio {ratio}",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+        ),
     ),
     remedies=(
-        raise_lr(10.0, "most often the learning rate is too low"),
+        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights")),
+        for_cause("large_steps", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
         advise("inspect_labels", "Check that each label belongs to its input",
                "a model cannot learn from shuffled labels"),
+        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low")),
     ),
 )  # fmt: skip
 def loss_not_starting(
-    level: Panel, lr: Panel, loss: Panel, separate: Panel, settings: LossNotStarting, info: RunInfo
+    level: Panel, lr: Panel, loss: Panel, separate: Panel, typical: Panel, settings: LossNotStarting, info: RunInfo
 ) -> Finding | None:
     """The training loss has barely moved from its first value.
 
     ## Why is this bad?
-    The model has not learned anything yet. Most often the learning rate is too low. Otherwise the inputs say nothing
-    about the targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other rules
-    report. The rule waits for the end of a warm-up, and while noise may hide a fall.
+    The model has not learned anything yet. If the weights hardly move either, the learning rate is too low. Otherwise
+    the inputs say nothing about the targets (shuffled labels, a wrong mask), or the learning rate is so high that every
+    step undoes the one before. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
 
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | monitor/update_ratio_median 0.02x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
+    settled = min(settings.settled_steps, level.at // 2)
+    if level.at < settings.settled_steps or is_rising(lr, level.at - settled):
         return None
     if not is_objective(loss.series(), separate.series(), info):
         return None
-    return _not_started(level.series(), settings)
+    flat = _not_started(level.series(), settings)
+    if flat is None:
+        return None
+    ratio = float(np.fmax.reduce(typical.series().values, initial=math.nan))
+    if math.isnan(ratio):
+        return flat
+    if ratio < settings.small_ratio:
+        cause = "small_steps"
+    else:
+        cause = "large_steps" if ratio >= settings.large_ratio else "other"
+    return dataclasses.replace(flat, evidence={**flat.evidence, "ratio": ratio, "cause": cause})
 
 
 def _not_started(level: Series, settings: LossNotStarting) -> Finding | None:
@@ -177,8 +205,9 @@ def _not_started(level: Series, settings: LossNotStarting) -> Finding | None:
     if not (is_flat and first - now < settings.first_fall * abs(first)):
         return None
     return finding(
-        Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
-    )
+        Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1,
+        cause="small_steps",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

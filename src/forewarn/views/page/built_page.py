@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 BUILT = Path(__file__).parent / "built"
+NOT_BUILT = "the page was not built: run `make page` in the checkout; wheels (pip install forewarn) have it built"
 FILES = ("index.html", "page.js", "page.css")
 
 

@@ -40,23 +40,6 @@ _LOGARITHMIC = re.compile(
 """Names of metrics whose size matters more than their difference."""
 
 
-_TITLES = {
-    "train/lr": "learning rate",
-    "eval/loss": "evaluation loss",
-    "weight/global_norm": "weight norm",
-    "gain/block": "gain of each block",
-    "gain/mean": "mean gain",
-    "activation/abs_max": "largest activation",
-    "attention/layer_max_logit": "largest attention logit",
-    "task/share": "share of the gradient",
-    "task/remaining": "what is left of each loss",
-    "task/cosine": "agreement of the tasks",
-    "speed/step_seconds": "step time",
-    "speed/tokens_per_second": "tokens per second",
-    "system/process_memory_bytes": "memory of the process",
-    "monitor/overhead_share": "cost of watching",
-}
-"""Titles of charts, where the label in front of a number would be too short."""
 WHOLE_RUN = "the whole run"
 
 
@@ -279,7 +262,7 @@ def _metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
         metric = catalogue.find(name)
         low, high = (metric.healthy if metric else None) or run.info.metrics.get(name) or (None, None)
         rows[name] = {
-            "label": _TITLES.get(name) or catalogue.label(name),
+            "label": catalogue.title(name),
             "unit": metric.unit if metric else "",
             "meaning": metric.meaning.replace("`", "") if metric else "",
             "scope_kind": str(metric.scope) if metric else "",

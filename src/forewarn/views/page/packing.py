@@ -29,18 +29,6 @@ def packed(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> byt
     return b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in plain.values())])
 
 
-def unpacked(body: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The header and the arrays of an answer."""
-    size = int.from_bytes(body[:4], "little")
-    header: dict[str, Any] = json.loads(body[4 : 4 + size])
-    arrays, begin = {}, 4 + size
-    for array in header["arrays"]:
-        kind = "<u4" if array["type"] == "uint32" else "<f4"
-        arrays[array["name"]] = np.frombuffer(body, kind, array["length"], begin)
-        begin += 4 * array["length"]
-    return header, arrays
-
-
 def json_bytes(value: Any) -> bytes:
     """JSON in UTF-8, with null for numbers that are not finite."""
     try:

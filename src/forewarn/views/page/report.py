@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from forewarn.store import Run
 from forewarn.views.page.answers import answer
-from forewarn.views.page.built_page import asset
+from forewarn.views.page.built_page import NOT_BUILT, asset
 from forewarn.views.page.maps import evenly
 from forewarn.views.page.overview import overview
 from forewarn.views.page.packing import json_bytes, without_nan
@@ -56,9 +56,7 @@ def html_report(run: Run) -> str:
     """The page with everything inside: it opens without a server and loads nothing."""
     page, style, script = (asset(name) for name in ("index.html", "page.css", "page.js"))
     if page is None or style is None or script is None:
-        raise NotBuiltError(
-            "the page was not built: run `make page` in the checkout; wheels (pip install forewarn) have it built"
-        )
+        raise NotBuiltError(NOT_BUILT)
     name = run.path.name
     whole = overview(run, name)
     frame = len(page) + len(style) + len(script)

@@ -9,7 +9,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forewarn.store import Run, RunError
+from forewarn.store import Run, RunError, open_run
 from forewarn.store.errors import UnknownSeriesError
 from forewarn.store.run_summary import Stamp
 from forewarn.views.comparison import MOST_RUNS, compare
 from forewarn.views.page.answers import ANSWERS, BadRequestError, Query
-from forewarn.views.page.built_page import asset, asset_stamp
+from forewarn.views.page.built_page import NOT_BUILT, asset, asset_stamp
 from forewarn.views.page.folder import Folder, NoRunError, checked_notes, write_notes
 from forewarn.views.page.overview import overview, state_of
 from forewarn.views.page.packing import json_bytes
@@ -35,6 +35,7 @@ from forewarn.views.page.packing import json_bytes
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 POLL_SECONDS = 0.5
+LIST_SECONDS = 2.0
 ALIVE_SECONDS = 15.0
 MOST_BODY_BYTES = 1 << 16
 LONGEST_QUERY = 3 << 14
@@ -53,8 +54,10 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | None = None) -> ASGIApp:
+
+def app(root: Path, token: str, host: str = "127.0.0.1") -> Guarded:
     """The dashboard of the runs in a folder, or of a single run.
 
     Writing needs the token, and so does everything else if the server is bound to a `host` beyond loopback. Only
@@ -62,40 +65,60 @@ def app(root: Path, token: str, host: str = "127.0.0.1", needs_token: bool | Non
     name of its own.
     """
     folder = Folder(root)
-    dashboard = _Dashboard(folder, token, not is_loopback(host) if needs_token is None else needs_token)
+    dashboard = _Dashboard(folder, token, needs_token=not is_loopback(host))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
         folder.close()
 
-    routes = [
-        Route("/", dashboard.index),
-        Route("/page.js", partial(dashboard.file, "page.js", "text/javascript")),
-        Route("/page.css", partial(dashboard.file, "page.css", "text/css")),
-        Route("/api/runs", dashboard.runs),
-        Route("/api/run", dashboard.run),
-        *(Route(path, partial(dashboard.data, path)) for path in ANSWERS),
-        Route("/api/compare", dashboard.comparison),
-        Route("/api/events", dashboard.events),
-        Route("/api/note", dashboard.note, methods=["POST"]),
-    ]
+    endpoints: dict[str, Endpoint] = {
+        "/": dashboard.index,
+        "/page.js": partial(dashboard.file, "page.js", "text/javascript"),
+        "/page.css": partial(dashboard.file, "page.css", "text/css"),
+        "/api/runs": dashboard.runs,
+        "/api/run": dashboard.run,
+        **{path: partial(dashboard.data, path) for path in ANSWERS},
+        "/api/compare": dashboard.comparison,
+        "/api/events": dashboard.events,
+    }
+    routes = [Route(path, partial(_answered, endpoint)) for path, endpoint in endpoints.items()]
+    routes.append(Route("/api/note", partial(_answered, dashboard.note), methods=["POST"]))
     answering = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _not_found, 405: _not_found})
-    return _Guarded(answering, dashboard, host)
+    return Guarded(answering, dashboard, host)
 
 
-class _Guarded:
+def serve(application: Guarded, listener: socket.socket) -> None:
+    """Answer requests until Ctrl-C; pages that still listen for changes do not delay the end."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            application.end_streams()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=2, access_log=False)
+    with suppress(KeyboardInterrupt):  # uvicorn has closed everything by then
+        Server(config).run(sockets=[listener])
+
+
+class Guarded:
     """Answers nobody but the page: checks the host, the token and the size of every request, and sends safe headers."""
 
     def __init__(self, answering: ASGIApp, dashboard: _Dashboard, host: str) -> None:
         self._answering, self._dashboard, self._host = answering, dashboard, host
 
+    def end_streams(self) -> None:
+        """Let every page that listens for changes know that there will be none."""
+        self._dashboard.closing.set()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._answering(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # no web sockets
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
 
         async def send_safely(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -131,6 +154,7 @@ class _Dashboard:
     def __init__(self, folder: Folder, token: str, needs_token: bool) -> None:
         self._folder, self._token, self.needs_token = folder, token, needs_token
         self._overviews: dict[str, tuple[Stamp, _Overview]] = {}
+        self.closing = asyncio.Event()
 
     def is_allowed(self, request: Request) -> bool:
         """Whether a request carries the token: in the address, a header or the cookie."""
@@ -165,16 +189,10 @@ class _Dashboard:
         return Response(asset(name), media_type=kind, headers={"etag": tag})
 
     async def runs(self, request: Request) -> Response:
-        return await _answered(self._runs, request)
-
-    async def _runs(self, request: Request) -> Response:
         rows = await run_in_threadpool(self._folder.rows)
         return _json({"root": str(self._folder.root), "runs": rows})
 
     async def run(self, request: Request) -> Response:
-        return await _answered(self._overview, request)
-
-    async def _overview(self, request: Request) -> Response:
         name = _run_of(request)
         stamp = await run_in_threadpool(self._folder.stamp, name)
         kept = self._overviews.get(name)
@@ -186,17 +204,11 @@ class _Dashboard:
         return Response(kept[1].body, media_type="application/json")
 
     async def data(self, path: str, request: Request) -> Response:
-        return await _answered(partial(self._data, path), request)
-
-    async def _data(self, path: str, request: Request) -> Response:
         query: Query = parse_qs(request.url.query, keep_blank_values=True)
         body = await asyncio.wrap_future(self._folder.submit(_run_of(request), partial(ANSWERS[path], query=query)))
         return Response(body, media_type="application/octet-stream")
 
     async def comparison(self, request: Request) -> Response:
-        return await _answered(self._comparison, request)
-
-    async def _comparison(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(names) <= MOST_RUNS:
             raise BadRequestError(f"choose 2 to {MOST_RUNS} different runs to compare")
@@ -206,17 +218,14 @@ class _Dashboard:
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("run")
         if name is None:
-            return _stream(self._changes_of_list(request))
-        try:
-            await run_in_threadpool(self._folder.stamp, name)
-        except NoRunError as error:
-            return _error(404, str(error))
-        return _stream(self._changes(request, name))
+            return _stream(self._changes_of_list())
+        await run_in_threadpool(self._folder.path_of, name)
+        return _stream(self._changes(name))
 
-    async def _changes(self, request: Request, name: str) -> AsyncIterator[bytes]:
+    async def _changes(self, name: str) -> AsyncIterator[bytes]:
         """The present state of a run, and again whenever it has changed."""
         before: dict[str, Any] = {}
-        async for stamp in _whenever_changed(request, partial(self._folder.stamp, name)):
+        async for stamp in self._whenever_changed(partial(self._folder.stamp, name), POLL_SECONDS):
             try:
                 now = await asyncio.wrap_future(self._folder.submit(name, _progress))
             except (NoRunError, RunError, OSError) as error:
@@ -225,14 +234,27 @@ class _Dashboard:
             yield b": alive\n\n" if stamp is None and now == before else _event("changed", now)
             before = now
 
-    async def _changes_of_list(self, request: Request) -> AsyncIterator[bytes]:
-        async for stamp in _whenever_changed(request, self._folder.stamps):
+    async def _changes_of_list(self) -> AsyncIterator[bytes]:
+        async for stamp in self._whenever_changed(self._folder.stamps, LIST_SECONDS):
             yield b": alive\n\n" if stamp is None else _event("runs", {"count": len(stamp)})
 
-    async def note(self, request: Request) -> Response:
-        return await _answered(self._note, request)
+    async def _whenever_changed(self, look: Callable[[], Any], seconds: float) -> AsyncIterator[Any]:
+        """What `look` returns, now and whenever it is something else; None every few seconds without a change."""
+        before: Any = None
+        quiet = 0.0
+        while not self.closing.is_set():
+            try:
+                now = await run_in_threadpool(look)
+            except (NoRunError, OSError):
+                now = {}
+            if now != before or quiet >= ALIVE_SECONDS:
+                yield None if now == before else now
+                before, quiet = now, 0.0
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.closing.wait(), seconds)
+            quiet += seconds
 
-    async def _note(self, request: Request) -> Response:
+    async def note(self, request: Request) -> Response:
         if not self.is_token(request.headers.get(TOKEN_HEADER, "")):
             return _error(403, f"writing needs the header {TOKEN_HEADER}")
         origin = request.headers.get("origin")
@@ -253,17 +275,8 @@ class _Dashboard:
         return _json(notes)
 
 
-NOT_BUILT = (
-    "the page was not built: run `make page` in the checkout; wheels (pip install 'forewarn[dashboard]') have it built"
-)
-
-
 def compared(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Any]:
     """The comparison of the runs in these directories."""
-    from contextlib import ExitStack
-
-    from forewarn.store import open_run
-
     with ExitStack() as stack:
         return compare([stack.enter_context(open_run(path)).freeze() for path in paths], names)
 
@@ -295,33 +308,11 @@ def _progress(run: Run) -> dict[str, Any]:
         "num_steps": run.num_steps,
         "updated": updated,
         "state": state_of(None if end is None else end[0], updated),
-        "alerts": len(run.alert_changes()),
+        "alerts": run.num_alert_changes,
     }
 
 
-async def _whenever_changed(request: Request, look: Callable[[], Any]) -> AsyncIterator[Any]:
-    """What `look` returns, now and whenever it is something else; None every few seconds without a change."""
-    before: Any = _NOTHING
-    quiet = 0.0
-    while not await request.is_disconnected():
-        try:
-            now = await run_in_threadpool(look)
-        except (NoRunError, OSError):
-            now = {}
-        if now != before:
-            before, quiet = now, 0.0
-            yield now
-        elif quiet >= ALIVE_SECONDS:
-            quiet = 0.0
-            yield None
-        await asyncio.sleep(POLL_SECONDS)
-        quiet += POLL_SECONDS
-
-
-_NOTHING = object()
-
-
-async def _answered(endpoint: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+async def _answered(endpoint: Endpoint, request: Request) -> Response:
     """The answer of an endpoint, or what went wrong in one sentence."""
     try:
         return await endpoint(request)
