@@ -220,11 +220,19 @@ onRedraw(() => {
 document.addEventListener("keydown", key);
 dark.addEventListener("change", applyTheme);
 addEventListener("resize", redraw);
-addEventListener("beforeprint", drawAll);
+addEventListener("beforeprint", () => {
+  document.body.classList.add("printing"); // charts are drawn for the width of the paper
+  drawAll();
+});
+addEventListener("afterprint", () => {
+  document.body.classList.remove("printing");
+  redraw();
+});
 addEventListener("hashchange", () => {
   const { run: before, view, runs } = state;
   Object.assign(state, parseLink(location.hash));
   applyTheme();
+  if (report) return;
   if (state.run !== before || state.view !== view || state.runs.join("\n") !== runs.join("\n")) void openView(state.view);
 });
 

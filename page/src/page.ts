@@ -13,6 +13,8 @@ export interface Part {
   /** For "PNG" and "CSV". */
   canvas?(): HTMLCanvasElement | null;
   rows?(): (string | number)[][];
+  /** Changes between a linear and a logarithmic scale. */
+  changeScale?(): void;
 }
 
 export const state: State = parseLink(location.hash);

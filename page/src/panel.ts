@@ -24,6 +24,7 @@ export function panel({ title, sub, out, class: name = "", id, note }: Options, 
   const tools = h(
     "span",
     { class: "tools" },
+    first?.changeScale && h("button", { type: "button", title: "Logarithmic or linear scale", onclick: first.changeScale }, "log"),
     first && h("button", { type: "button", onclick: () => void copyPicture(title, first) }, "PNG"),
     first?.rows && h("button", { type: "button", onclick: () => copyTable(first) }, "CSV"),
   );

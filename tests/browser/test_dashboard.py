@@ -256,7 +256,9 @@ def test_lists_fit_a_phone(visit: Visitor, view: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy", "faulty"])
-def test_a_report_opens_offline_without_any_request(visit: Visitor, runs: Path, tmp_path: Path, name: str) -> None:
+def test_a_report_opens_offline_and_in_the_frame_of_a_notebook_without_any_request(
+    visit: Visitor, runs: Path, tmp_path: Path, name: str
+) -> None:
     report = tmp_path / "report.html"
     subprocess.run([sys.executable, "-m", "forewarn", "report", str(runs / name), "-o", str(report)], check=True)
     page = visit.blank(960, 1400)
@@ -270,4 +272,8 @@ def test_a_report_opens_offline_without_any_request(visit: Visitor, runs: Path, 
     assert requests == [report.as_uri()]
     verdict = "Healthy" if name == "healthy" else f"since step {FAULT}"
     assert verdict in text_of(page, ".verdict")
-    page.screenshot(path=tmp_path / "report.png")
+    frame = visit.blank(960, 1400)
+    frame.set_content('<iframe sandbox="allow-scripts" width="900" height="1200"></iframe>')
+    frame.eval_on_selector("iframe", "(frame, text) => (frame.srcdoc = text)", report.read_text())
+    frame.frame_locator("iframe").locator(".verdict .sign").last.wait_for()
+    frame.frame_locator("iframe").locator(".u-over").first.click()

@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import type { Line } from "../data";
 import { colour, h } from "../dom";
 import { number, stepWords } from "../format";
-import { at, lastShown, type Part, span } from "../page";
+import { at, lastShown, type Part, redraw, span } from "../page";
 import { pointAtSteps } from "../pointer";
 import { centredMedian, padded, type Span, stepTicks, ticks } from "../scale";
 
@@ -52,6 +52,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
   const element = h("div", { class: `chart${options.bare ? " bare" : ""}`, role: "img", "aria-label": options.label });
   element.style.height = `${options.height}px`;
   const window = options.window ?? span;
+  let wantsLog = options.log === true;
   let plot: uPlot | null = null;
   let built = "";
   let drawn = "";
@@ -181,7 +182,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     if (!width) return;
     const curves = options.curves();
     const values = [...curves.flatMap(({ line }) => line?.values ?? []).filter(Number.isFinite), ...include()];
-    const log = options.log === true && values.every((value) => value > 0);
+    const log = wantsLog && values.every((value) => value > 0);
     const signature = JSON.stringify([log, curves.map(({ colour: tone, dash, name, points }) => [tone, dash, name, points])]);
     const content = JSON.stringify([curves.map(({ line }) => line?.version ?? 0), window(), width, include(), options.since?.(), document.documentElement.dataset.theme]);
     if (!plot || signature !== built) plot = build(curves, log);
@@ -201,6 +202,10 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     plot: () => plot,
     destroy: () => plot?.destroy(),
     canvas: () => plot?.ctx.canvas ?? null,
+    changeScale: () => {
+      wantsLog = !wantsLog;
+      redraw();
+    },
     rows: () => [
       ["series", "scope", "step", "value"],
       ...options.curves().flatMap(({ line, name }) => (line ? line.steps.map((step, index) => [name ?? line.name, line.scope, step, line.values[index]!]) : [])),

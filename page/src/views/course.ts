@@ -1,5 +1,6 @@
 /** The course of the run: the loss with its alerts, and what moved beside it. */
 
+import type uPlot from "uplot";
 import { type Curve, lineChart, medianLine } from "../charts/line";
 import type { Alert } from "../api";
 import { h, sign } from "../dom";
@@ -24,15 +25,13 @@ function lossCurves(): Curve[] {
 
 function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
   const run = currentRun();
-  const chart = lineChart({ label: "Loss over steps", height, curves: lossCurves, since: faultStep });
+  const chart = lineChart({ label: "Loss over steps", height, curves: lossCurves, since: faultStep, paint: drawMarks });
   const marks = h("div", { class: "marks" });
   const holder = h("div", { class: "marked" }, marks, chart.element);
   let drawn = "";
 
   /** A button per alert above its step; those that would overlap share one. */
-  function drawMarks(): void {
-    const plot = chart.plot();
-    if (!plot) return;
+  function drawMarks(plot: uPlot): void {
     const [from, to] = [plot.scales.x!.min!, plot.scales.x!.max!];
     const left = plot.over.offsetLeft;
     const placed: { x: number; alerts: Alert[] }[] = [];
@@ -58,7 +57,7 @@ function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
   }
 
   const sub = () => (run.line(mainSeries())?.reduced ? "lowest and highest per pixel, not smoothed; grey: median" : `every step, not smoothed; grey: median of ${MEDIAN_WIDTH}`);
-  const part: Part = { ...chart, element: holder, draw: () => (chart.draw(), drawMarks()) };
+  const part: Part = { ...chart, element: holder };
   return panel({ title: "Loss", sub, out: () => reading(run.line(mainSeries())), class: "wide", id: "loss" }, part);
 }
 
