@@ -41,6 +41,11 @@ SECTIONS = {
         "forecast": "forewarn forecast runs/demo --target 1.5",
         "ls": "forewarn ls runs",
     },
+    "See it": {
+        "serve": "forewarn serve runs",
+        "compare": "forewarn compare runs/demo runs/demo-saved",
+        "report": "forewarn report runs/demo -o report.html",
+    },
     "Understand an alert": {
         "explain": "forewarn explain loss-spike",
         "rules": "forewarn rules",

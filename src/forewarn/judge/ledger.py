@@ -34,6 +34,8 @@ class Ledger:
         self._passed: set[Identity] = set()
         """Firing alerts that were not seen at the last check."""
         self._closed: list[Alert] = []
+        self.reworded: list[Alert] = []
+        """Open alerts that say something new since the last update, without having fired or grown worse."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -49,6 +51,7 @@ class Ledger:
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         changed: list[Alert] = []
+        self.reworded = []
         seen: set[Identity] = set()
         for finding in judgement.findings:
             identity = (finding.code, finding.scope)
@@ -117,6 +120,8 @@ class Ledger:
         self._open[identity] = alert
         if news:
             yield alert
+        elif is_new_epoch:
+            self.reworded.append(alert)
 
     def ranked(self, alerts: Sequence[Alert]) -> tuple[Alert, ...]:
         """Most important first: chains of cause and symptom by their worst open member, the cause first in each chain.
