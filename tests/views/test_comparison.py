@@ -90,7 +90,7 @@ def test_identical_runs_say_so(tmp_path: Path) -> None:
     assert compared["words"] == ["The runs are identical: every loss of 100 steps is the same.", "No run has alerts."]
 
 
-def test_a_run_that_ended_early_is_the_same_up_to_its_end_and_one_without_losses_is_not_compared(
+def test_a_run_that_ended_early_is_the_same_up_to_its_end(
     tmp_path: Path,
 ) -> None:
     losses = [5 / (1 + step / 20) for step in range(100)]
