@@ -90,6 +90,18 @@ def test_identical_runs_say_so(tmp_path: Path) -> None:
     assert compared["words"] == ["The runs are identical: every loss of 100 steps is the same.", "No run has alerts."]
 
 
+def test_a_run_that_ended_early_is_the_same_up_to_its_end(
+    tmp_path: Path,
+) -> None:
+    losses = [5 / (1 + step / 20) for step in range(100)]
+    written(tmp_path / "a", losses)
+    written(tmp_path / "early", losses[:60])
+    written(tmp_path / "none", [])
+    with open_run(tmp_path / "a") as run, open_run(tmp_path / "early") as early, open_run(tmp_path / "none") as none:
+        assert "Every loss is the same up to step 59, the last that both have." in compare([run, early], "ab")["words"]
+        assert "The runs have no loss at the same step." in compare([run, none], "ab")["words"]
+
+
 def test_differences_of_settings_layers_and_alerts_stand_side_by_side(tmp_path: Path) -> None:
     falling = [5 / (1 + step / 20) for step in range(100)]
     other = dataclasses.replace(

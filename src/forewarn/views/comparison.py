@@ -69,7 +69,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         *_in_words(config, "setting"),
         *_in_words(surroundings, "part of the environment", "parts of the environment"),
         *([parting["words"]] if parting else []),
-        *([] if is_identical or parting or not all(map(len, losses)) else [_NO_PARTING]),
+        *([] if is_identical or parting else _together(losses)),
         *([] if is_identical else _loss_words(rows, names)),
         *_alert_words(alerts, names),
     ]
@@ -88,7 +88,18 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-_NO_PARTING = "The losses never part: their difference stays within the spread of both."
+def _together(losses: Sequence[StoredSeries]) -> list[str]:
+    """How runs that never part compare."""
+    sentences: dict[str, None] = {}
+    for other in losses[1:]:
+        steps, left, right = _common(losses[0], other)
+        if not len(steps):
+            sentences["The runs have no loss at the same step."] = None
+        elif np.array_equal(left, right, equal_nan=True):
+            sentences[f"Every loss is the same up to step {steps[-1]}, the last that both have."] = None
+        else:
+            sentences["The losses never part: their difference stays within the spread of both."] = None
+    return list(sentences)
 
 
 def _differences(settings: Iterator[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -61,8 +61,8 @@ def overview(run: Run, name: str) -> dict[str, Any]:
         "run": name,
         "path": str(run.path),
         "words": " · ".join([*model_words(run.info), *([short(run.info.device)] if run.info.device else [])]),
-        "state": _state(run),
-        "verdict": {**_verdict(diagnosis), "course": _course(run)},
+        "state": _state(run, num_steps := run.num_steps),
+        "verdict": {**_verdict(diagnosis), "course": _course(run, num_steps)},
         "remedies": [remedy_row(remedy) for remedy in things_to_do(diagnosis)],
         "alerts": _Evidence(run, rules, scopes).rows(diagnosis),
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
@@ -78,17 +78,17 @@ def overview(run: Run, name: str) -> dict[str, Any]:
     }
 
 
-def _state(run: Run) -> dict[str, Any]:
+def _state(run: Run, num_steps: int) -> dict[str, Any]:
     end, updated, last, planned = run.end, run.updated or run.info.started, run.last_step, declared_steps(run)
     word = state_of(None if end is None else end[0], updated)
     seconds = _values(run, "speed/step_seconds")
     seconds = seconds[np.isfinite(seconds)]
     return {
         "word": word,
-        "sentence": _state_sentence(word, run.num_steps, last, planned, end[0] if end else None),
+        "sentence": _state_sentence(word, num_steps, last, planned, end[0] if end else None),
         "end": None if end is None else {"reason": literal(end[0]), "time": end[1]},
         "last_step": last,
-        "num_steps": run.num_steps,
+        "num_steps": num_steps,
         "updated": updated,
         "started": run.info.started,
         "planned_steps": planned,
@@ -129,10 +129,10 @@ def _verdict(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"severity": severity, "word": diagnosis.verdict, "sentence": summary_words(diagnosis), **told}
 
 
-def _course(run: Run) -> str:
+def _course(run: Run, num_steps: int) -> str:
     """How far the run is and what it reached: `300 steps, loss 5.45 → 2.43`."""
     values = _values(run, "train/loss")
-    steps = f"{run.num_steps} step" + "s" * (run.num_steps != 1)
+    steps = f"{num_steps} step" + "s" * (num_steps != 1)
     return ", ".join([steps, *(losses(float(values[0]), float(values[-1])) if len(values) else [])])
 
 
