@@ -42,6 +42,8 @@ export interface Metric {
   label: string;
   unit: string;
   meaning: string;
+  /** Whether the training loop recorded it, not forewarn. */
+  own: boolean;
   log: boolean;
 }
 

@@ -220,7 +220,7 @@ _CATALOGUE = (
     *_over_tensors("grad", "gradient norms of all tensors"),
     Metric("monitor/update_ratio_median", MODEL, MEASURED, "", DERIVED,
            "Median update ratio of the tensors that moved; it falls over a run.",
-           healthy=(1e-5, 1e-2), words="update ratio", heading="update ratio, median of all tensors"),
+           healthy=(1e-5, 1e-2), words="update ratio", heading="update ratio, median"),
     *_over_tensors("update_ratio", "update ratios of the tensors that moved", "p95 min max"),
     Metric("monitor/vanishing_count", MODEL, MEASURED, "count", DERIVED,
            "Number of tensors with a gradient norm below 1e-7."),

@@ -7,8 +7,6 @@ import { at, currentRun, go, type Part, state } from "../page";
 import { panel } from "../panel";
 import { label, metricPanel } from "./lines";
 
-const FAMILIES = new Set("train gradient weight update gain activation batch attention router task eval evaluation speed system monitor".split(" "));
-const NOT_OWN = new Set("train/loss train/loss_ema train/loss_level train/lr train/lr_plan train/weight_decay train/beta2 train/clip train/loss_scale eval/loss eval/task_loss".split(" "));
 const MOST_OWN = 30;
 const MOST_GAINS = 12;
 
@@ -65,9 +63,7 @@ export const speed = () => recorded(["speed/step_seconds", "speed/tokens_per_sec
 
 /** What the training loop recorded itself. */
 export function own(): Part[] {
-  const names = currentRun().overview.series.filter(({ name, scopes }) => {
-    const family = name.split("/")[0]!;
-    return scopes.includes("") && (!FAMILIES.has(family) || ((family === "train" || family === "eval") && !NOT_OWN.has(name)));
-  });
+  const { metrics, series } = currentRun().overview;
+  const names = series.filter(({ name, scopes }) => scopes.includes("") && metrics[name]?.own);
   return recorded(names.map(({ name }) => name).slice(0, MOST_OWN), 150);
 }

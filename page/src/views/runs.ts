@@ -17,12 +17,13 @@ const SEVERITIES = ["critical", "warning", "info"] as const;
 const severity = (row: RunRow) => SEVERITIES.find((kind) => row.alerts[kind]) ?? "healthy";
 const urgency = (row: RunRow) => (row.state === "failed" || row.alerts.critical ? 2 : row.alerts.warning ? 1 : 0);
 
-function verdict(row: RunRow): HTMLElement {
+/** How many alerts the run has had, open or resolved: the verdict stands on its own page. */
+function alerts(row: RunRow): HTMLElement {
   if (row.error) return h("span", {}, sign("waiting", "Unreadable"), h("small", {}, row.error));
   const kinds = SEVERITIES.filter((kind) => row.alerts[kind]);
   const words = kinds.map((kind) => (kind === "critical" ? `${row.alerts.critical} critical` : plural(row.alerts[kind]!, kind === "info" ? "note" : kind)));
-  const names = { critical: "Critical", warning: "Warning", info: "Notes", healthy: "No alerts" };
-  return h("span", {}, sign(severity(row), names[severity(row)]), h("small", {}, words.join(", ")));
+  const [worst = "No alerts", ...others] = words;
+  return h("span", {}, sign(severity(row), worst), h("small", {}, others.join(", ")));
 }
 
 /** The loss of a run, fetched when its row comes into view. */
@@ -68,7 +69,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
   const sub = h("p");
   const search = h("input", { type: "search", placeholder: "Search runs, models, tags, notes", "aria-label": "Search runs", oninput: () => render() });
   const compare = h("button", { type: "button", class: "button primary", onclick: () => openCompared([...chosen]) });
-  const head = ["", "run", "verdict", "loss", "last loss", "steps", "state", "tags and notes"];
+  const head = ["", "run", "alerts so far", "loss", "last loss", "steps", "state", "tags and notes"];
   const empty = h("p", { class: "empty", hidden: true });
   const element = h(
     "main",
@@ -105,7 +106,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
           { class: chosen.has(row.run) ? "chosen" : "" },
           h("td", {}, box),
           h("td", {}, name, h("small", {}, row.model)),
-          h("td", {}, verdict(row)),
+          h("td", {}, alerts(row)),
           h("td", { class: "spark" }, row.error ? "" : sparkOf(row)),
           h("td", { class: "number" }, row.last_loss === null ? "" : number(row.last_loss)),
           h("td", { class: "number" }, count(row.num_steps)),

@@ -18,7 +18,7 @@ from forewarn.judge.headlines import place
 from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.remedies import declared
-from forewarn.metrics import catalogue_of
+from forewarn.metrics import all_metrics, catalogue_of
 from forewarn.standing import NOT_FALLING, RUNNING, SILENT_SECONDS, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
@@ -256,7 +256,7 @@ def explanation(rule: Rule) -> str:
 
 
 def _metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    catalogue = catalogue_of(run.info)
+    catalogue, declared_names = catalogue_of(run.info), {metric.name for metric in all_metrics()}
     rows = {}
     for name in names:
         metric = catalogue.find(name)
@@ -270,6 +270,7 @@ def _metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
             "log": _LOGARITHMIC.search(name) is not None,
             "low": low,
             "high": high,
+            "own": name not in declared_names,
         }
     return rows
 
