@@ -115,8 +115,9 @@ docs: $(INSTALLED)  ## generate the documentation of the rules
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 	$(BIN)/python -m forewarn.metrics docs/metrics.md
 
-pictures: $(INSTALLED)  ## draw the terminals of the documentation from what the commands print
+pictures: $(INSTALLED) $(BROWSER)/.installed $(PAGE)  ## draw the terminals and the dashboard of the documentation
 	$(BIN)/python -m tests.golden.pictures docs/pictures
+	$(BROWSER)/bin/python -m tests.browser.pictures docs/pictures
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)
