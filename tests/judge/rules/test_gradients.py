@@ -169,7 +169,7 @@ def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_
     for _ in range(5):
         run.feed({"gradient/missing": {"a.weight": 0.0, "b.weight": 1.0}, "activation/mean": {"a": 0.1}})
     (alert,) = run.ledger.firing
-    assert (alert.severity, alert.headline) == (Severity.WARNING, "b is never called")
+    assert (alert.severity, alert.headline) == (Severity.WARNING, "The forward pass never calls b")
 
 
 def test_an_expert_without_tokens_now_and_then_is_not():

@@ -360,7 +360,7 @@ class MissingGradient(Settings):
     explains=("U101",),
     settings=MissingGradient,
     message=(
-        Message("{layer} is never called", "", "the forward pass does not use it, so {scope} is not trained"),
+        Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
         Message(
             "{scope} receives no gradient",
             "",

@@ -168,9 +168,9 @@ def loss_not_starting(
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
-    fires: 4.6 _x280 4.6-0.004x40 | train/lr{0} 1e-7x321 | monitor/update_ratio_median 1e-6x321
-    quiet: 4.6 _x280 4.6-0.004x40 | train/lr{0} 1e-3x321 | monitor/update_ratio_median 1e-3x321
+    fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | monitor/update_ratio_median 0.02x301
+    quiet: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-3x301 | monitor/update_ratio_median 1e-3x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
