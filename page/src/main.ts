@@ -15,7 +15,7 @@ import { help } from "./views/help";
 import { runView } from "./views/run";
 import { runsView } from "./views/runs";
 import { mainSeries, zoomToFault } from "./views/strip";
-import { MAP_METRICS, mapMetrics } from "./views/where";
+import { MAP_METRICS, mapMetrics, mapMetric } from "./views/where";
 
 const report = embedded();
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -168,7 +168,7 @@ function follow(): void {
 
 /** The steps at which there are readings, for the arrow keys. */
 function readingSteps(): ArrayLike<number> {
-  const metric = mapMetrics()[0];
+  const metric = mapMetric();
   return (metric && currentRun().map(metric)?.starts) || currentRun().line(mainSeries())?.steps || [];
 }
 
