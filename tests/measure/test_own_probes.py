@@ -68,8 +68,8 @@ def test_what_it_records_is_stored_shown_and_described(tmp_path):
         assert catalogue_of(run.info).find("taste/layer") == LAYERS
     stored = json.loads((tmp_path / "run" / "run.json").read_text())["facts"]["probe_metrics"]
     assert stored[0] == {
-        "name": "taste/score", "scope": "run", "cadence": "every step", "unit": "points", "reduce": "mean", "heading": "",
-        "meaning": "How it tastes.", "healthy": None, "words": "", "loggable": False,
+        "name": "taste/score", "scope": "run", "cadence": "every step", "unit": "points", "reduce": "mean",
+        "heading": "", "meaning": "How it tastes.", "healthy": None, "words": "", "loggable": False,
     }  # fmt: skip
 
 
