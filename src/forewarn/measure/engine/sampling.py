@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,9 +114,16 @@ class UpdateSampler:
     device.
     """
 
-    def __init__(self, names: Sequence[str], size: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        size: int,
+        sampled: Callable[[int, str], tuple[NDArray[np.int32], float] | None] = lambda index, name: None,
+    ) -> None:
+        """`sampled` gives the places in a shard, and the sampled share of the whole tensor; None for no shard."""
         self._names = tuple(names)
         self._size = size
+        self._sampled = sampled
         self._kinds: tuple[object, ...] = ()
         self._groups: list[_NativeGroup | _TorchGroup] = []
         self.shares: NDArray[np.float64] = np.ones(len(self._names))
@@ -160,12 +167,12 @@ class UpdateSampler:
     def _prepare(self, tensors: Sequence[Tensor]) -> None:
         """Draw the places."""
         kinds = [_kind(tensor) for tensor in tensors]
-        drawn = [
-            sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
-        ]
-        self.shares = np.array(
-            [len(indices) / max(1, kind.num_values) for indices, kind in zip(drawn, kinds, strict=True)]
-        )
+        drawn, shares = [], []
+        for index, (name, kind) in enumerate(zip(self._names, kinds, strict=True)):
+            places, share = self._sampled(index, name) or (sample_indices(name, kind.num_values, self._size), None)
+            drawn.append(places)
+            shares.append(len(places) / max(1, kind.num_values) if share is None else share)
+        self.shares = np.array(shares)
         groups: dict[tuple[bool, torch.device | None, torch.dtype | None], list[int]] = {}
         for index, kind in enumerate(kinds):
             key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)
