@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import forewarn
+from forewarn.measure.module_tree import clean_name
 
 ROWS = 12
 """Rows of the whole batch, which 1, 2, 3 and 4 ranks divide equally."""
@@ -99,20 +100,15 @@ def batch(step: int, how: str, rank: int, num_ranks: int) -> tuple[torch.Tensor,
     return x[mine], y[mine]
 
 
-def train(
-    rank: int, num_ranks: int, how: str, fault: str, folder: str, steps: int = STEPS, watched: bool = True
-) -> Any:
-    """Train with a fault from step `ONSET` on; returns the model and the monitor, or None if not watched."""
+def train(rank: int, num_ranks: int, how: str, fault: str, folder: str, watched: bool = True) -> nn.Module:
+    """Train with a fault, mostly from step `ONSET` on; returns the model as it was called."""
     model = made()
-    if fault == "frozen":
-        model.blocks[1].up.weight.requires_grad_(False)
     called = split(model, how)
-    if fault == "frozen":
-        model.blocks[1].up.weight.requires_grad_(True)
-    parameters = [p for name, p in model.named_parameters() if not (fault == "frozen" and "blocks.1.up" in name)]
+    left_out = "blocks.1.up" if fault == "frozen" else "nothing"
+    parameters = [p for name, p in model.named_parameters() if left_out not in clean_name(name)]
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     monitor = forewarn.watch(called, optimizer, f"{folder}/{how}-{fault}", every=1, views=[]) if watched else None
-    for step in range(steps):
+    for step in range(STEPS):
         x, y = batch(step, how, rank, num_ranks)
         if fault == "nan" and step >= ONSET:
             x = x * float("nan")
@@ -126,11 +122,11 @@ def train(
             monitor.step(loss)
     if monitor is not None:
         monitor.close()
-    return called, monitor
+    return called
 
 
 def in_turn(rank: int, num_ranks: int, cases: list[tuple[str, str]], folder: str) -> None:
-    """Starting processes takes longer than what they do here, so they do several cases."""
+    """Train several cases: starting processes takes longer than that."""
     for how, fault in cases:
         train(rank, num_ranks, how, fault, folder)
 

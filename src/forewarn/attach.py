@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import platform
 import sys
 import time
@@ -337,10 +338,11 @@ def _run_info(
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
+    parameters = parameter_index.info()
     return RunInfo(
         model=" + ".join(type(model).__name__ for model in models_in(parameter_index.model)),
-        num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
-        parameters=parameter_index.info(),
+        num_parameters=sum(math.prod(parameter.shape) for parameter in parameters.values()),
+        parameters=parameters,
         modules=_numbered_modules(parameter_index.model),
         blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),

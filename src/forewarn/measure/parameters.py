@@ -77,9 +77,9 @@ class ParameterIndex:
         """Whether this process records the run."""
         return not self.rank
 
-    def local(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """What this rank reads of its parameters, or of one tensor for each; all of it in a single process."""
-        return tensors if self.shards is None else self.shards.local(tensors)
+    def weights(self) -> Sequence[Tensor]:
+        """What this process reads of the parameters: all, or the part of this rank."""
+        return self.parameters if self.shards is None else self.shards.weights(self.parameters)
 
     def reads(self, parameter: nn.Parameter) -> bool:
         """Whether this rank reads a parameter, or its part of it: of several copies, one is read."""
@@ -170,14 +170,14 @@ class ParameterIndex:
         kinds = _kinds(self.model)
         return {
             name: ParameterInfo(
-                shape=tuple(parameter.shape),
+                shape=tuple(parameter.shape) if self.shards is None else self.shards.of[place].shape,
                 kind=kinds.get(id(parameter), "Parameter"),
                 dtype=str(parameter.dtype).removeprefix("torch."),
                 group=int(group) if group >= 0 else None,
                 trainable=bool(trainable),
             )
-            for name, parameter, group, trainable in zip(
-                self.names, self.parameters, self.groups(), self.trainable, strict=True
+            for place, (name, parameter, group, trainable) in enumerate(
+                zip(self.names, self.parameters, self.groups(), self.trainable, strict=True)
             )
         }
 

@@ -23,7 +23,7 @@ class Shard:
     """The shape of the whole parameter."""
     local_shape: tuple[int, ...]
     offset: tuple[int, ...]
-    """Where the block begins in each dimension."""
+    """Where the block begins in each dimension; with only one of them, in the flattened parameter."""
     is_read: bool
     """Whether this rank reads it; of the ranks that hold a copy of the same block, one does."""
     is_divided: bool
@@ -38,7 +38,8 @@ class Shard:
             return np.zeros(0, np.int32), share
         if self.local_shape == self.shape:
             return drawn, share
-        places = np.stack(np.unravel_index(drawn, self.shape)) - np.array(self.offset)[:, None]
+        shape = self.shape if len(self.offset) == len(self.shape) else (num_values,)
+        places = np.stack(np.unravel_index(drawn, shape)) - np.array(self.offset)[:, None]
         inside = ((places >= 0) & (places < np.array(self.local_shape)[:, None])).all(axis=0)
         local = np.ravel_multi_index(tuple(places[:, inside]), self.local_shape)
         return np.sort(local).astype(np.int32), share
@@ -68,19 +69,27 @@ class Shards:
     def reads(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._read
 
-    def local(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """What this rank reads of each parameter or its gradient: its own part, or an empty tensor.
-
-        The sum of what ranks hold may be the value (`Partial`); nothing can be said about it without adding it up.
-        """
+    def gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What this rank reads of each gradient: its own part, or None if there is none or another rank reads it."""
         return [
-            tensor if tensor is None else local_part(tensor) if shard.is_read else _nothing_of(tensor)
-            for tensor, shard in zip(tensors, self.of, strict=True)
+            local_part(gradient) if gradient is not None and shard.is_read else None
+            for gradient, shard in zip(gradients, self.of, strict=True)
+        ]
+
+    def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """What this rank reads of each parameter: its own part, or an empty tensor if another rank reads it."""
+        parts = (
+            local_part(parameter) if shard.is_read else None
+            for parameter, shard in zip(parameters, self.of, strict=True)
+        )
+        return [
+            torch.empty(0, dtype=parameter.dtype) if part is None else part
+            for part, parameter in zip(parts, parameters, strict=True)
         ]
 
 
 def local_part(tensor: Tensor) -> Tensor | None:
-    """The part of a tensor that this rank holds; None if it only holds a summand."""
+    """The part of a tensor that this rank holds; None if it holds a summand, which says nothing about the sum."""
     if not hasattr(tensor, "to_local"):
         return tensor
     if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
@@ -98,10 +107,6 @@ def own_share_of_norm(norm: Any, rank: int) -> Any:
     counts = coordinate is not None and 0 in norm.device_mesh.mesh.flatten().tolist()
     copies = [place for place, how in zip(coordinate or (), norm.placements, strict=False) if not how.is_partial()]
     return norm.to_local() if counts and not any(copies) else 0.0
-
-
-def _nothing_of(tensor: Tensor) -> Tensor:
-    return torch.empty(0, dtype=tensor.dtype)
 
 
 def _shard(parameter: nn.Parameter, rank: int) -> Shard:
@@ -132,9 +137,8 @@ def _flat_shards(model: nn.Module) -> Iterator[tuple[int, Shard]]:
             continue
         is_first = dist.get_rank() == 0 or not _is_copy(module)
         for parameter, shape, info in zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True):
-            num_values = int(np.prod(tuple(shape), dtype=np.int64))
             local, start = (info.numel_in_shard, info.intra_param_start_idx) if info.in_shard else (0, 0)
-            yield id(parameter), Shard((num_values,), (local,), (start,), is_first, is_divided=True)
+            yield id(parameter), Shard(tuple(shape), (local,), (start,), is_first, is_divided=True)
 
 
 def _tensor_parallel(model: nn.Module, parameters: Sequence[nn.Parameter]) -> tuple[bool, bool]:

@@ -335,9 +335,10 @@ class GradientProbe(Probe):
             elif reason is Reason.AFTER_CLIPPING:
                 yield Reading("gradient/global_norm_clipped", ONE, before)
             if statistics is not None:
-                norms = yield from self._details(statistics, measured, names)
+                absent = np.isnan(statistics.rows[:, 0]) if is_sharded else np.ones(len(names), bool)
+                norms = yield from self._details(statistics, measured, names, absent)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
-                step.provide(GradientNorms(norms, missing))
+                step.provide(GradientNorms(norms, missing & absent))
             elif step.measured:
                 step.provide(GradientNorms.of_nothing(names))
 
@@ -349,9 +350,9 @@ class GradientProbe(Probe):
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(
-        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...]
+        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...], absent: NDArray[np.bool_]
     ) -> Generator[Reading | Histograms, None, Array]:
-        """Yield the readings of each tensor; return the gradient norms."""
+        """Yield the readings of each tensor; return the gradient norms. Another rank may hold what is missing here."""
         norms = np.full(len(names), np.nan)
         for reading in statistics.readings("gradient", names):
             if reading.name == "gradient/norm" and isinstance(reading, Reading):
@@ -360,7 +361,7 @@ class GradientProbe(Probe):
         missing = np.zeros(len(names), np.float32)
         for gradients in measured:
             missing[gradients.which] = gradients.missing
-        yield Reading("gradient/missing", names, missing)
+        yield Reading("gradient/missing", names, missing * absent)
         for name, value in spread(norms, "grad_").items():
             yield Reading(f"monitor/{name}", ONE, value)
         return norms
@@ -404,7 +405,8 @@ class GradientProbe(Probe):
         missing = self._missing[which]
         for position in np.flatnonzero(missing):
             missing[position] = parameters[which[position]].requires_grad
-        gradients = self._parameter_index.local(gradients)
+        shards = self._parameter_index.shards
+        gradients = gradients if shards is None else shards.gradients(gradients)
         own = (
             gradients
             if np.array_equal(which, np.arange(len(gradients)))

@@ -121,9 +121,6 @@ class UpdateProbe(Probe):
         is_whole = shard is None or (shard.is_read and not shard.is_divided)
         return None if shard is None or is_whole else shard.sampled(name, self._sample_size)
 
-    def _weights(self) -> Sequence[Tensor]:
-        return self._parameter_index.local(self._parameter_index.parameters)  # type: ignore[return-value]
-
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
@@ -131,7 +128,7 @@ class UpdateProbe(Probe):
             self._version = self._parameter_index.version
             self._sampler = self._new_sampler()
         if not self._sampler.remembers:
-            self._sampler.remember(self._weights())
+            self._sampler.remember(self._parameter_index.weights())
         self._rates = learning_rates(self._parameter_index)
         self._see_gradients()
 
@@ -149,7 +146,7 @@ class UpdateProbe(Probe):
         if not step.measured:
             self._sampler.forget()
             return None
-        weights = looked_at(self._weights())
+        weights = looked_at(self._parameter_index.weights())
         step.provide(WeightsLookedAt(weights))
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()

@@ -28,8 +28,8 @@ class WeightProbe(Probe):
         if not step.measured:
             return None
         provided = step.get(WeightsLookedAt)
-        names, parameters = self._parameter_index.names, self._parameter_index.parameters
-        weights = self._parameter_index.local(parameters) if provided is None else provided.weights
+        names = self._parameter_index.names
+        weights = self._parameter_index.weights() if provided is None else provided.weights
         visit = self._reader.read(weights, self._parameter_index.is_sharded)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
