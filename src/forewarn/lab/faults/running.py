@@ -28,7 +28,9 @@ def stored_records(folder: Path) -> dict[str, Record]:
     return records
 
 
-def run_cases(cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again: bool = False) -> Iterator[Record]:
+def run_cases(
+    cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again: bool = False, remedies: bool = True
+) -> Iterator[Record]:
     """Run the cases that have no record in the folder, or judge the kept runs of those that have one.
 
     Each record is appended to the folder before it is yielded. With `keep`, the monitored runs are kept in it too.
@@ -42,9 +44,9 @@ def run_cases(cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again:
         ProcessPoolExecutor(jobs, context, _prepare, max_tasks_per_child=CASES_PER_PROCESS) as pool,
     ):
         tasks = [
-            pool.submit(judged_again, done[case.key], runs)
+            pool.submit(judged_again, done[case.key], runs, remedies=remedies)
             if again
-            else pool.submit(run_case, case, runs if keep else None)
+            else pool.submit(run_case, case, runs if keep else None, remedies=remedies)
             for case in left
         ]
         try:
