@@ -38,7 +38,9 @@ MOST_SHOWN = 12
 @click.option("--keep-runs", is_flag=True, help="Also keep each monitored run in --out, for `forewarn check`.")
 @click.option("--judge-again", is_flag=True,
               help="Judge the kept runs with the present rules. Only remedies that are new are trained.")  # fmt: skip
-@click.option("--no-remedies", is_flag=True, help="Do not run faults again with remedies, which takes most of the time.")
+@click.option(
+    "--no-remedies", is_flag=True, help="Do not run faults again with remedies, which takes most of the time."
+)
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a Markdown page.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Number of processes.")
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")

@@ -12,9 +12,11 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series, usual_levels
+from forewarn.judge.tensor_kinds import is_matrix
 from forewarn.settings import Settings, between
-from forewarn.types import BatchNormState, Finding, RunInfo, Severity
+from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
 
+_ZERO_GRADIENT = float(FrozenCause.ZERO_GRADIENT)
 _PARTS = 10
 """The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
@@ -27,6 +29,9 @@ class DeadUnits(Settings):
     """Fraction of a layer's units that must be dead to warn."""
     critical: float = between(0.99, 0.0, 1.0)
     """Fraction of dead units that is critical: almost nothing passes through the layer."""
+    starving_share: float = between(0.25, 0.0, 1.0)
+    """The same while a matrix of the model has a gradient of exactly zero. A module that is called for several layers
+    has one reading for all of them, and a dead layer among them stops the gradient."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -34,8 +39,9 @@ class DeadUnits(Settings):
 
 
 @rule(
-    "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
-    explains=("G103", "U101", "U103"),
+    "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause"),
+    when=("activation/dead_fraction",), per_scope=True, keep=200,
+    explains=("G103", "U101", "U103", "A104"),
     settings=DeadUnits,
     message=Message(
         "{value:%} of the units in {scope} are always zero",
@@ -51,7 +57,7 @@ class DeadUnits(Settings):
                "a unit that is off for every input has no gradient and cannot recover", scope_is="layer"),
     ),
 )  # fmt: skip
-def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
+def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
     """Many units of a ReLU layer are zero for every input.
 
     ## Why is this bad?
@@ -59,13 +65,17 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     width. Large steps, strongly negative biases and inputs that are not centred cause this.
 
     A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
-    zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count.
+    zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count. A
+    quarter of them is enough if a weight has a gradient of exactly zero.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
+    fires: activation/dead_fraction{relu} 0.3x2 | update/frozen_cause{layer.weight} 5x2
     quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
     """
-    marked = np.flatnonzero(dead.last >= settings.share)
+    starving = causes.at == dead.at and (is_matrix(causes.scopes, info) & (causes.last == _ZERO_GRADIENT)).any()
+    share = min(settings.share, settings.starving_share) if starving else settings.share
+    marked = np.flatnonzero(dead.last >= share)
     if not len(marked):
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
@@ -74,7 +84,7 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
     for index in marked:
         critical = dead.last[index] >= settings.critical
-        bound = settings.critical if critical else settings.share
+        bound = settings.critical if critical else share
         scope = dead.scopes[index]
         yield finding(
             Severity.CRITICAL if critical else Severity.WARNING, dead.last[index], bound, scope,

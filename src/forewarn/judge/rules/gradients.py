@@ -271,7 +271,9 @@ class GradientSpike(Spike):
 
 
 @rule(
-    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
+    "G104", "gradient-spike",
+    reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
+    when=("gradient/global_norm",), keep=20,
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
@@ -287,17 +289,20 @@ class GradientSpike(Spike):
                "an unusual batch, or a single wrong label in it, has an unusual gradient"),
     ),
 )  # fmt: skip
-def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, settings: GradientSpike) -> Finding | None:
+def gradient_spike(
+    norm: Series, loss: Series, levels: Series, clip: Series, separate: Series, settings: GradientSpike, info: RunInfo
+) -> Finding | None:
     """The global gradient norm, before clipping, is far above its recent level.
 
     ## Why is this bad?
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Three kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    Four kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
     clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second comes when the
     loss has just begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning.
-    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
+    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger. The
+    fourth comes where the loss is not the objective, as in a GAN: gradients follow the other side there.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -315,7 +320,8 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     severe = tall or (lasting >= settings.lasting_steps and not now < before)
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
-    severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
+    harmless = falls or solved or not is_objective(loss, separate, info)
+    severity = Severity.WARNING if severe and not harmless else Severity.INFO
     return finding(
         severity, deviation.value, deviation.bound, level=deviation.level, ratio=ratio, lasting_steps=lasting
     )
@@ -407,11 +413,15 @@ class ClipTooTight(Settings):
     """Fall of the loss, as a fraction of the first loss, from which it is information only."""
     epsilons: float = between(100.0, 0.0)
     """Multiple of the optimizer's epsilon below which clipped gradients are too small for Adam and its kin."""
+    begun: float = between(0.1, 0.0, 1.0)
+    """Fall of the loss, as a fraction of the first loss, below which clipping may be why nothing is learned."""
 
 
 @rule(
     "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip"), keep=128,
-    explains=("L104", "L105", "G103", "G105", "G106", "U103", "E102", "E103", "E105", "E106"),
+    explains=(
+        "L104", "L105", "G103", "G105", "G106", "U101", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
+    ),
     settings=ClipTooTight,
     message=Message(
         "Clipping removes almost all of every gradient",
@@ -428,8 +438,9 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     ## Why is this bad?
     With plain SGD the step is as small as the clipped gradient, and the run crawls. Clipping is meant for outliers: a
     limit near the usual norm. Adam and its kin divide the gradient by its size, so a tight limit alone does no harm.
-    There it is information, unless the clipped gradients come close to the epsilon of the optimizer. It is information
-    too if the loss has halved all the same.
+    There it is information, unless the clipped gradients come close to the epsilon of the optimizer, or the loss has
+    not begun to fall: weight decay in the gradient, for one, outweighs clipped gradients. It is information too if the
+    loss has halved all the same.
 
     ## Example
     fires: 2.3 _x62 2.3 | gradient/global_norm 5.0x64 | train/clip 0.0001x64
@@ -445,9 +456,10 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     epsilon = max((group.get("eps", 0.0) for group in info.groups), default=0.0)
     near_epsilon = clip.last < settings.epsilons * epsilon * math.sqrt(max(1, info.num_parameters))
     losses = levels.finite()
-    learns = len(losses) > 1 and losses[-1] < (1 - settings.learning) * losses[0]
+    fall = (losses[0] - losses[-1]) / abs(losses[0]) if len(losses) > 1 and losses[0] else 0.0
     plain = steps_grow_with_gradients(info) or not info.optimizers
-    severity = Severity.WARNING if (plain or near_epsilon) and not learns else Severity.INFO
+    harms, may_harm = fall < settings.learning, fall < settings.begun
+    severity = Severity.WARNING if harms and (plain or near_epsilon or may_harm) else Severity.INFO
     return finding(
         severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual,
         lasting_steps=norm.steps_of(trailing(norm.values * np.float32(settings.kept) > clip.last)),

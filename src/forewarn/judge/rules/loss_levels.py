@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,8 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
-from forewarn.judge.remedies import advise, clip_gradient, decay_lr, lower_lr, raise_lr, warm_up, widen
+from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
+from forewarn.judge.rules.updates import lr_factor
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
@@ -34,10 +36,20 @@ class LossNotStarting(Settings):
     """Minimum fall from the first loss, as a fraction of it: a smaller one may only fit the scale of the output."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
-    levels: int = between(8, 4, counts="readings")
+    levels: int = between(6, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
-    settled_steps: int = between(224, 1, counts="steps")
+    settled_steps: int = between(190, 1, counts="steps")
     """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
+    slow: float = between(5e-5, 0.0)
+    """Median update ratio below which the learning rate is to blame."""
+    slow_levels: int = between(3, 2, counts="readings")
+    """Minimum number of loss levels then."""
+    slow_steps: int = between(90, 1, counts="steps")
+    """Steps without a rise of the lr then."""
+    wanted: float = between(1e-3, 0.0)
+    """Update ratio that the first remedy aims at then."""
+    moving: float = between(3e-4, 0.0)
+    """Median update ratio above which the weights move enough, so that the data or the model is to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +121,9 @@ def loss_plateau(
     bound = settings.gain * min(1.0, span / half) * now
     if not (now > 0 and steepest < bound and error < 2 * bound):  # with a larger error nothing can be concluded
         return None
-    if _not_started(level.series(), LossNotStarting()):  # it needs a higher lr, not a lower one
+    if _not_started(
+        level.series(), LossNotStarting(), LossNotStarting().levels
+    ):  # it needs a higher lr, not a lower one
         return None
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
@@ -117,24 +131,43 @@ def loss_plateau(
 
 
 @rule(
-    "L105", "loss-not-starting", reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses"),
-    when=("train/loss_level",), per_scope=True, hold=2, keep=256,
-    explains=("L104", "L106", "G103", "G107", "U103", "A104", "E102", "E103", "E105", "E106"),
+    "L105", "loss-not-starting",
+    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "monitor/update_ratio_median"),
+    when=("train/loss_level",), per_scope=True, keep=256,
+    explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
-    message=Message(
-        "The training loss has barely moved since the start",
-        "first loss {first} · now {level} · after {lasting_steps} steps",
+    message=(
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the learning rate is too low: a step changes the weights by {slow_ratio} of their size",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the weights do move, by {moving_ratio} of their size per step: the inputs may not belong to their labels",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+        ),
     ),
     remedies=(
-        raise_lr(10.0, "most often the learning rate is too low"),
+        for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well")),
+        for_cause("moving", advise(
+            "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
+        )),
+        for_cause("unknown", raise_lr(10.0, "most often the learning rate is too low")),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
-        advise("inspect_labels", "Check that each label belongs to its input",
-               "a model cannot learn from shuffled labels"),
+        for_cause("unknown", advise(
+            "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
+        )),
+        for_cause("moving", raise_lr(10.0, "the steps may still be too small")),
     ),
 )  # fmt: skip
 def loss_not_starting(
-    level: Panel, lr: Panel, loss: Panel, separate: Panel, settings: LossNotStarting, info: RunInfo
+    level: Panel, lr: Panel, loss: Panel, separate: Panel, typical: Panel, settings: LossNotStarting, info: RunInfo
 ) -> Finding | None:
     """The training loss has barely moved from its first value.
 
@@ -146,26 +179,42 @@ def loss_not_starting(
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
 
+    How far a step moves the weights tells the two cases apart. If it is almost nothing, the rule does not wait as long.
+
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | monitor/update_ratio_median 1e-3x301
+    fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | monitor/update_ratio_median 1e-6x100
+    quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | monitor/update_ratio_median 1e-3x100
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    if level.at < settings.settled_steps or is_rising(lr, level.at - settings.settled_steps):
+    ratio = typical.series().median(settings.levels)
+    is_slow = ratio < settings.slow
+    settled = settings.slow_steps if is_slow else settings.settled_steps
+    if level.at < settled or is_rising(lr, level.at - settled):
         return None
     if not is_objective(loss.series(), separate.series(), info):
         return None
-    return _not_started(level.series(), settings)
+    stuck = _not_started(level.series(), settings, settings.slow_levels if is_slow else settings.levels)
+    if stuck is None:
+        return None
+    evidence: dict[str, float | str] = {"cause": "unknown"}
+    if is_slow:
+        evidence = {"cause": "slow", "slow_ratio": ratio, "lr_factor": lr_factor(settings.wanted, ratio)}
+    elif ratio > settings.moving:
+        evidence = {"cause": "moving", "moving_ratio": ratio}
+    return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
 
 
-def _not_started(level: Series, settings: LossNotStarting) -> Finding | None:
-    """What `loss-not-starting` finds, whatever the learning rate does.
+def _not_started(level: Series, settings: LossNotStarting, least: int) -> Finding | None:
+    """What `loss-not-starting` finds with at least this many levels, whatever the learning rate does.
 
     The slope shows a steady fall; a fall within the first steps shows only in the very first loss.
     """
     steps, levels = _finite(level)
-    if len(levels) <= settings.levels or int(level.steps[0]) > 0:
+    if len(levels) <= least or int(level.steps[0]) > 0:
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)

@@ -29,6 +29,10 @@ from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
 
+_LOWEST_FACTOR, _HIGHEST_FACTOR = 1e-2, 1e4
+"""Largest changes of the learning rate that are advised at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRatioHigh(Settings):
     """When `update-ratio-high` fires."""
@@ -51,6 +55,8 @@ class UpdateRatioHigh(Settings):
     """Number of losses to wait for at the start of a run with SGD, if the loss neither falls nor rises by that much."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
+    wanted: float = between(3e-3, 0.0)
+    """Median update ratio that the first remedy aims at."""
 
 
 @rule(
@@ -110,7 +116,7 @@ def update_ratio_high(
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= patience * bound:
-            yield finding(Severity.WARNING, typical, bound)
+            yield finding(Severity.WARNING, typical, bound, lr_factor=lr_factor(settings.wanted, typical))
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > patience * bound).any():
         return
@@ -118,6 +124,11 @@ def update_ratio_high(
         moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
             yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
+
+
+def lr_factor(wanted: float, ratio: float) -> float:
+    """The factor on the learning rate that brings an update ratio near the wanted one, rounded to half a decade."""
+    return 10 ** (round(2 * math.log10(min(max(wanted / ratio, _LOWEST_FACTOR), _HIGHEST_FACTOR))) / 2)
 
 
 def _has_fallen(loss: Series, share: float) -> bool:
@@ -156,6 +167,8 @@ class UpdateRatioLow(Settings):
     """Update ratio of one tensor below which it barely trains; at exactly zero it is frozen."""
     negligible_share: float = between(1e-6, 0.0, 1.0)
     """Fraction of the highest loss below which this is only information: the task is solved."""
+    wanted: float = between(1e-3, 0.0)
+    """Update ratio that the first remedy aims at."""
 
 
 @rule(
@@ -203,8 +216,9 @@ def update_ratio_low(
     for index in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
         if ratios.scopes[index] not in frozen:
             yield finding(
-                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index])
-            )
+                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index]),
+                lr_factor=lr_factor(settings.wanted, float(at_peak[index])),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +237,8 @@ class UpdateRatioJump(Settings):
     """Measured steps in a row after which a jump of any size is a warning."""
     restart_tolerance: float = between(0.01, 0.0)
     """Distance from its earlier peak, as a fraction, within which a jump of the lr is a planned restart."""
+    known_factor: float = between(1.25, 1.0)
+    """Multiple of its earlier peak up to which a jump of the lr is information only: the run has trained there."""
 
 
 @rule(
@@ -266,7 +282,8 @@ def update_ratio_jump(
 
     The rule compares the median over all tensors with its usual level, raised by any planned rise of the learning rate.
     So a warm-up, a slow schedule and another cycle do not fire. Nor does a restart to the group's earlier peak, or
-    anything in a declared plan. Neither does a jump whose measured updates are no larger than usual.
+    anything in a declared plan. Neither does a jump whose measured updates are no larger than usual. A jump to a rate
+    that is not much above an earlier or declared one is information only.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
@@ -301,6 +318,7 @@ def update_ratio_jump(
         jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), settings, info)
     lasting = trailing(recent > bound)
     severe = jump is not None or value >= settings.warning_factor * level or lasting >= settings.lasting_checks
+    severe &= jump is None or jump.after > settings.known_factor * jump.peak
     evidence: dict[str, float | str] = {}
     if jump is not None:
         evidence = {"lr_before": jump.before, "lr_after": jump.after} | ({"group": jump.group} if jump.group else {})
