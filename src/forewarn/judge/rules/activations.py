@@ -11,7 +11,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
-from forewarn.judge.series import Bools, Floats, Panel, Series, usual_levels
+from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
 from forewarn.judge.tensor_kinds import is_matrix
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
@@ -41,7 +41,7 @@ class DeadUnits(Settings):
 @rule(
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause"),
     when=("activation/dead_fraction",), per_scope=True, keep=200,
-    explains=("G103", "U101", "U103", "A104"),
+    explains=("L104", "L105", "G103", "U101", "U103", "A104", "E102", "E103", "E105", "E106"),
     settings=DeadUnits,
     message=Message(
         "{value:%} of the units in {scope} are always zero",
@@ -79,16 +79,18 @@ def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, in
     if not len(marked):
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
-    # The first reading covers as many measured steps as any later one.
     window = info.dead_unit_window
-    began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
     for index in marked:
         critical = dead.last[index] >= settings.critical
         bound = settings.critical if critical else share
         scope = dead.scopes[index]
+        # A reading is about a window of measured steps, so the units died before the first of these readings.
+        readings = trailing(dead.values[:, index] >= share)
+        first = len(dead) - readings - window + 1
+        began = int(dead.steps[first]) if first > 0 and readings < dead.count()[index] else 0
         yield finding(
             Severity.CRITICAL if critical else Severity.WARNING, dead.last[index], bound, scope,
-            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
+            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=dead.at - began + 1,
         )  # fmt: skip
 
 

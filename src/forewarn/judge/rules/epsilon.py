@@ -32,6 +32,8 @@ class EpsilonDominates(Settings):
     """Epsilon below which the gradients are to blame, not epsilon: `vanishing-gradient` is about them."""
     learned: float = between(0.5, 0.0, 1.0)
     """Fraction of the first loss below which it does not fire: gradients are small in a minimum."""
+    unusual: float = between(0.1, 0.0)
+    """Epsilon from which it is a warning even if the loss is not the objective, as in reinforcement learning."""
 
 
 @rule(
@@ -74,8 +76,9 @@ def epsilon_dominates(
     ratio = median(sizes[judged] / epsilons[judged])
     if not ratio < settings.share:
         return None
-    severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
     epsilon = float(epsilons[judged].max())
+    matters = epsilon >= settings.unusual or is_objective(loss.series(), separate.series(), info)
+    severity = Severity.WARNING if matters else Severity.INFO
     return finding(severity, median(sizes[judged]), settings.share * epsilon, epsilon=epsilon)
 
 

@@ -101,7 +101,8 @@ def overfitting(
         return None
     share = gap(epochs.train[-1], epochs.validation[-1])
     highest = max([*epochs.validation, *epochs.train, *level.finite()])
-    if epochs.train[-1] <= settings.negligible_share * highest < settings.unlearned * highest < epochs.validation[-1]:
+    near_zero, unlearned = settings.negligible_share * highest, settings.unlearned * highest
+    if 0 < epochs.train[-1] <= near_zero and epochs.validation[-1] > unlearned:
         return finding(
             Severity.WARNING, share, settings.gap, train_loss=epochs.train[-1], val_loss=epochs.validation[-1],
             highest=highest,
@@ -265,7 +266,7 @@ class ValidationRising(Settings):
 
 
 @rule(
-    "E104", "validation-rising", reads=("eval/loss", _SCALE), keep=1,
+    "E104", "validation-rising", reads=("eval/loss", _SCALE, _STEPS), when=("eval/loss",), keep=1,
     settings=ValidationRising,
     message=Message(
         "The validation loss is rising",
@@ -276,19 +277,22 @@ class ValidationRising(Settings):
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(), smooth_labels(), shrink(),
     ),
 )  # fmt: skip
-def validation_rising(validation: Series, level: Series, settings: ValidationRising) -> Finding | None:
+def validation_rising(validation: Series, level: Series, loss: Series, settings: ValidationRising) -> Finding | None:
     """The validation loss is more than 10% above its best.
 
     ## Why is this bad?
     What the run has learned since its best evaluation makes it worse on unseen samples. Either it overfits, or it
-    diverges; the training loss tells which. One evaluation is information, two in a row are a warning.
+    diverges; the training loss tells which. One evaluation is information, two in a row are a warning. Evaluations that
+    are fewer than 32 steps apart are joined to one for every 100 steps.
 
     ## Example
     fires: 3.0 2.0 2.5 2.6
     quiet: 3.0 2.0 2.1 2.1
     quiet: 3.0 0.01 0.02 0.03
     """
-    losses = validation.finite()
+    finite = np.isfinite(validation.values)
+    steps, losses = validation.steps[finite], validation.finite()
+    (losses,) = _joined(steps, losses[None], loss)
     if len(losses) < 2 or not math.isfinite(validation.last):
         return None
     best = np.minimum.accumulate(losses)[:-1]
@@ -296,7 +300,7 @@ def validation_rising(validation: Series, level: Series, settings: ValidationRis
     if not above[-1] or _is_negligible(losses, level, settings.negligible_share):
         return None
     lasting = trailing(above)
-    began = int(validation.steps[np.isfinite(validation.values)][-lasting])
+    began = int(steps[-lasting])
     severity = Severity.WARNING if lasting >= settings.lasting else Severity.INFO
     return finding(
         severity, losses[-1], best[-1] + settings.rise * abs(best[-1]), best=best[-1], evaluations=lasting,

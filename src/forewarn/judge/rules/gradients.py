@@ -206,7 +206,7 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    explains=("U103",),
+    explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
         Message(
@@ -261,11 +261,12 @@ class GradientSpike(Spike):
 
     floor: float = between(math.log(2.0), 0.0)
     lasting_steps: int = between(3, 1, counts="steps")
-    """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
+    """Number of steps in a row that make a spike a warning, if the loss rises; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
     learning: float = between(0.1, 0.0, 1.0)
-    """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
+    """Fraction by which the loss must have fallen for larger gradients to be a sign of learning, or risen for lasting
+    ones to matter."""
     negligible_share: float = between(0.2, 0.0, 1.0)
     """Fraction of the highest loss below which a spike is information: a solved task jumps by large factors."""
 
@@ -317,7 +318,7 @@ def gradient_spike(
     tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
-    severe = tall or (lasting >= settings.lasting_steps and not now < before)
+    severe = tall or (lasting >= settings.lasting_steps and not now <= before + settings.learning * abs(before))
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
     harmless = falls or solved or not is_objective(loss, separate, info)
@@ -329,7 +330,7 @@ def gradient_spike(
 
 @rule(
     "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
-    explains=("U101",),
+    explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     message=Message(
         "{scope} receives no gradient",
         "",
@@ -369,7 +370,10 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
 
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
-    explains=("L101", "L102", "L103", "L107", "L108", "G102", "G104", "U102", "U104", "W102"),
+    explains=(
+        "L101", "L102", "L103", "L104", "L106", "L107", "L108", "G102", "G104", "G106", "G107", "G110", "G111", "U102",
+        "U104", "U115", "W102", "W104", "A101", "A102", "A103", "A104", "A106", "A107", "A108", "E102", "E103", "E104",
+    ),
     message=Message(
         "Gradients pile up: `zero_grad()` is missing",
         "leftover gradient norm {value} · expected {bound} · gradient norm {global_norm}",

@@ -11,10 +11,13 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, for_cause
-from forewarn.judge.series import Floats, Panel, Series, median
+from forewarn.judge.series import Bools, Floats, Panel, Series, median
 from forewarn.judge.tensor_kinds import Same
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
+
+_INPUTS_SECOND = ("Linear.", "Conv1d.", "Conv2d.", "Conv3d.")
+"""Layers whose weight has its inputs in the second dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class InitialScale(Settings):
     """Median standard deviation of the layers' outputs that they must have as well: scaled weights are harmless."""
     small: float = between(0.06, 0.0)
     """Median gain below which they are too small."""
+    rewritten: float = between(0.1, 0.0)
+    """Median update ratio of the first step from which small weights are rewritten rather than trained."""
     first_fall: float = between(0.1, 0.0, 1.0)
     """Fall of the loss, as a fraction of the first loss, from which small weights do no harm."""
     readings: int = between(20, 1, counts="readings")
@@ -36,8 +41,8 @@ class InitialScale(Settings):
 
 
 @rule(
-    "W108", "initial-scale", reads=("weight/norm", "activation/std", "train/loss"), when=("weight/norm",),
-    per_scope=True, keep=1000,
+    "W108", "initial-scale", reads=("weight/norm", "activation/std", "update/ratio", "train/loss"),
+    when=("weight/norm",), per_scope=True, keep=1000,
     explains=(
         "L102", "L104", "L105", "L106", "L107", "G102", "G103", "G104", "G105", "G106", "G107", "G110", "G111", "U101",
         "U102", "U103", "U104", "W102", "W103", "W104", "W106", "A101", "A102", "A103", "A104", "A106", "A107", "A108",
@@ -67,7 +72,9 @@ class InitialScale(Settings):
         )),
     ),
 )  # fmt: skip
-def initial_scale(norm: Panel, output: Panel, loss: Panel, settings: InitialScale, info: RunInfo) -> Finding | None:
+def initial_scale(
+    norm: Panel, output: Panel, ratios: Panel, loss: Panel, settings: InitialScale, info: RunInfo
+) -> Finding | None:
     """Most layers start with weights on the wrong scale.
 
     ## Why is this bad?
@@ -77,12 +84,13 @@ def initial_scale(norm: Panel, output: Panel, loss: Panel, settings: InitialScal
     With a gain of 0.05, signals and gradients vanish, and the first steps rewrite the weights.
 
     The median over all matrices but embeddings counts, so that a single layer may start at zero. Large weights count
-    only if the outputs are large too: some models scale their weights in `forward`. Small ones count while the loss
-    has not begun to fall.
+    only if the outputs are large too: some models scale their weights in `forward`. Small ones count if the
+    first step rewrites them, or while the loss has not begun to fall.
 
     ## Example
     fires: weight/norm{a.weight} 10.0 | weight/norm{b.weight} 12.0 | activation/std{a} 5.0 | activation/std{b} 30.0
     fires: weight/norm{a.weight} 0.01x30 | weight/norm{b.weight} 0.01x30 | train/loss 2.3x30
+    fires: weight/norm{a.weight} 0.01 | weight/norm{b.weight} 0.01 | update/ratio{a.weight} 2 | update/ratio{b.weight} 2
     quiet: weight/norm{a.weight} 1.0 | weight/norm{b.weight} 1.0 | activation/std{a} 5.0 | activation/std{b} 30.0
     quiet: weight/norm{a.weight} 10.0 | weight/norm{b.weight} 12.0 | activation/std{a} 1.0 | activation/std{b} 1.0
     quiet: weight/norm{a.weight} 0.01x30 | weight/norm{b.weight} 0.01x30 | train/loss 2.3-0.05x30
@@ -95,7 +103,7 @@ def initial_scale(norm: Panel, output: Panel, loss: Panel, settings: InitialScal
     if np.count_nonzero(judged) < settings.tensors:
         return None
     least, most = median((start * inner)[judged]), median((start * outer)[judged])
-    evidence = {"num_tensors": float(np.count_nonzero(judged))}
+    evidence = {"num_tensors": float(np.count_nonzero(judged)), "lasting_steps": float(norm.at + 1)}
     if least > settings.large:
         spread = _of_layers(output, {scope.rpartition(".")[0] for scope in np.array(norm.scopes, object)[judged]})
         if spread > settings.output:
@@ -108,14 +116,23 @@ def initial_scale(norm: Panel, output: Panel, loss: Panel, settings: InitialScal
                 output=spread,
                 **evidence,
             )
-    if most < settings.small and len(loss) >= settings.readings and not _has_fallen(loss.series(), settings):
+    if most < settings.small and (_is_rewritten(ratios, judged, settings) or _stands_still(loss.series(), settings)):
         return finding(Severity.WARNING, most, settings.small, "", cause="small", **evidence)
     return None
 
 
-def _has_fallen(loss: Series, settings: InitialScale) -> bool:
+def _is_rewritten(ratios: Panel, judged: Bools, settings: InitialScale) -> bool:
+    """Whether the first step changed most of the weights."""
+    is_known = len(ratios) and ratios.steps[0] == 0 and len(ratios.scopes) == len(judged)
+    return bool(is_known and median(ratios.values[0, judged]) > settings.rewritten)
+
+
+def _stands_still(loss: Series, settings: InitialScale) -> bool:
+    """Whether the loss has not begun to fall."""
     losses = loss.finite()
-    return len(losses) > 0 and bool(median(losses[-5:]) < losses[0] - settings.first_fall * abs(losses[0]))
+    if len(losses) < settings.readings:
+        return False
+    return not median(losses[-settings.readings // 4 :]) < losses[0] - settings.first_fall * abs(losses[0])
 
 
 def _of_layers(output: Panel, layers: set[str]) -> float:
@@ -126,9 +143,9 @@ def _of_layers(output: Panel, layers: set[str]) -> float:
 
 @lru_cache(maxsize=16)
 def _roots(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> tuple[Floats, Floats]:
-    """For each matrix: what turns its norm into its gain, by the smaller and by the larger of inputs and outputs.
+    """For each matrix: what turns its norm into its lowest and highest possible gain.
 
-    0 for vectors, embeddings and unknown tensors. Which dimension is the input depends on the layer.
+    Which dimension is the input is known for some layers only. 0 for vectors, embeddings and unknown tensors.
     """
     factors = np.zeros((2, len(scopes.value)))
     for place, scope in enumerate(scopes.value):
@@ -137,6 +154,8 @@ def _roots(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> tuple[Floats, 
             continue
         num_outputs, num_inputs, *kernel = parameter.shape
         ends = sorted((num_outputs * math.prod(kernel), num_inputs * math.prod(kernel)))
+        if parameter.kind.startswith(_INPUTS_SECOND):
+            ends = [num_inputs * math.prod(kernel)] * 2
         factors[:, place] = np.sqrt(np.array(ends) / math.prod(parameter.shape))
     return factors[0], factors[1]
 

@@ -15,7 +15,7 @@ from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
-from forewarn.judge.rules.updates import lr_factor
+from forewarn.judge.rules.updates import lr_factor, usual_ratio
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
@@ -50,6 +50,10 @@ class LossNotStarting(Settings):
     """Update ratio that the first remedy aims at then."""
     moving: float = between(3e-4, 0.0)
     """Median update ratio above which the weights move enough, so that the data or the model is to blame."""
+    chance: float = between(0.97, 0.0, 1.0)
+    """Fraction of ln(number of classes) above which a softmax loss is no better than chance."""
+    constant: float = between(1e-3, 0.0)
+    """Robust standard deviation of the loss, as a fraction of it, below which it is the same for every batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +136,10 @@ def loss_plateau(
 
 @rule(
     "L105", "loss-not-starting",
-    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "monitor/update_ratio_median"),
+    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "update/ratio",
+           "batch/num_classes"),
     when=("train/loss_level",), per_scope=True, keep=256,
-    explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "E102", "E103", "E105", "E106"),
+    explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "T101", "T102", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
     message=(
         Message(
@@ -149,6 +154,11 @@ def loss_plateau(
         ),
         Message(
             "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps · standard deviation {spread}",
+            "it is the same for every batch, so it does not depend on the labels",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
             "first loss {first} · now {level} · after {lasting_steps} steps",
         ),
     ),
@@ -156,6 +166,10 @@ def loss_plateau(
         for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well")),
         for_cause("moving", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
+        )),
+        for_cause("constant", advise(
+            "check_objective", "Check the targets that the loss gets: label smoothing, masks and the reduction",
+            "a loss that is the same for every batch has nothing to teach",
         )),
         for_cause("unknown", raise_lr(10.0, "most often the learning rate is too low")),
         advise("overfit_one_batch", "Try to overfit one batch",
@@ -167,7 +181,14 @@ def loss_plateau(
     ),
 )  # fmt: skip
 def loss_not_starting(
-    level: Panel, lr: Panel, loss: Panel, separate: Panel, typical: Panel, settings: LossNotStarting, info: RunInfo
+    level: Panel,
+    lr: Panel,
+    loss: Panel,
+    separate: Panel,
+    ratios: Panel,
+    classes: Panel,
+    settings: LossNotStarting,
+    info: RunInfo,
 ) -> Finding | None:
     """The training loss has barely moved from its first value.
 
@@ -180,17 +201,20 @@ def loss_not_starting(
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
 
     How far a step moves the weights tells the two cases apart. If it is almost nothing, the rule does not wait as long.
+    Otherwise the loss must be no better than chance, the same for every batch, or without any trend: a loss with a high
+    floor falls by little.
 
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
-    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | monitor/update_ratio_median 1e-3x301
-    fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | monitor/update_ratio_median 1e-6x100
-    quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | monitor/update_ratio_median 1e-3x100
+    fires: 4.6 _x280 4.6x20 | update/ratio{a.weight} 1e-3x301 | train/loss 4.5+0.001x301 | batch/num_classes 100x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | train/loss 4.6x301
+    fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | update/ratio{a.weight} 1e-6x100
+    quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | update/ratio{a.weight} 1e-3x100
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    ratio = typical.series().median(settings.levels)
+    ratio = usual_ratio(ratios, info)
     is_slow = ratio < settings.slow
     settled = settings.slow_steps if is_slow else settings.settled_steps
     if level.at < settled or is_rising(lr, level.at - settled):
@@ -200,12 +224,28 @@ def loss_not_starting(
     stuck = _not_started(level.series(), settings, settings.slow_levels if is_slow else settings.levels)
     if stuck is None:
         return None
+    recent = loss.series().values[-_MOST_POINTS:]
+    num_classes = classes.series().median(_MOST_POINTS)
+    at_chance = num_classes > 1 and median(recent) > settings.chance * math.log(num_classes)
+    is_constant = len(recent) > 0 and _spread(recent) < settings.constant * abs(median(recent))
+    if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), settings)):
+        return None
     evidence: dict[str, float | str] = {"cause": "unknown"}
     if is_slow:
         evidence = {"cause": "slow", "slow_ratio": ratio, "lr_factor": lr_factor(settings.wanted, ratio)}
+    elif is_constant:
+        evidence = {"cause": "constant", "spread": _spread(recent)}
     elif ratio > settings.moving:
         evidence = {"cause": "moving", "moving_ratio": ratio}
     return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
+
+
+def _is_without_trend(level: Series, settings: LossNotStarting) -> bool:
+    """Whether the noise hides any fall. A loss with a high floor falls by little, but surely."""
+    steps, levels = _finite(level)
+    slope = theil_sen(steps[1:], levels[1:])
+    fall = -slope * float(steps[-1] - steps[1])
+    return levels[0] > 0 and fall <= settings.significance * _fall_error(steps[1:], levels[1:], slope)
 
 
 def _not_started(level: Series, settings: LossNotStarting, least: int) -> Finding | None:

@@ -13,7 +13,7 @@ from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
-from forewarn.judge.series import Panel, Series, median
+from forewarn.judge.series import Floats, Panel, Series, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -209,6 +209,8 @@ class LossWithoutFloor(Settings):
     """Multiple of the first loss by which the loss must have fallen, beyond zero or a negative start."""
     levels: int = between(4, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
+    explosion: float = between(1000.0, 1.0)
+    """Multiple of the first loss that needs no more than one level."""
 
 
 @rule(
@@ -216,7 +218,7 @@ class LossWithoutFloor(Settings):
     when=("train/loss_level",), per_scope=True, keep=256,
     explains=(
         "L101", "L102", "G101", "G102", "G104", "G105", "G106", "G107", "U102", "U104", "W102", "A101", "A103", "A104",
-        "A106", "A107", "A108",
+        "A106", "A107", "A108", "G110", "G111", "W101", "E101", "E104", "E109",
     ),
     settings=LossWithoutFloor,
     message=Message(
@@ -247,18 +249,26 @@ def loss_without_floor(
     """
     level = levels.series()
     medians = level.finite()
-    if len(medians) < settings.levels or level.steps[0] > 0 or not medians[-1] == level.last < 0 != medians[0]:
+    if len(medians) < 2 or level.steps[0] > 0 or not medians[-1] == level.last < 0 != medians[0]:
         return None
     first = float(medians[0])
     bound = min(first, 0.0) - settings.factor * abs(first)
-    third = len(medians) // 3
-    earlier, later = medians[-2 * third - 1] - medians[-third - 1], medians[-third - 1] - medians[-1]
-    if not (medians[-1] < bound and medians[-1] == medians.min() and later > earlier):
+    if not (medians[-1] < -settings.explosion * abs(first) or _falls_faster(medians, settings)):
+        return None
+    if not medians[-1] < bound:
         return None
     above = level.steps[level.values >= 0]
     lasting = level.at - int(above[-1]) if len(above) else level.at + 1
     severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
     return finding(severity, medians[-1], bound, first=first, lasting_steps=lasting)
+
+
+def _falls_faster(medians: Floats, settings: LossWithoutFloor) -> bool:
+    """Whether the newest level is the lowest, and the last third of them fell further than the one before."""
+    third = len(medians) // 3
+    if len(medians) < settings.levels or medians[-1] > medians.min():
+        return False
+    return bool(medians[-third - 1] - medians[-1] > medians[-2 * third - 1] - medians[-third - 1])
 
 
 @dataclass(frozen=True, kw_only=True)

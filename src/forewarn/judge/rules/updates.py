@@ -10,6 +10,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -28,7 +29,9 @@ from forewarn.judge.tensor_kinds import is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
-
+_RECENT = 5
+"""Number of newest readings that make a usual update ratio."""
+_HALF_DECADE = math.sqrt(10)
 _LOWEST_FACTOR, _HIGHEST_FACTOR = 1e-2, 1e4
 """Largest changes of the learning rate that are advised at once."""
 
@@ -53,14 +56,19 @@ class UpdateRatioHigh(Settings):
     much fires at once."""
     first_losses: int = between(10, 0, counts="readings")
     """Number of losses to wait for at the start of a run with SGD, if the loss neither falls nor rises by that much."""
+    gone: float = between(0.01, 0.0, 1.0)
+    """Fraction of the first loss below which it has not been learned, if it gets there while the rule would wait."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
+    game_factor: float = between(2.0, 1.0)
+    """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
     """Median update ratio that the first remedy aims at."""
 
 
 @rule(
-    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm"),
+    "U102", "update-ratio-high",
+    reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm", "update/separate_losses"),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
@@ -79,7 +87,7 @@ class UpdateRatioHigh(Settings):
     ),
 )  # fmt: skip
 def update_ratio_high(
-    ratios: Panel, median: Panel, loss: Panel, norms: Panel, settings: UpdateRatioHigh, info: RunInfo
+    ratios: Panel, median: Panel, loss: Panel, norms: Panel, separate: Panel, settings: UpdateRatioHigh, info: RunInfo
 ) -> Iterator[Finding]:
     """Each step changes too much of the weights.
 
@@ -105,10 +113,12 @@ def update_ratio_high(
     overall = median.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
-    if starting and _has_fallen(loss.series(), settings.learning):
+    if starting and _has_fallen(loss.series(), settings):
         return
     waits = starting and _may_settle(loss.series(), settings) and steps_grow_with_gradients(info)
     patience = settings.waiting_factor**waits  # 1 if it does not wait
+    if not starting and not is_objective(loss.series(), separate.series(), info):
+        patience *= settings.game_factor
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
@@ -128,13 +138,21 @@ def update_ratio_high(
 
 def lr_factor(wanted: float, ratio: float) -> float:
     """The factor on the learning rate that brings an update ratio near the wanted one, rounded to half a decade."""
-    return 10 ** (round(2 * math.log10(min(max(wanted / ratio, _LOWEST_FACTOR), _HIGHEST_FACTOR))) / 2)
+    factor = min(max(wanted / ratio, _LOWEST_FACTOR), _HIGHEST_FACTOR)
+    return float(_HALF_DECADE ** round(math.log(factor, _HALF_DECADE)))
 
 
-def _has_fallen(loss: Series, share: float) -> bool:
-    """Whether the latest losses are below the first one by this share of it; False if unknown."""
+def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether the latest losses are well below the first one; False if unknown.
+
+    A positive loss that is gone within a few steps has not been learned: a policy may have become deterministic.
+    """
     losses = loss.finite()
-    return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
+    if len(losses) < 3:
+        return False
+    now, first = float(np.median(losses[-3:])), float(losses[0])
+    is_gone = len(losses) <= settings.first_losses and now < settings.gone * first
+    return now < first - settings.learning * abs(first) and not is_gone
 
 
 def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
@@ -151,6 +169,12 @@ def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
     if ratios.scopes != norms.scopes or len(rows) != len(moved):
         return np.zeros(len(ratios.scopes), bool)
     return np.array((np.isnan(rows) & (moved > 0)).any(axis=0), bool)
+
+
+def usual_ratio(ratios: Panel, info: RunInfo) -> float:
+    """The median update ratio of the matrices over the newest readings; NaN if there is none."""
+    moved = ratios.values[-_RECENT:, is_matrix(ratios.scopes, info)]
+    return median(moved[moved > 0])
 
 
 def _median_of_matrices(ratios: Panel, info: RunInfo, eligible: Bools) -> float:

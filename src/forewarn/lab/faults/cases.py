@@ -122,7 +122,7 @@ def run_case(case: Case, folder: Path | None = None, *, remedies: bool = True) -
 def judged(directory: Path) -> tuple[tuple[Warned, ...], int, tuple[Remark, ...]]:
     """What the rules, and those that others published, say about a recorded run."""
     with open_run(directory) as run:
-        diagnosis = replay(run, Config.from_stored(run.config).rule_set())
+        diagnosis = replay(run, Config().rule_set())  # a kept run has the thresholds of its time
         published = remarks_about(run)
     loud = [alert for alert in diagnosis.ranked if alert.severity >= Severity.WARNING]
     return _most_important(diagnosis, loud), len(loud), published
