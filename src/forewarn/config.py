@@ -37,6 +37,7 @@ from forewarn.judge.rules.loss_levels import LossLevelThresholds
 from forewarn.judge.rules.loss_shift import LossShiftThresholds
 from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
+from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
@@ -56,8 +57,9 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 class Thresholds(
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, InitialScaleThresholds,
-    WeightThresholds, PlayersThresholds, LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds,
-    GainThresholds, GradientThresholds, LossShiftThresholds, LossLevelThresholds, LossThresholds, BatchThresholds,
+    WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds, EpsilonThresholds, UpdateThresholds,
+    FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds, LossLevelThresholds, LossThresholds,
+    BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 

@@ -143,6 +143,8 @@ _CATALOGUE = (
            "Mean log Σ exp over the rows of the model's output, if the output is logits."),
     Metric("activation/probability_rows", RUN, MEASURED, "share", MEAN,
            "Fraction of the rows of the model's output, the input of a softmax loss, that are probabilities already."),
+    Metric("activation/reversed_rows", RUN, MEASURED, "share", MEAN,
+           "Fraction of the output's rows that the gradient of a softmax loss pushes away from their target."),
     Metric("batch/input_mean", MODULE, MEASURED, "", MEAN, "Mean of the input of the first layer."),
     Metric("batch/input_rms", MODULE, MEASURED, "", MEAN, "Root mean square of the input of the first layer."),
     Metric("batch/repeated", RUN, MEASURED, "flag", MAX, "1 if the inputs are those of the last measured step."),
