@@ -227,7 +227,7 @@ def loss_not_starting(
     recent = loss.series().values[-_MOST_POINTS:]
     num_classes = classes.series().median(_MOST_POINTS)
     at_chance = num_classes > 1 and median(recent) > settings.chance * math.log(num_classes)
-    is_constant = len(recent) > 0 and _spread(recent) < settings.constant * abs(median(recent))
+    is_constant = len(recent) > 0 and _spread(recent) < settings.constant * median(recent)
     if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), settings)):
         return None
     evidence: dict[str, float | str] = {"cause": "unknown"}

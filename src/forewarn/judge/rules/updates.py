@@ -151,7 +151,7 @@ def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
     if len(losses) < 3:
         return False
     now, first = float(np.median(losses[-3:])), float(losses[0])
-    is_gone = len(losses) <= settings.first_losses and now < settings.gone * first
+    is_gone = len(losses) <= settings.first_losses and losses[-1] < settings.gone * first
     return now < first - settings.learning * abs(first) and not is_gone
 
 
