@@ -156,10 +156,17 @@ def one_absurd_batch(run: Path) -> forewarn.Monitor:
     return it.train()
 
 
-def ascent_instead_of_descent(run: Path) -> forewarn.Monitor:
+def weights_that_wander_off(run: Path) -> forewarn.Monitor:
     it = Breakable(run)
-    it.change_loss = lambda step, loss: -loss if step >= WHEN else loss
-    return it.train(320)
+
+    def wander(step: int) -> None:
+        if step >= WHEN:
+            with torch.no_grad():
+                for parameter in it.model.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=2e-4 * (step - WHEN))
+
+    it.before_step = wander
+    return it.train(WHEN + 200)
 
 
 def nan_in_the_backward_pass(run: Path) -> forewarn.Monitor:
@@ -613,7 +620,7 @@ def router_that_avoids_an_expert(run: Path) -> forewarn.Monitor:
 FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L101": nan_in_a_batch,
     "L102": one_absurd_batch,
-    "L103": ascent_instead_of_descent,
+    "L103": weights_that_wander_off,
     "G101": nan_in_the_backward_pass,
     "G102": loss_summed_over_everything,
     "G103": loss_scaled_to_nothing,

@@ -41,7 +41,9 @@ class DeadUnits(Settings):
 @rule(
     "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause"),
     when=("activation/dead_fraction",), per_scope=True, keep=200,
-    explains=("L104", "L105", "G103", "U101", "U103", "A104", "E102", "E103", "E105", "E106"),
+    explains=(
+        "L104", "L105", "G103", "G107", "U101", "U102", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
+    ),
     settings=DeadUnits,
     message=Message(
         "{value:%} of the units in {scope} are always zero",

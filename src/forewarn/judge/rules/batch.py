@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Panel, Series, trailing
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -161,7 +161,11 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
     steps = np.searchsorted(loss.steps, epoch.steps[-2:], side="right")
     in_epochs = len(steps) > 0 and float(np.diff(steps, prepend=0 if len(steps) < 2 else steps[0])[-1]) > 1
     others = (repeated.values == 0).any()
-    return finding(Severity.WARNING if in_epochs or others else Severity.INFO, len(same), settings.batches)
+    since = int(repeated.steps[-trailing(repeated.values > 0)])
+    return finding(
+        Severity.WARNING if in_epochs or others else Severity.INFO, len(same), settings.batches,
+        lasting_steps=repeated.at - since + 1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

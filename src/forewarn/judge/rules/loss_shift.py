@@ -31,7 +31,7 @@ class LossShift(Settings):
 
     lost: float = between(0.25, 0.0, 1.0)
     """Fraction of the run's gain, from its highest to its best level, that the loss must have given up."""
-    rise: float = between(0.2, 0.0)
+    rise: float = between(0.1, 0.0)
     """Fraction of its best level by which the loss must have risen as well, and fallen before."""
     critical: float = between(0.9, 0.0)
     """Fraction of the gain that is critical: almost nothing of it is left."""
