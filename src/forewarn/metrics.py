@@ -104,8 +104,9 @@ _CATALOGUE = (
     Metric("update/frozen_cause", PARAMETER, MEASURED, "code", MIN, "Why the parameter does not move.", words="moves"),
     Metric("update/optimizer_steps", MODEL, EVERY_STEP, "count", SAME,
            "Number of optimizer steps since the last `monitor.step`."),
-    Metric("update/separate_losses", MODEL, MEASURED, "flag", MAX,
-           "1 if an optimizer stepped with gradients that came after another one's step, as in a GAN."),
+    Metric("update/separate_losses", MODEL, MEASURED, "code", MAX,
+           "1 if an optimizer stepped with gradients that came after another one's step, as in a GAN; 2 if the model "
+           "ran several times without gradients, as when a policy acts."),
     Metric("update/skipped", MODEL, EVERY_STEP, "flag", MAX, "1 if the `GradScaler` skipped the step."),
     Metric("gain/block", BLOCK, MEASURED, "", DERIVED,
            "‖∂L/∂input‖ / ‖∂L/∂output‖ of a block; above 1, gradients grow on their way back through it."),

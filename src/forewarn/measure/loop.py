@@ -265,6 +265,7 @@ class Loop:
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
+                self.step.acted += not torch.is_grad_enabled()
                 self._forward = ForwardPass(self, module, args, kwargs)
                 try:
                     self._forward.begin()

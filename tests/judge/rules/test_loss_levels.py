@@ -64,7 +64,17 @@ def test_the_same_curve_is_no_plateau_once_the_lr_has_decayed_by_what_was_declar
     assert judged(decay * noise(0.01), CONSTANT, known=known).ledger.alerts == ()
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.02, 0.1])
+def test_a_loss_that_is_the_same_for_every_batch_does_not_depend_on_its_targets():
+    (alert,) = judged(np.full(len(STEPS), 4.6), CONSTANT).ledger.alerts
+    assert (alert.code, alert.remedies[0].action) == ("L105", "check_objective")
+
+
+def test_a_loss_with_a_high_floor_falls_by_little():
+    steady = np.linspace(6480, 6210, len(STEPS))
+    assert judged(steady, CONSTANT).ledger.alerts == ()
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.02, 0.1])
 def test_a_loss_that_has_not_moved_is_named_with_a_higher_lr(scale):
     run = judged(4.6 * noise(scale), np.full(len(STEPS), 1e-7))
     assert run.codes == {"L105"}, "loss-plateau would advise a lower lr"

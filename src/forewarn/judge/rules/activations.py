@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
@@ -39,7 +40,11 @@ class DeadUnits(Settings):
 
 
 @rule(
-    "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause"),
+    "A101", "dead-units",
+    reads=(
+        "activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause", "train/loss",
+        "update/separate_losses",
+    ),
     when=("activation/dead_fraction",), per_scope=True, keep=200,
     explains=(
         "L104", "L105", "G103", "G107", "U101", "U102", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
@@ -59,7 +64,9 @@ class DeadUnits(Settings):
                "a unit that is off for every input has no gradient and cannot recover", scope_is="layer"),
     ),
 )  # fmt: skip
-def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
+def dead_units(
+    dead: Panel, zeros: Panel, causes: Panel, loss: Panel, separate: Panel, settings: DeadUnits, info: RunInfo
+) -> Iterator[Finding]:
     """Many units of a ReLU layer are zero for every input.
 
     ## Why is this bad?
@@ -68,7 +75,8 @@ def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, in
 
     A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
     zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count. A
-    quarter of them is enough if a weight has a gradient of exactly zero.
+    quarter of them is enough if a weight has a gradient of exactly zero. In reinforcement learning and in a GAN, many
+    units rest while the others learn, and the severity is one level lower.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
@@ -82,6 +90,7 @@ def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, in
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
     window = info.dead_unit_window
+    is_meant = is_objective(loss.series(), separate.series(), info)
     for index in marked:
         critical = dead.last[index] >= settings.critical
         bound = settings.critical if critical else share
@@ -90,8 +99,9 @@ def dead_units(dead: Panel, zeros: Panel, causes: Panel, settings: DeadUnits, in
         readings = trailing(dead.values[:, index] >= share)
         first = len(dead) - readings - window + 1
         began = int(dead.steps[first]) if first > 0 and readings < dead.count()[index] else 0
+        severity = Severity.CRITICAL if critical else Severity.WARNING
         yield finding(
-            Severity.CRITICAL if critical else Severity.WARNING, dead.last[index], bound, scope,
+            severity if is_meant or starving else Severity(severity - 1), dead.last[index], bound, scope,
             zero_fraction=zero_of.get(scope, math.nan), lasting_steps=dead.at - began + 1,
         )  # fmt: skip
 

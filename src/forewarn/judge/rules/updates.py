@@ -60,6 +60,9 @@ class UpdateRatioHigh(Settings):
     """Fraction of the first loss below which it has not been learned, if it gets there while the rule would wait."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
+    best: float = between(1.05, 1.0)
+    """Multiple of its best level up to which a loss that has fallen makes progress. It is then information, unless
+    the median exceeds `start_ratio`."""
     game_factor: float = between(2.0, 1.0)
     """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
@@ -68,7 +71,10 @@ class UpdateRatioHigh(Settings):
 
 @rule(
     "U102", "update-ratio-high",
-    reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm", "update/separate_losses"),
+    reads=(
+        "update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm", "update/separate_losses",
+        "train/loss_level",
+    ),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
@@ -87,7 +93,14 @@ class UpdateRatioHigh(Settings):
     ),
 )  # fmt: skip
 def update_ratio_high(
-    ratios: Panel, median: Panel, loss: Panel, norms: Panel, separate: Panel, settings: UpdateRatioHigh, info: RunInfo
+    ratios: Panel,
+    median: Panel,
+    loss: Panel,
+    norms: Panel,
+    separate: Panel,
+    levels: Panel,
+    settings: UpdateRatioHigh,
+    info: RunInfo,
 ) -> Iterator[Finding]:
     """Each step changes too much of the weights.
 
@@ -99,7 +112,7 @@ def update_ratio_high(
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
     the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
-    shrink with the gradients, the loss gets ten steps to begin.
+    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -119,6 +132,7 @@ def update_ratio_high(
     patience = settings.waiting_factor**waits  # 1 if it does not wait
     if not starting and not is_objective(loss.series(), separate.series(), info):
         patience *= settings.game_factor
+    learns = _makes_progress(loss.series(), levels.series(), settings)
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
@@ -126,14 +140,18 @@ def update_ratio_high(
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= patience * bound:
-            yield finding(Severity.WARNING, typical, bound, lr_factor=lr_factor(settings.wanted, typical))
+            harmless = learns and typical < settings.start_ratio
+            severity = Severity.INFO if harmless else Severity.WARNING
+            yield finding(severity, typical, bound, lr_factor=lr_factor(settings.wanted, typical))
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > patience * bound).any():
         return
     for index in matrices(high & ~from_zero, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
+            yield finding(
+                Severity.INFO if learns else Severity.WARNING, ratios.last[index], bound, ratios.scopes[index]
+            )
 
 
 def lr_factor(wanted: float, ratio: float) -> float:
@@ -151,8 +169,17 @@ def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
     if len(losses) < 3:
         return False
     now, first = float(np.median(losses[-3:])), float(losses[0])
-    is_gone = len(losses) <= settings.first_losses and losses[-1] < settings.gone * first
+    is_gone = len(losses) <= settings.first_losses and losses[-1] < settings.gone * first and first > 0
     return now < first - settings.learning * abs(first) and not is_gone
+
+
+def _makes_progress(loss: Series, levels: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether the loss is well below its start and near its best level; False if unknown."""
+    medians = levels.finite()
+    if len(medians) < 2 or not medians[0] > 0:
+        return False
+    now = loss.median(settings.first_losses)
+    return now < (1 - settings.learning / 2) * medians[0] and now < settings.best * medians.min()
 
 
 def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:

@@ -89,6 +89,12 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
     pairs = {(record.case.change, record.case.workload) for record in records if record.case.is_fault}
     possible = sum(fault.fits(one) for fault in FAULTS.values() for which in by_set for one in WORKLOADS[which])
     yield f"- Sample: {len(pairs)} of the {possible} pairs of a fault and a workload that it fits, chosen by chance."
+    num_tried = sum(bool(record.remedied) for record in records if record.case.is_fault)
+    if num_tried < num_faults:
+        yield (
+            f"- Remedies were carried out for {num_tried} of these faults (`--no-remedies`). For the others, the first "
+            "remedy counts if the fault declares it as its fix."
+        )
     judged_by = ", ".join(sorted({f"`{record.rules}`" for record in records}))
     yield f"- Rules: {judged_by}, a hash of the source and thresholds of all rules."
     yield f"- The test set has been run with {len(runs)} sets of rules so far" + (
