@@ -70,8 +70,10 @@ def test_a_loss_that_is_the_same_for_every_batch_does_not_depend_on_its_targets(
 
 
 def test_a_loss_with_a_high_floor_falls_by_little():
-    steady = np.linspace(6480, 6210, len(STEPS))
-    assert judged(steady, CONSTANT).ledger.alerts == ()
+    run = Run("L105")
+    for step, level in zip((0, *range(31, 256, 32)), (6480, 6390, 6360, 6340, 6330, 6280, 6250, 6210), strict=False):
+        run.feed({"train/loss_level": level, "train/loss": level}, step)
+    assert run.ledger.alerts == (), "a variational autoencoder with a summed loss"
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.02, 0.1])

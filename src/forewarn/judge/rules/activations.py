@@ -75,15 +75,16 @@ def dead_units(
 
     A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
     zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count. A
-    quarter of them is enough if a weight has a gradient of exactly zero. In reinforcement learning and in a GAN, many
-    units rest while the others learn, and the severity is one level lower.
+    quarter of them is enough if a weight has a gradient of exactly zero and others move. In reinforcement learning and
+    in a GAN, many units rest while the others learn, and the severity is one level lower.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
-    fires: activation/dead_fraction{relu} 0.3x2 | update/frozen_cause{layer.weight} 5x2
+    fires: activation/dead_fraction{relu} 0.3x2 | update/frozen_cause{a.weight} 5x2 | update/frozen_cause{b.weight} 0x2
     quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
     """
-    starving = causes.at == dead.at and (is_matrix(causes.scopes, info) & (causes.last == _ZERO_GRADIENT)).any()
+    starved = is_matrix(causes.scopes, info) & (causes.last == _ZERO_GRADIENT)
+    starving = causes.at == dead.at and starved.any() and (causes.last == FrozenCause.MOVING.value).any()
     share = min(settings.share, settings.starving_share) if starving else settings.share
     marked = np.flatnonzero(dead.last >= share)
     if not len(marked):

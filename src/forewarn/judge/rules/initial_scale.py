@@ -98,7 +98,7 @@ def initial_scale(
     if not len(norm) or norm.steps[0] > 0:
         return None
     inner, outer = _roots(Same(info), Same(norm.scopes))
-    start = norm.values[0].astype(np.float64)
+    start = _before_the_first_step(norm, ratios)
     judged = (start > 0) & np.isfinite(start) & (inner > 0) & np.isfinite(norm.last)
     if np.count_nonzero(judged) < settings.tensors:
         return None
@@ -107,18 +107,18 @@ def initial_scale(
     if least > settings.large:
         spread = _of_layers(output, {scope.rpartition(".")[0] for scope in np.array(norm.scopes, object)[judged]})
         if spread > settings.output:
-            return finding(
-                Severity.WARNING,
-                least,
-                settings.large,
-                "",
-                cause="large",
-                output=spread,
-                **evidence,
-            )
+            return finding(Severity.WARNING, least, settings.large, "", cause="large", output=spread, **evidence)
     if most < settings.small and (_is_rewritten(ratios, judged, settings) or _stands_still(loss.series(), settings)):
         return finding(Severity.WARNING, most, settings.small, "", cause="small", **evidence)
     return None
+
+
+def _before_the_first_step(norm: Panel, ratios: Panel) -> Floats:
+    """The initial norms. They are read after the first step, which may have made tiny weights many times larger."""
+    after = norm.values[0].astype(np.float64)
+    if not len(ratios) or ratios.steps[0] > 0 or ratios.scopes != norm.scopes:
+        return after
+    return after / np.fmax(ratios.values[0], 1.0)
 
 
 def _is_rewritten(ratios: Panel, judged: Bools, settings: InitialScale) -> bool:
