@@ -118,7 +118,8 @@ def _before_the_first_step(norm: Panel, ratios: Panel) -> Floats:
     after = norm.values[0].astype(np.float64)
     if not len(ratios) or ratios.steps[0] > 0 or ratios.scopes != norm.scopes:
         return after
-    return after / np.fmax(ratios.values[0], 1.0)
+    with np.errstate(invalid="ignore"):
+        return after / np.fmax(ratios.values[0], 1.0)
 
 
 def _is_rewritten(ratios: Panel, judged: Bools, settings: InitialScale) -> bool:
