@@ -40,7 +40,7 @@ _SCALE = "train/loss_level"
 """Metric with the highest loss of the run, which tells whether a loss is near zero."""
 _STEPS = "train/loss"
 """Metric read at every step, which tells how many steps an epoch has."""
-_SHORT_EPOCH = 32
+_SHORT_EPOCH = 8
 """Number of steps below which an epoch is too short to be judged alone."""
 _JOINED_STEPS = 100
 """Number of steps over which short epochs count as one, such as those of training on the full batch."""
@@ -225,7 +225,7 @@ def validation_plateau(
 
     ## Why is this bad?
     The run takes time and gains nothing. If the learning rate is still high, a lower one may help. Once it has decayed,
-    the run is finished, and a plateau is information only. If epochs are shorter than 32 steps, as in training on the
+    the run is finished, and a plateau is information only. If epochs are shorter than 8 steps, as in training on the
     full batch, those of 100 steps count as one.
 
     ## Example
@@ -283,7 +283,7 @@ def validation_rising(validation: Series, level: Series, loss: Series, settings:
     ## Why is this bad?
     What the run has learned since its best evaluation makes it worse on unseen samples. Either it overfits, or it
     diverges; the training loss tells which. One evaluation is information, two in a row are a warning. Evaluations that
-    are fewer than 32 steps apart are joined to one for every 100 steps.
+    are fewer than 8 steps apart are joined to one for every 100 steps.
 
     ## Example
     fires: 3.0 2.0 2.5 2.6

@@ -24,7 +24,7 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.rules.loss import is_solved
-from forewarn.judge.series import Bools, Floats, Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, trailing
 from forewarn.judge.tensor_kinds import is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
@@ -60,9 +60,11 @@ class UpdateRatioHigh(Settings):
     """Fraction of the first loss below which it has not been learned, if it gets there while the rule would wait."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
-    best: float = between(1.05, 1.0)
-    """Multiple of its best level up to which a loss that has fallen makes progress. It is then information, unless
+    kept: float = between(0.9, 0.0, 1.0)
+    """Fraction of the largest fall so far that the loss must have kept to make progress. It is then information, unless
     the median exceeds `start_ratio`."""
+    significance: float = between(3.0, 0.0)
+    """Standard deviations of the recent losses that this fall must exceed."""
     game_factor: float = between(2.0, 1.0)
     """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
@@ -174,12 +176,14 @@ def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
 
 
 def _makes_progress(loss: Series, levels: Series, settings: UpdateRatioHigh) -> bool:
-    """Whether the loss is well below its start and near its best level; False if unknown."""
-    medians = levels.finite()
-    if len(medians) < 2 or not medians[0] > 0:
+    """Whether the loss is well below its start, by its own noise, and near its best level; False if unknown."""
+    medians, recent = levels.finite(), loss.finite(settings.first_losses)
+    if not len(medians) or not len(recent):
         return False
-    now = loss.median(settings.first_losses)
-    return now < (1 - settings.learning / 2) * medians[0] and now < settings.best * medians.min()
+    now = median(recent)
+    gain = float(medians[0]) - min(now, float(medians.min()))
+    noise = MAD_TO_STD * median(np.abs(recent - now))
+    return gain > settings.significance * noise and now <= float(medians[0]) - settings.kept * gain
 
 
 def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
