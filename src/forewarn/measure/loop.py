@@ -261,11 +261,11 @@ class Loop:
             return
         with self.stopwatch:
             self._end_forward(None)
+            self.step.acted += self._finder.is_acting(module)
             if self.step.measured and self._finder.is_training(module):
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
-                self.step.acted += not torch.is_grad_enabled()
                 self._forward = ForwardPass(self, module, args, kwargs)
                 try:
                     self._forward.begin()
