@@ -115,11 +115,12 @@ def initial_scale(
 
 def _before_the_first_step(norm: Panel, ratios: Panel) -> Floats:
     """The initial norms. They are read after the first step, which may have made tiny weights many times larger."""
-    after = norm.values[0].astype(np.float64)
+    after: Floats = norm.values[0].astype(np.float64)
     if not len(ratios) or ratios.steps[0] > 0 or ratios.scopes != norm.scopes:
         return after
     with np.errstate(invalid="ignore"):
-        return after / np.fmax(ratios.values[0], 1.0)
+        before: Floats = after / np.fmax(ratios.values[0], 1.0)
+    return before
 
 
 def _is_rewritten(ratios: Panel, judged: Bools, settings: InitialScale) -> bool:

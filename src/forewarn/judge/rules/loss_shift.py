@@ -113,7 +113,7 @@ def loss_shift(
     before, after = rates(lr, np.array([rose_at - 1, rose_at + 1]))
     if after <= before and _leap(loss.series(), rose_at) > settings.sudden * (now - best):
         evidence["steady_lr"] = after
-    return finding(severity, now, bound, **evidence)
+    return finding(severity, now, bound, "", **evidence)
 
 
 def _leap(loss: Series, step: int) -> float:

@@ -103,7 +103,8 @@ def _sizes(moved: Panel, ratios: Panel) -> Floats:
     if ratios.scopes != moved.scopes or ratios.at != moved.at:
         return np.zeros(len(moved.scopes))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.nan_to_num(moved.last / ratios.last, nan=0.0, posinf=0.0).astype(np.float64)
+        sizes: Floats = np.nan_to_num(moved.last / ratios.last, nan=0.0, posinf=0.0).astype(np.float64)
+    return sizes
 
 
 def _reach(moved: Panel, gradient: Panel, lr: Panel, settings: OutsideSteps, info: RunInfo) -> Floats:
@@ -114,7 +115,8 @@ def _reach(moved: Panel, gradient: Panel, lr: Panel, settings: OutsideSteps, inf
     if _is(_SGD, info) or not info.optimizers:
         momentum = settings_of(moved.scopes, "momentum", info)
         largest = np.fmax.reduce(gradient.values, axis=0).astype(np.float64)
-        return settings.sgd * rates * largest / np.where(momentum < 1, 1 - momentum, 1.0)
+        reach: Floats = settings.sgd * rates * largest / np.where(momentum < 1, 1 - momentum, 1.0)
+        return reach
     return np.full(len(moved.scopes), np.nan)
 
 
