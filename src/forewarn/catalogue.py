@@ -76,6 +76,8 @@ class Metric:
     """Its label in front of a number; by default its name in words."""
     loggable: bool = False
     """Whether a training loop may record it with `monitor.log`."""
+    heading: str = ""
+    """Its name over a chart; by default its label."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_metric_name(self.name.replace("*", "any")):
@@ -96,6 +98,12 @@ class Metric:
     @property
     def label(self) -> str:
         return self.words or self.name.replace("/", " ").replace("_", " ")
+
+    @property
+    def title(self) -> str:
+        """Its heading, or else its label, with a capital letter."""
+        text = self.heading or self.label
+        return text[:1].upper() + text[1:]
 
     def to_plain(self) -> dict[str, Any]:
         """The fields as plain values that JSON can store."""
@@ -139,6 +147,11 @@ class Catalogue:
         """The label of a metric in front of a number; its name if the catalogue does not declare it."""
         metric = self.find(name)
         return name if metric is None or metric.name != name else metric.label
+
+    def title(self, name: str) -> str:
+        """The name of a metric over a chart; its name if the catalogue does not declare it."""
+        metric = self.find(name)
+        return name if metric is None or metric.name != name else metric.title
 
     def is_reserved(self, name: str) -> bool:
         """Whether only probes may record under this name: true in built-in families, except for loggable metrics."""

@@ -84,6 +84,7 @@ SCREENS: dict[str, Callable[[Screen], None]] = {
     "live-epochs": live("evaluation"),
     "check-healthy": command("check", "healthy-gpt"),
     "check-faulty": command("check", "lr-jump"),
+    "watch": command("watch", "lr-jump", "--once"),
     "show": command("show", "lr-jump"),
     "show-layers": command("show", "healthy-gpt", "--scope", "blocks.0"),
     "forecast": command("forecast", "healthy-gpt"),

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.judge.series import Bools, Floats
+from forewarn.judge.series import Bools, Floats, Panel
 from forewarn.types import RunInfo
 
 T = TypeVar("T")
@@ -67,6 +67,25 @@ def copies(info: RunInfo) -> dict[str, str]:
     Their names differ only in the name of one module, and every tensor of that module has a twin.
     """
     return _copies(Same(info))
+
+
+def never_called(outputs: Panel, info: RunInfo) -> set[str]:
+    """The parameters of layers without any output so far, though other layers of their class have one.
+
+    `outputs` is any metric of layer outputs. Where no layer of a class has an output, hooks may not see that class.
+    """
+    called = {scope.partition("[")[0] for scope in outputs.scopes}
+    kinds_called = {parameter.kind for name, parameter in info.parameters.items() if layer_of(name) in called}
+    return {
+        name
+        for name, parameter in info.parameters.items()
+        if parameter.kind in kinds_called and layer_of(name) not in called
+    }
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter belongs to."""
+    return parameter.rpartition(".")[0]
 
 
 class Same(Generic[T]):

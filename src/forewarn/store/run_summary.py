@@ -88,14 +88,14 @@ def kept_summary(directory: Path) -> Summary | None:
         plain = decoded(read_regular(directory / NAME, _MOST_BYTES).decode())
         summary = Summary.from_json(plain["summary"])
         loss = None if summary.last_loss is None else float(summary.last_loss)
-        if math.isfinite(summary.updated) and plain["files"] == _stamp(directory):
+        if math.isfinite(summary.updated) and plain["files"] == stamp_of(directory):
             return replace(summary, last_loss=loss)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
         pass
     return None
 
 
-def _stamp(directory: Path) -> Stamp:
+def stamp_of(directory: Path) -> Stamp:
     """The size and modification time of each file. An empty log counts as missing."""
     stamp: Stamp = {}
     for name in _FILES:
@@ -196,7 +196,7 @@ class SummaryKeeper:
                 yield float(np.frombuffer(row.body, FLOATS)[end + scopes.index("")])
 
     def _write(self, summary: Summary) -> None:
-        state = _stamp(self._directory), summary
+        state = stamp_of(self._directory), summary
         if state != self._written:
             with replacing(self._directory / NAME, durable=False) as file:
                 file.write(encoded({"files": state[0], "summary": summary.to_json()}).encode())

@@ -86,8 +86,10 @@ class AlertGroup:
     def numbers(self) -> str:
         """The numbers of the worst place, and the number of places."""
         places = len({alert.scope for alert in self.alerts})
-        parts = [literal(self.worst.numbers), f"the worst of {places} places" if places > 1 else ""]
-        return SEPARATOR.join(part for part in parts if part)
+        numbers = literal(self.worst.numbers)
+        if places == 1:
+            return numbers
+        return f"{numbers}{SEPARATOR}the worst of {places} places" if numbers else f"in {places} places"
 
     @property
     def place(self) -> str:
@@ -141,8 +143,14 @@ def mark(severity: Severity) -> str:
 
 def advice(remedy: Remedy) -> Text:
     """What to do and why: two sentences."""
+    why = reason(remedy)
+    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why}" if why else "")
+
+
+def reason(remedy: Remedy) -> str:
+    """Why a remedy helps, as a sentence."""
     why = literal(remedy.why)
-    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why[:1].upper()}{why[1:]}." if why else "")
+    return f"{why[:1].upper()}{why[1:]}." if why else ""
 
 
 def thing_to_do(remedy: Remedy) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forewarn.types import BatchNormState, ParameterInfo, RunInfo, Severity
-from tests.judge.rules.runs import Run
+from tests.judge.rules.runs import Run, info
 
 
 def fed(code, rows, info=None):
@@ -129,3 +129,13 @@ def test_each_state_is_named_and_what_is_meant_is_not_reported():
     first = {alert.scope: alert.remedies[0].action for alert in run.ledger.alerts}
     assert first == {"in_evaluation": "call_train", "stands_still": "set_momentum"}
     assert all(dataclasses.asdict(alert)["remedies"] for alert in run.ledger.alerts)
+
+
+def test_a_batch_norm_that_is_never_called_is_not_stuck():
+    known = info(vectors=["used.weight", "left.weight"])
+    for outputs in ({"used": 0.1}, {"used": 0.1, "left": 0.1}):
+        run = Run("A105", info=known)
+        for _ in range(4):
+            states = {"used": 0.0, "left": float(BatchNormState.STANDS_STILL)}
+            run.feed({"activation/batchnorm_state": states, "activation/mean": outputs})
+        assert bool(run.ledger.alerts) == ("left" in outputs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import forewarn
-from forewarn.types import AlertState, ParameterInfo, RunInfo, Severity
+from forewarn.types import AlertState, FrozenCause, ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
 from tests.real_runs import Breakable, loss_of, make_mlp
 
@@ -53,7 +53,7 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
     run.feed({"gradient/global_norm": 150.0})
-    assert run.ledger.firing[0].finding.evidence == {}
+    assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
     assert alert.severity is Severity.CRITICAL
     assert alert.finding.evidence["largest_tensor"] == "b.weight"
@@ -150,6 +150,28 @@ def test_an_unused_parameter_is_named_after_three_checks():
     assert "unused.weight" in str(run.ledger.firing[0].remedies[0])
 
 
+@pytest.mark.parametrize(("ran", "severity"), [("", Severity.INFO), ("b", Severity.WARNING)])
+def test_a_layer_that_is_never_called_is_information_and_one_that_is_cut_off_is_not(ran, severity):
+    known = info(*(f"{layer}.weight" for layer in "abcdef"))
+    run = Run("G108", "U101", info=known)
+    for _ in range(5):
+        idle = {name: float(name == "b.weight") for name in known.parameters}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        outputs = dict.fromkeys("acdef" + ran, 0.1)
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
+    assert {(alert.code, alert.scope, alert.severity) for alert in run.ledger.firing} == {
+        (code, "b.weight", severity) for code in ("G108", "U101")
+    }
+
+
+def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_the_model():
+    run = Run("G108", info=info("a.weight", "b.weight"))
+    for _ in range(5):
+        run.feed({"gradient/missing": {"a.weight": 0.0, "b.weight": 1.0}, "activation/mean": {"a": 0.1}})
+    (alert,) = run.ledger.firing
+    assert (alert.severity, alert.headline) == (Severity.WARNING, "The forward pass never calls b")
+
+
 def test_an_expert_without_tokens_now_and_then_is_not():
     run = Run("G108")
     for step in range(60):
@@ -184,6 +206,15 @@ def test_gradients_that_are_not_finite_are_critical_where_the_optimizer_used_the
     assert alert.severity is severity
 
 
+@pytest.mark.parametrize(("loss", "severity"), [(2.0, Severity.INFO), (2.6, Severity.WARNING)])
+def test_a_tall_spike_is_a_warning_if_its_loss_stands_out_as_well(loss, severity):
+    run = Run("G104")
+    for norm, level in zip(noise(0.1, 200), noise(0.03, 200, seed=1), strict=True):
+        run.feed({"gradient/global_norm": float(norm), "train/loss": 2.0 * float(level)})
+    run.feed({"gradient/global_norm": 27.0, "train/loss": loss})
+    assert run.ledger.firing[0].severity is severity
+
+
 @pytest.mark.parametrize("shift", [0.0, 11.0])
 def test_a_loss_that_may_be_negative_is_never_all_but_solved(shift):
     run = Run("G104")
@@ -211,12 +242,28 @@ def test_a_norm_that_is_usual_for_the_run_has_not_exploded():
     assert Run("G102").series("gradient/global_norm", [60.0 + step for step in range(100)]).ledger.alerts == ()
 
 
+@pytest.mark.parametrize(("quiet", "action"), [(0, "inspect_initialization"), (5, "clip_gradient")])
+def test_gradients_that_explode_before_the_first_step_are_no_matter_of_clipping(quiet, action):
+    run = Run("G102").series("gradient/global_norm", [1.0] * quiet + [500.0])
+    assert run.ledger.firing[0].remedies[0].action == action
+
+
+def test_a_clip_that_never_changed_was_there_from_the_first_step():
+    run = Run("G112", "G103", info=RunInfo(optimizers=("SGD",), groups=({"lr": 0.1},)))
+    for step in range(64):
+        clip = {"train/clip": 1e-4} if step > 1 else {}
+        level = {"train/loss_level": 2.3} if step % 32 == 31 else {}
+        tensors = {"gradient/norm": {"a.weight": 1e-9}} if step < 10 else {}
+        run.feed({"gradient/global_norm": 5e-3 if step == 1 else 5.0, **clip, **tensors, **level})
+    assert [alert.code for alert in run.ledger.ranked(run.ledger.alerts)] == ["G112", "G103"]
+
+
 def clipped_fed(clip, optimizers=("SGD",), losses=(2.3, 2.3, 2.3), groups=({"lr": 0.1},)):
     known = RunInfo(optimizers=optimizers, groups=groups, num_parameters=10_000)
     run = Run("G112", info=known)
     for step in range(96):
         level = {"train/loss_level": losses[(step + 1) // 32 - 1]} if step % 32 == 31 else {}
-        run.feed({"gradient/global_norm": 5.0, "train/clip": clip, **level})
+        run.feed({"gradient/global_norm": 5.0, "train/clip": clip, "weight/global_norm": 10.0, **level})
     return [alert.severity for alert in run.ledger.alerts]
 
 
@@ -228,6 +275,8 @@ def test_clipping_that_is_always_active_is_not_too_tight():
 def test_a_tight_limit_alone_does_no_harm_to_adam():
     assert clipped_fed(1e-3, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.INFO]
     assert clipped_fed(1e-5, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.WARNING]
+    assert clipped_fed(1e-3, ("AdamW",), groups=({"weight_decay": 0.01},)) == [Severity.INFO]
+    assert clipped_fed(1e-3, ("Adam",), groups=({"weight_decay": 0.01},)) == [Severity.WARNING], "0.01 x 10 is more"
 
 
 def test_a_tight_limit_is_information_where_the_loss_halves_all_the_same():

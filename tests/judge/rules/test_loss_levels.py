@@ -19,11 +19,12 @@ def noise(scale, seed=0, size=1600):
     return np.exp(scale * np.random.default_rng(seed).normal(size=size))
 
 
-def judged(losses, lr=CONSTANT, codes=CODES, known=None):
+def judged(losses, lr=CONSTANT, codes=CODES, known=None, ratio=None):
     run, course = Run(*codes, info=known or RunInfo(groups=({"lr": lr[0]},))), LossCourse()
     for loss, rate in zip(losses, lr, strict=False):
         loss = float(np.float32(loss))
-        run.feed({"train/loss": loss, "train/lr": {"0": rate}, **course.add(loss)})
+        typical = {} if ratio is None else {"update/ratio": {"a.weight": ratio}}
+        run.feed({"train/loss": loss, "train/lr": {"0": rate}, **course.add(loss), **typical})
     return run
 
 
@@ -81,6 +82,30 @@ def test_a_loss_that_has_not_moved_is_named_with_a_higher_lr(scale):
     run = judged(4.6 * noise(scale), np.full(len(STEPS), 1e-7))
     assert run.codes == {"L105"}, "loss-plateau would advise a lower lr"
     assert str(run.ledger.alerts[0].remedies[0]) == "raise_lr 1e-7 → 1e-6"
+
+
+@pytest.mark.parametrize(("ratio", "action"), [(1e-6, "raise_lr"), (2e-3, "inspect_labels"), (0.02, "lower_lr")])
+def test_a_loss_that_has_not_moved_is_explained_by_how_far_the_weights_have(ratio, action):
+    (alert,) = judged(4.6 * noise(0.02, size=400), codes=["L105"], ratio=ratio).ledger.alerts
+    assert alert.remedies[0].action == action
+
+
+@pytest.mark.parametrize(("ratio", "codes"), [(1e-6, {"L105"}), (1e-3, set())])
+def test_a_fall_of_a_few_percent_is_no_start_if_the_steps_are_tiny(ratio, codes):
+    losses = np.linspace(1.28, 1.24, 400) * noise(0.005, size=400)
+    assert judged(losses, codes=["L105"], ratio=ratio).codes == codes
+
+
+def test_the_peak_of_a_schedule_that_has_decayed_is_to_be_raised():
+    lr = np.linspace(1e-6, 1e-9, 400)
+    (alert,) = judged(4.6 * noise(0.01, size=400), lr, codes=["L105"], ratio=1e-6).ledger.alerts
+    assert alert.remedies[0].do == "Raise the peak learning rate from 1e-6 to 0.001"
+
+
+def test_a_warm_up_over_a_third_of_a_short_run_is_waited_for_until_half_of_it():
+    lr = 1e-8 * np.minimum(1.0, (STEPS[:300] + 1) / 90)
+    (alert,) = judged(4.6 * noise(0.01, size=300), lr, codes=["L105"]).ledger.alerts
+    assert alert.fired < 300
 
 
 @pytest.mark.parametrize("steps_to_fall", [3, 10, 40])

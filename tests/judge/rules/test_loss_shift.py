@@ -36,6 +36,15 @@ def test_a_lasting_step_up_is_named_with_the_step_at_which_it_came():
     (alert,) = run.ledger.alerts
     assert alert.severity is Severity.CRITICAL
     assert alert.finding.evidence["rose_at"] == 150
+    assert alert.remedies[0].do == "Check what changed in the data around step 150"
+
+
+@pytest.mark.parametrize(("low", "codes"), [(0.1, {"L107"}), (2.0, {"L108"})])
+def test_what_had_learned_and_rises_above_its_start_has_shifted_and_is_not_above_it_from_the_start(low, codes):
+    losses = np.concatenate([np.linspace(2.4, low, 100), np.full(28, low), np.full(150, 9.0)])
+    found = {code for code in ("L107", "L108") if losses_fed(code, losses).loud()}
+    assert found >= codes
+    assert ("L108" in found) == ("L108" in codes)
 
 
 @pytest.mark.parametrize("shape", ["step", "ramp", "saturating"])

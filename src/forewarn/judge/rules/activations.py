@@ -13,7 +13,7 @@ from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
-from forewarn.judge.tensor_kinds import is_matrix
+from forewarn.judge.tensor_kinds import is_matrix, layer_of, never_called
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
 
@@ -377,7 +377,8 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 
 
 @rule(
-    "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
+    "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state", "activation/mean"),
+    when=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
     explains=("L102", "L103", "L107", "L108", "G102", "G104", "X103"),
     message=Message("{scope} does not update its running statistics", "", "{cause:words}"),
     remedies=(
@@ -393,7 +394,7 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
                "a batch norm with `requires_grad=False` counts as frozen on purpose", scope_is="layer"),
     ),
 )  # fmt: skip
-def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
+def batchnorm_in_eval(states: Panel, outputs: Panel, info: RunInfo) -> Iterator[Finding]:
     """A batch normalization layer trains without updating its running statistics.
 
     ## Why is this bad?
@@ -403,15 +404,19 @@ def batchnorm_in_eval(states: Panel) -> Iterator[Finding]:
 
     If the layer is in training mode but its statistics never change (a momentum of 0), training is right and every
     evaluation is wrong. A layer in evaluation mode whose own weights are frozen, as in fine-tuning, is intended and not
-    reported.
+    reported. Nor is a layer that the forward pass never calls.
 
     ## Example
     fires: activation/batchnorm_state{norm} 0x3 1x2
     fires: activation/batchnorm_state{norm} 0 2x2
     quiet: activation/batchnorm_state{norm} 3x5
     """
-    for index in np.flatnonzero(np.isin(states.last, _FORGOTTEN)):
+    forgotten = np.flatnonzero(np.isin(states.last, _FORGOTTEN))
+    unused = {layer_of(name) for name in never_called(outputs, info)} if len(forgotten) else set()
+    for index in forgotten:
         state = BatchNormState(int(states.last[index]))
+        if state is BatchNormState.STANDS_STILL and states.scopes[index] in unused:
+            continue
         yield finding(Severity.WARNING, states.last[index], NO_BOUND, states.scopes[index], cause=state.name.lower())
 
 

@@ -20,7 +20,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
-from forewarn.judge.tensor_kinds import copies, is_matrix, num_elements
+from forewarn.judge.tensor_kinds import copies, is_matrix, layer_of, never_called, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity, Values
 
@@ -44,8 +44,9 @@ class FrozenWeight(Settings):
 
 
 @rule(
-    "U101", "frozen-weight", reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level"),
-    per_scope=True, keep=100,
+    "U101", "frozen-weight",
+    reads=("update/frozen_cause", "update/ratio", "train/loss", "train/loss_level", "activation/mean"),
+    when=("update/frozen_cause",), per_scope=True, keep=100,
     settings=FrozenWeight,
     message=Message(
         "{scope} does not move", "update/weight ratio {value} · expected above {bound}", "{cause:words}"
@@ -82,7 +83,7 @@ class FrozenWeight(Settings):
     ),
 )  # fmt: skip
 def frozen_weight(
-    causes: Panel, ratios: Panel, loss: Panel, levels: Panel, settings: FrozenWeight, info: RunInfo
+    causes: Panel, ratios: Panel, loss: Panel, levels: Panel, outputs: Panel, settings: FrozenWeight, info: RunInfo
 ) -> Iterator[Finding]:
     """A trainable weight does not move.
 
@@ -96,7 +97,8 @@ def frozen_weight(
     that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
     almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
     alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
-    last bias of a WGAN critic or a bias before a normalization.
+    last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is
+    information too; `missing-gradient` warns if such layers are a large part of the model.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -109,16 +111,27 @@ def frozen_weight(
     solved = is_solved(loss, levels, settings.negligible_share)
     now_and_then = resting(causes.last, causes.scopes, ratios, settings) if ratio_of else set()
     is_a_matrix = is_matrix(causes.scopes, info)
-    learning = {_layer(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
+    learning = {layer_of(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
+    unused = never_called(outputs, info) if outputs.at == causes.at else set()
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
         if scope in now_and_then or (cause is FrozenCause.NOT_IN_OPTIMIZER and scope in copies(info)):
             continue
-        cancels = cause in _WITHOUT_GRADIENT and not is_a_matrix[index] and _layer(scope) in learning
-        harmless = cause is FrozenCause.STEP_SKIPPED or cancels or (solved and cause in _WITHOUT_GRADIENT)
+        is_unused = cause is FrozenCause.NO_GRADIENT and scope in unused
+        cancels = cause in _WITHOUT_GRADIENT and not is_a_matrix[index] and layer_of(scope) in learning
+        harmless = cause is FrozenCause.STEP_SKIPPED or cancels or is_unused or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
-        yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+        still = _still_for(ratios, scope, settings) if ratio_of else {}
+        yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower(), **still)
+
+
+def _still_for(ratios: Panel, scope: str, settings: FrozenWeight) -> dict[str, float]:
+    """Number of steps since the weight last moved, if it ever did: checks are rare, and several in a row must agree."""
+    if scope not in ratios.scopes:
+        return {}
+    moved = ratios.steps[ratios.values[:, ratios.scopes.index(scope)] > settings.ratio]
+    return {"lasting_steps": ratios.at - int(moved[-1])} if len(moved) else {}
 
 
 def resting(causes: Values, scopes: tuple[str, ...], ratios: Panel, settings: FrozenWeight) -> set[str]:
@@ -128,10 +141,6 @@ def resting(causes: Values, scopes: tuple[str, ...], ratios: Panel, settings: Fr
         return set()
     too_long = idle_too_long(ratios.values <= settings.ratio, ratios.scopes)
     return set(idle) & {scope for scope, is_over in zip(ratios.scopes, too_long, strict=True) if not is_over}
-
-
-def _layer(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

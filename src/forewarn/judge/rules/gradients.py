@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.objective import is_objective
-from forewarn.judge.optimizers import steps_grow_with_gradients
+from forewarn.judge.optimizers import decays_apart, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -27,9 +27,9 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Panel, Series, median
 from forewarn.judge.spike import Spike
-from forewarn.judge.tensor_kinds import matrices
+from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -135,6 +135,10 @@ class ExplodingGradient(Settings):
         Message("Gradients are exploding", "gradient norm before clipping {value} · limit {bound}"),
     ),
     remedies=(
+        for_cause("start", advise(
+            "inspect_initialization", "Check the initial weights and the scale of the inputs",
+            "the gradients were too large before the first step was taken",
+        )),
         clip_gradient(), lower_lr(0.5), warm_up(),
         advise("inspect_batch", "Check whether the loss of step {step} is a sum over the batch",
                "with a sum in place of a mean, the gradient grows with the size of the batch"),
@@ -174,11 +178,16 @@ def exploding_gradient(
     bound = critical if severity is Severity.CRITICAL else warning
     if not is_objective(loss.series(), separate.series(), info):
         severity = Severity(severity - 1)
-    evidence: dict[str, float | str] = {}
+    evidence: dict[str, float | str] = {"cause": "start"} if _began_high(whole, warning) else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
-        evidence = {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
+        evidence |= {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
     return finding(severity, whole.last, bound, "", **evidence)
+
+
+def _began_high(norm: Series, limit: float) -> bool:
+    """Whether the gradients of the very first step were beyond the limit already."""
+    return bool(norm.steps[0] == 0 and norm.values[0] > limit)
 
 
 def _loss_scale(loss: Series, levels: Series) -> float:
@@ -264,6 +273,8 @@ class GradientSpike(Spike):
     """Number of steps in a row that make a spike a warning, if the loss rises; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
+    loss_spread: float = between(5.0, 0.0)
+    """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
     """Fraction by which the loss must have fallen for larger gradients to be a sign of learning, or risen for lasting
     ones to matter."""
@@ -299,14 +310,16 @@ def gradient_spike(
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Four kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
-    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second comes when the
-    loss has just begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning.
-    The third comes on an almost solved task, where a single sample can make a tiny gradient many times larger. The
-    fourth comes where the loss is not the objective, as in a GAN: gradients follow the other side there.
+    Five kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second is a single
+    spike below a hundred times the level whose loss is no higher than usual. The third comes when the loss has just
+    begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning. The fourth
+    comes on an almost solved task, where a single sample can make a tiny gradient many times larger. The fifth comes
+    where the loss is not the objective, as in a GAN: gradients follow the other side there.
 
     ## Example
     fires: 1.0+0.001x100 30.0
+    fires: 1.0+0.001x100 30.0 | train/loss 2.0x50 2.1x50 4.0
     fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
@@ -315,7 +328,8 @@ def gradient_spike(
         return None
     ratio, lasting = deviation.ratio, norm.steps_of(deviation.lasting)
     clipped_ratio = min(ratio, clip.last / deviation.level) if clip.at == norm.at else ratio
-    tall = clipped_ratio > settings.warning_factor or ratio > settings.warning_factor**2
+    extreme = ratio > settings.warning_factor**2
+    tall = extreme or (clipped_ratio > settings.warning_factor and _stands_out(loss, norm.at, settings))
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
     severe = tall or (lasting >= settings.lasting_steps and not now <= before + settings.learning * abs(before))
@@ -328,13 +342,37 @@ def gradient_spike(
     )
 
 
+def _stands_out(loss: Series, step: int, settings: GradientSpike) -> bool:
+    """Whether the loss of this step is above most of the recent ones by more than their spread; True if unknown."""
+    if loss.at != step or not math.isfinite(loss.last):
+        return True
+    earlier = loss.finite(settings.window + 1)[:-1]
+    if len(earlier) < settings.minimum:
+        return True
+    level = median(earlier)
+    return bool(loss.last > level + settings.loss_spread * MAD_TO_STD * median(np.abs(earlier - level)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGradient(Settings):
+    """When `missing-gradient` fires."""
+
+    unused_share: float = between(0.2, 0.0, 1.0)
+    """Fraction of all weights that must be in layers that are never called for them to be a warning."""
+
+
 @rule(
-    "G108", "missing-gradient", reads=("gradient/missing",), per_scope=True, hold=3, keep=100,
+    "G108", "missing-gradient", reads=("gradient/missing", "activation/mean"), when=("gradient/missing",),
+    per_scope=True, hold=3, keep=100,
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
-    message=Message(
-        "{scope} receives no gradient",
-        "",
-        "the backward pass does not reach it: its `.grad` is None",
+    settings=MissingGradient,
+    message=(
+        Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
+        Message(
+            "{scope} receives no gradient",
+            "",
+            "the backward pass does not reach it: its `.grad` is None",
+        ),
     ),
     remedies=(
         advise("check_graph", "Check that the loss depends on {scope}",
@@ -344,7 +382,7 @@ def gradient_spike(
                "a parameter with `requires_grad=False` from the start is not reported", scope_is="parameter"),
     ),
 )  # fmt: skip
-def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
+def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, info: RunInfo) -> Iterator[Finding]:
     """The backward pass never reaches a trainable parameter.
 
     ## Why is this bad?
@@ -355,17 +393,31 @@ def missing_gradient(missing: Panel, info: RunInfo) -> Iterator[Finding]:
     used only now and then, such as an expert without tokens. Such a gap is reported once it is too long for chance,
     judged by earlier gaps of the parameter and its siblings. A parameter without elements is never reported.
 
+    A layer that the forward pass never calls is information only: many models define layers that one of their modes
+    does not use. If such layers hold a fifth of all weights, it is a warning.
+
     ## Example
     fires: gradient/missing{layer.weight} 1x3
+    fires: gradient/missing{a.weight} 0x3 | gradient/missing{b.weight} 1x3 | activation/mean{a} 0.1x3
     fires: gradient/missing{experts.0.weight} 0 1 0 1x52
     quiet: gradient/missing{experts.0.weight} 0 1 0 1x9
     quiet: gradient/missing{experts.0.weight} 1x9 | gradient/missing{experts.1.weight} 1 0x8
     quiet: gradient/missing{layer.weight} 1x2 0 1x2 0
     """
-    for index in np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes)):
-        parameter = info.parameters.get(missing.scopes[index])
-        if parameter is None or 0 not in parameter.shape:
-            yield finding(Severity.WARNING, missing.last[index], 0.0, missing.scopes[index])
+    without = np.flatnonzero(idle_too_long(missing.values > 0, missing.scopes))
+    unused = never_called(outputs, info) if len(without) and outputs.at == missing.at else set()
+    sizes = num_elements(missing.scopes, info)
+    unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
+    for index in without:
+        scope = missing.scopes[index]
+        parameter = info.parameters.get(scope)
+        if parameter is not None and 0 in parameter.shape:
+            continue
+        if scope not in unused:
+            yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
+            continue
+        severity = Severity.WARNING if unused_size >= settings.unused_share * sizes.sum() else Severity.INFO
+        yield finding(severity, missing.last[index], 0.0, scope, layer=layer_of(scope))
 
 
 @rule(
@@ -417,12 +469,11 @@ class ClipTooTight(Settings):
     """Fall of the loss, as a fraction of the first loss, from which it is information only."""
     epsilons: float = between(100.0, 0.0)
     """Multiple of the optimizer's epsilon below which clipped gradients are too small for Adam and its kin."""
-    begun: float = between(0.1, 0.0, 1.0)
-    """Fall of the loss, as a fraction of the first loss, below which clipping may be why nothing is learned."""
 
 
 @rule(
-    "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip"), keep=128,
+    "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip", "weight/global_norm"),
+    when=("train/loss_level",), keep=128,
     explains=(
         "L104", "L105", "G103", "G105", "G106", "U101", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
     ),
@@ -436,15 +487,16 @@ class ClipTooTight(Settings):
         raise_lr(10.0, "if the limit is meant, the steps are too small for it"),
     ),
 )  # fmt: skip
-def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipTooTight, info: RunInfo) -> Finding | None:
+def clip_too_tight(
+    levels: Series, norm: Series, clip: Series, weight: Series, settings: ClipTooTight, info: RunInfo
+) -> Finding | None:
     """Clipping cuts almost every gradient down to a small part of its norm.
 
     ## Why is this bad?
     With plain SGD the step is as small as the clipped gradient, and the run crawls. Clipping is meant for outliers: a
     limit near the usual norm. Adam and its kin divide the gradient by its size, so a tight limit alone does no harm.
-    There it is information, unless the clipped gradients come close to the epsilon of the optimizer, or the loss has
-    not begun to fall: weight decay in the gradient, for one, outweighs clipped gradients. It is information too if the
-    loss has halved all the same.
+    There it is information, unless the clipped gradients come close to the epsilon of the optimizer, or weight decay
+    that is part of the gradient outweighs them. It is information too if the loss has halved all the same.
 
     ## Example
     fires: 2.3 _x62 2.3 | gradient/global_norm 5.0x64 | train/clip 0.0001x64
@@ -462,12 +514,23 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     losses = levels.finite()
     fall = (losses[0] - losses[-1]) / abs(losses[0]) if len(losses) > 1 and losses[0] else 0.0
     plain = steps_grow_with_gradients(info) or not info.optimizers
-    harms, may_harm = fall < settings.learning, fall < settings.begun
-    severity = Severity.WARNING if harms and (plain or near_epsilon or may_harm) else Severity.INFO
+    decay = 0.0 if decays_apart(info) else max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
+    outweighed = clip.last < decay * weight.last
+    harms = fall < settings.learning and (plain or near_epsilon or outweighed)
+    severity = Severity.WARNING if harms else Severity.INFO
     return finding(
-        severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual,
-        lasting_steps=norm.steps_of(trailing(norm.values * np.float32(settings.kept) > clip.last)),
+        severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual, lasting_steps=_clipped_for(norm, clip)
     )  # fmt: skip
+
+
+_SAME_LIMIT = 0.05
+"""Largest difference of two clipping norms that are the same, as a fraction: some are told from rounded norms."""
+
+
+def _clipped_for(norm: Series, clip: Series) -> int:
+    """Number of steps with this limit; all in memory if no other was seen: it takes two measured steps to see one."""
+    others = clip.steps[~np.isclose(clip.values, clip.last, rtol=_SAME_LIMIT)]
+    return norm.at - int(others[-1] + 1 if len(others) else norm.steps[0]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -593,5 +656,6 @@ class GradientThresholds(Settings):
     exploding_gradient: ExplodingGradient = ExplodingGradient()
     vanishing_gradient: VanishingGradient = VanishingGradient()
     gradient_spike: GradientSpike = GradientSpike()
+    missing_gradient: MissingGradient = MissingGradient()
     clip_too_tight: ClipTooTight = ClipTooTight()
     gradient_changed_before_step: GradientChangedBeforeStep = GradientChangedBeforeStep()

@@ -15,13 +15,15 @@ from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
-from forewarn.judge.rules.updates import lr_factor, usual_ratio
+from forewarn.judge.rules.updates import lr_factor, typical_ratios
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MOST_POINTS = 64
 """Maximum number of levels that a slope is fitted to; if there are more, every n-th is used."""
+_LEVEL_ERROR = 1.2533 / math.sqrt(32)
+"""The standard error of the median of 32 losses, relative to their standard deviation."""
 _SLOPE_ERROR = math.sqrt(12)
 """The standard error of a fitted fall is this times that of one point, divided by the root of their number."""
 
@@ -39,9 +41,10 @@ class LossNotStarting(Settings):
     levels: int = between(6, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
     settled_steps: int = between(190, 1, counts="steps")
-    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up."""
+    """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up; half of the
+    run if that is less."""
     slow: float = between(5e-5, 0.0)
-    """Median update ratio below which the learning rate is to blame."""
+    """Largest median update ratio so far below which the rule does not wait as long: the learning rate is to blame."""
     slow_levels: int = between(3, 2, counts="readings")
     """Minimum number of loss levels then."""
     slow_steps: int = between(90, 1, counts="steps")
@@ -49,7 +52,14 @@ class LossNotStarting(Settings):
     wanted: float = between(1e-3, 0.0)
     """Update ratio that the first remedy aims at then."""
     moving: float = between(3e-4, 0.0)
-    """Median update ratio above which the weights move enough, so that the data or the model is to blame."""
+    """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
+    blame."""
+    large: float = between(1e-2, 0.0)
+    """Median update ratio above which the learning rate may be too high."""
+    tiny: float = between(1e-5, 0.0)
+    """Median update ratio below which a slow fall of the loss counts as none either."""
+    tiny_gain: float = between(0.05, 0.0, 1.0)
+    """Minimum steady fall, as a fraction of the first loss, if the steps are that small."""
     chance: float = between(0.97, 0.0, 1.0)
     """Fraction of ln(number of classes) above which a softmax loss is no better than chance."""
     constant: float = between(1e-3, 0.0)
@@ -154,6 +164,11 @@ def loss_plateau(
         ),
         Message(
             "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the weights move far in each step, by {large_ratio} of their size, but the loss does not fall",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
             "first loss {first} · now {level} · after {lasting_steps} steps · standard deviation {spread}",
             "it is the same for every batch, so it does not depend on the labels",
         ),
@@ -163,7 +178,8 @@ def loss_plateau(
         ),
     ),
     remedies=(
-        for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well")),
+        for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well", of_peak=True)),
+        for_cause("large", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         for_cause("moving", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
         )),
@@ -171,13 +187,13 @@ def loss_plateau(
             "check_objective", "Check the targets that the loss gets: label smoothing, masks and the reduction",
             "a loss that is the same for every batch has nothing to teach",
         )),
-        for_cause("unknown", raise_lr(10.0, "most often the learning rate is too low")),
+        for_cause("unknown", raise_lr(10.0, "most often the learning rate is too low", of_peak=True)),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
         for_cause("unknown", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
         )),
-        for_cause("moving", raise_lr(10.0, "the steps may still be too small")),
+        for_cause("moving", raise_lr(10.0, "the steps may still be too small", of_peak=True)),
     ),
 )  # fmt: skip
 def loss_not_starting(
@@ -193,9 +209,9 @@ def loss_not_starting(
     """The training loss has barely moved from its first value.
 
     ## Why is this bad?
-    The model has not learned anything yet. Most often the learning rate is too low. Otherwise the inputs say nothing
-    about the targets (shuffled labels, a wrong mask), or the gradient does not reach the weights, which other rules
-    report. The rule waits for the end of a warm-up, and while noise may hide a fall.
+    The model has not learned anything yet. If the weights hardly move either, the learning rate is too low. Otherwise
+    the inputs say nothing about the targets (shuffled labels, a wrong mask), or the learning rate is so high that every
+    step undoes the one before. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
@@ -210,42 +226,55 @@ def loss_not_starting(
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | train/loss 4.6x301
     fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | update/ratio{a.weight} 1e-6x100
     quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | update/ratio{a.weight} 1e-3x100
+    fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | update/ratio{a.weight} 1e-6x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | update/ratio{a.weight} 0.02x301
+    quiet: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-3x301 | update/ratio{a.weight} 1e-3x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    ratio = usual_ratio(ratios, info)
-    is_slow = ratio < settings.slow
+    typical = typical_ratios(ratios, info)
+    largest = float(np.fmax.reduce(typical, initial=math.nan))  # it outlasts a decay of the learning rate
+    is_slow = largest < settings.slow
     settled = settings.slow_steps if is_slow else settings.settled_steps
-    if level.at < settled or is_rising(lr, level.at - settled):
+    if level.at < settled or is_rising(lr, level.at - min(settled, level.at // 2)):
         return None
     if not is_objective(loss.series(), separate.series(), info):
         return None
-    stuck = _not_started(level.series(), settings, settings.slow_levels if is_slow else settings.levels)
+    gain = settings.tiny_gain if largest < settings.tiny else settings.gain
+    least = settings.slow_levels if is_slow else settings.levels
+    stuck = _not_started(level.series(), dataclasses.replace(settings, gain=gain), least)
     if stuck is None:
         return None
     recent = loss.series().values[-_MOST_POINTS:]
     num_classes = classes.series().median(_MOST_POINTS)
     at_chance = num_classes > 1 and median(recent) > settings.chance * math.log(num_classes)
     is_constant = len(recent) > 0 and _spread(recent) < settings.constant * median(recent)
-    if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), settings)):
+    if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), recent, settings)):
         return None
     evidence: dict[str, float | str] = {"cause": "unknown"}
-    if is_slow:
-        evidence = {"cause": "slow", "slow_ratio": ratio, "lr_factor": lr_factor(settings.wanted, ratio)}
-    elif is_constant:
+    if is_constant and not is_slow:
         evidence = {"cause": "constant", "spread": _spread(recent)}
-    elif ratio > settings.moving:
-        evidence = {"cause": "moving", "moving_ratio": ratio}
+    elif largest < settings.moving:
+        evidence = {"cause": "slow", "slow_ratio": largest, "lr_factor": lr_factor(settings.wanted, largest)}
+    elif median(typical) >= settings.large:
+        evidence = {"cause": "large", "large_ratio": median(typical)}
+    elif largest >= settings.moving:
+        evidence = {"cause": "moving", "moving_ratio": median(typical)}
     return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
 
 
-def _is_without_trend(level: Series, settings: LossNotStarting) -> bool:
-    """Whether the noise hides any fall. A loss with a high floor falls by little, but surely."""
+def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting) -> bool:
+    """Whether the noise hides any fall. A loss with a high floor falls by little, but surely.
+
+    A few levels may lie on a line by chance, so the noise of the single losses counts as well.
+    """
     steps, levels = _finite(level)
     slope = theil_sen(steps[1:], levels[1:])
     fall = -slope * float(steps[-1] - steps[1])
-    return levels[0] > 0 and fall <= settings.significance * _fall_error(steps[1:], levels[1:], slope)
+    of_level = _LEVEL_ERROR * _spread(recent) if len(recent) else 0.0
+    error = max(_fall_error(steps[1:], levels[1:], slope), _SLOPE_ERROR * of_level / math.sqrt(len(levels) - 1))
+    return levels[0] > 0 and fall <= settings.significance * error
 
 
 def _not_started(level: Series, settings: LossNotStarting, least: int) -> Finding | None:
@@ -266,8 +295,9 @@ def _not_started(level: Series, settings: LossNotStarting, least: int) -> Findin
     if not (is_flat and first - now < settings.first_fall * abs(first)):
         return None
     return finding(
-        Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1
-    )
+        Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1,
+        cause="small_steps",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.history import History
 from forewarn.judge.lr_course import rates
 from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import finding, rule
@@ -15,7 +16,7 @@ from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_
 from forewarn.judge.rules.loss import comparable
 from forewarn.judge.series import Floats, Panel, Series, median
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, RunInfo, Severity
+from forewarn.types import Finding, Remedy, RunInfo, Severity
 
 _LEVEL_LOSSES = 32
 """Number of losses whose median is one level."""
@@ -41,6 +42,16 @@ class LossShift(Settings):
     """Fraction of the rise within a few steps from which it was sudden, so that something must have changed there."""
 
 
+def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
+    """Look at the data of the step at which the loss rose, which is earlier than the one at which it was seen."""
+    step = int(finding.evidence.get("rose_at", finding.step))
+    return Remedy(
+        "inspect_data", {"step": step},
+        "labels that no longer belong to their inputs, sorted data or another source lift the loss at once",
+        do=f"Check what changed in the data around step {step}",
+    )  # fmt: skip
+
+
 @rule(
     "L107", "loss-shift", reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses"),
     when=("train/loss_level",), per_scope=True, keep=256,
@@ -60,8 +71,7 @@ class LossShift(Settings):
         ),
     ),
     remedies=(
-        advise("inspect_data", "Check what changed in the data around step {step}",
-               "labels that no longer belong to their inputs, or another source of data, lift the loss at once"),
+        _inspect_data,
         roll_back(),
         lower_lr(0.3, "if the data is the same, the steps have become too large"),
         snapshot(),
@@ -148,6 +158,8 @@ class LossAboveStart(Settings):
     """Number of recent losses whose median is compared."""
     first: int = between(3, 1, counts="readings")
     """Number of first losses; the highest of them is the start."""
+    learned: float = between(0.5, 0.0, 1.0)
+    """Fraction of the start below which an earlier level shows that the model had learned: `loss-shift` is for that."""
 
 
 @rule(
@@ -171,7 +183,8 @@ def loss_above_start(
 
     ## Why is this bad?
     The model is far worse than its random initial weights. No healthy run gets there, so the rule needs no history: it
-    can fire after 32 steps. The learning rate is much too high, in a GAN that of one of the two sides.
+    can fire after 32 steps. The learning rate is much too high, in a GAN that of one of the two sides. If the loss had
+    fallen to half its start before, something else has changed, and `loss-shift` says when.
 
     In a game the loss must be ten times as high, and it is then a warning. In reinforcement learning a loss that grows
     is only information: it grows with the values.
@@ -191,7 +204,7 @@ def loss_above_start(
     is_meant, in_game = is_objective(loss, separate, info), is_game(separate, info)
     bound = start * (settings.game_factor if in_game else settings.factor)
     now = loss.median(settings.readings)
-    if not now > bound:
+    if not now > bound or (is_meant and levels.finite().min() < settings.learned * start):
         return None
     severity = Severity.INFO if not (is_meant or in_game) else Severity.WARNING
     if is_meant and now > start * settings.game_factor:

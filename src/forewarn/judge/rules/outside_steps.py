@@ -71,8 +71,7 @@ def outside_steps(
     fires: 1e-3x4 | update/norm{a.w} 5.0x4 | gradient/norm{a.w} 0.1x4 | train/lr{0} 1e-3x4 | group/momentum 0.9
     quiet: 1e-3x4 | update/norm{a.w} 1e-3x4 | gradient/norm{a.w} 0.1x4 | train/lr{0} 1e-3x4 | group/momentum 0.9
     """
-    at = typical.at
-    if not moved.at == gradient.at == lr.at == at or math.isnan(typical.series().last):
+    if not moved.at == gradient.at == lr.at == typical.at or math.isnan(typical.series().last):
         return None
     if moved.scopes != gradient.scopes or len(info.groups) != len(lr.scopes):
         return None

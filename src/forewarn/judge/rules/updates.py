@@ -24,13 +24,11 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.rules.loss import is_solved
-from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, nanmedian, trailing
 from forewarn.judge.tensor_kinds import is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
-_RECENT = 5
-"""Number of newest readings that make a usual update ratio."""
 _HALF_DECADE = math.sqrt(10)
 _LOWEST_FACTOR, _HIGHEST_FACTOR = 1e-2, 1e4
 """Largest changes of the learning rate that are advised at once."""
@@ -202,10 +200,10 @@ def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
     return np.array((np.isnan(rows) & (moved > 0)).any(axis=0), bool)
 
 
-def usual_ratio(ratios: Panel, info: RunInfo) -> float:
-    """The median update ratio of the matrices over the newest readings; NaN if there is none."""
-    moved = ratios.values[-_RECENT:, is_matrix(ratios.scopes, info)]
-    return median(moved[moved > 0])
+def typical_ratios(ratios: Panel, info: RunInfo) -> Floats:
+    """The median update ratio of the matrices that moved, at each reading."""
+    moved = ratios.values[:, is_matrix(ratios.scopes, info)]
+    return nanmedian(np.where(moved > 0, moved, np.nan).T)
 
 
 def _median_of_matrices(ratios: Panel, info: RunInfo, eligible: Bools) -> float:

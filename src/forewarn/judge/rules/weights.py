@@ -25,7 +25,7 @@ from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median, usual_levels
 from forewarn.judge.tensor_kinds import copies, is_matrix, kinds, matrices
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, RunInfo, Severity
+from forewarn.types import Finding, FrozenCause, RunInfo, Severity
 
 
 @rule(
@@ -72,7 +72,8 @@ class WeightNormSpike(Settings):
 
 
 @rule(
-    "W102", "weight-norm-spike", reads=("weight/norm",), per_scope=True, keep=100,
+    "W102", "weight-norm-spike", reads=("weight/norm", "update/frozen_cause"), when=("weight/norm",), per_scope=True,
+    keep=100,
     explains=(
         "L101", "L102", "L103", "L107", "L108", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106",
         "A107", "A108", "M102", "M103",
@@ -90,14 +91,14 @@ class WeightNormSpike(Settings):
                "something pushed this weight far from its usual size", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
+def weight_norm_spike(norm: Panel, causes: Panel, settings: WeightNormSpike, info: RunInfo) -> Iterator[Finding]:
     """A weight norm is many times its earlier level.
 
     ## Why is this bad?
     Weights grow slowly in a healthy run. A tensor whose norm rises tenfold has lost what it had learned, and its
     outputs may soon overflow. A tensor that starts at zero grows by large factors too, so it does not fire until its
     growth has slowed down. Nor does growth over a time without readings that is longer than the history: a head that
-    starts small may grow tenfold within a hundred steps.
+    starts small may grow tenfold within a hundred steps. Nor does a weight that no optimizer moves.
 
     ## Example
     fires: weight/norm{layer.weight} 5.0+0.01x20 80.0
@@ -112,13 +113,19 @@ def weight_norm_spike(norm: Panel, settings: WeightNormSpike, info: RunInfo) -> 
     for index in matrices(np.fmin.reduce(earlier) < least, norm.scopes, info):
         finite = np.isfinite(earlier[:, index])
         column = earlier[finite, index]
-        if len(column) < settings.minimum:
+        if len(column) < settings.minimum or norm.scopes[index] in _not_trained(causes):
             continue
         level = float(usual_levels(steps[finite], column[:, None])[0])
         if 0 < level <= settings.growth * column[0] and last[index] > settings.factor * level:
             ratio = float(last[index]) / level
             bound = settings.factor * level
             yield finding(Severity.WARNING, last[index], bound, norm.scopes[index], level=level, ratio=ratio)
+
+
+def _not_trained(causes: Panel) -> set[str]:
+    """The tensors that no optimizer moves on purpose; the loop may write to them, as to a moving average."""
+    on_purpose = causes.last == FrozenCause.ON_PURPOSE.value
+    return {scope for scope, is_left in zip(causes.scopes, on_purpose, strict=True) if is_left}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +203,8 @@ class WeightShrinking(Settings):
 
 
 @rule(
-    "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite"), per_scope=True, hold=3, keep=200,
+    "W104", "weight-shrinking", reads=("weight/norm", "weight/nonfinite", "update/frozen_cause"),
+    when=("weight/norm",), per_scope=True, hold=3, keep=200,
     explains=("G103", "G105", "G106", "U102", "W103", "A104"),
     settings=WeightShrinking,
     message=Message(
@@ -210,12 +218,15 @@ class WeightShrinking(Settings):
                "without a gradient, only the decay acts on it", scope_is="parameter"),
     ),
 )  # fmt: skip
-def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, info: RunInfo) -> Iterator[Finding]:
+def weight_shrinking(
+    norm: Panel, nonfinite: Panel, causes: Panel, settings: WeightShrinking, info: RunInfo
+) -> Iterator[Finding]:
     """A weight norm has fallen to a small fraction of its earlier value.
 
     ## Why is this bad?
     Weight decay shrinks every weight at every step, and only the gradient restores it. A layer whose norm falls
-    tenfold gets too little gradient. It fades out of the model, and so does the signal that it passes on.
+    tenfold gets too little gradient. It fades out of the model, and so does the signal that it passes on. A weight that
+    no optimizer moves, such as a codebook of moving averages, is not reported.
 
     ## Example
     fires: weight/norm{layer.weight} 5.0-0.4x12 0.3x3
@@ -227,9 +238,10 @@ def weight_shrinking(norm: Panel, nonfinite: Panel, settings: WeightShrinking, i
     shrunk = (norm.last < bound) & (norm.values[0] > 0)
     if not shrunk.any():
         return
-    lost = {scope for scope, count in zip(nonfinite.scopes, nonfinite.last, strict=True) if count > 0}
+    exempt = {scope for scope, count in zip(nonfinite.scopes, nonfinite.last, strict=True) if count > 0}
+    exempt |= _not_trained(causes)
     for index in matrices(shrunk, norm.scopes, info):
-        if norm.scopes[index] not in lost:
+        if norm.scopes[index] not in exempt:
             yield finding(
                 Severity.WARNING, norm.last[index], bound[index], norm.scopes[index],
                 began_at=float(norm.values[0, index]), lasting_steps=norm.at - int(norm.steps[0]) + 1,

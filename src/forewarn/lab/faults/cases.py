@@ -181,14 +181,14 @@ def judged_again(record: Record, runs: Path, *, remedies: bool = True) -> Record
 
 
 def _remedied(
-    case: Case, warned: Sequence[Warned], onset: int, known: Mapping[str, float | None]
+    case: Case, warned: Sequence[Warned], onset: int, earlier: Mapping[str, float | None]
 ) -> dict[str, float | None]:
     """The scores of a fault with remedies: one by chance, a lower rate, and the one that is named first."""
     if not case.is_fault:
         return {}
     first = _first_remedy(warned)
     seen = first[1] if first else onset
-    scores = dict(known)
+    scores = dict(earlier)
     for who, remedy in ((CHANCE, random_remedy(case.key)), (LOWERED, LOWER)):
         if who not in scores:
             scores[who] = _with(case, remedy, seen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class GainProbe(Probe):
     `gain/mean` is the mean of `gain/block` over the blocks, and `gain/amplification` their product. `gain/mean_ma`
     averages `gain/mean` over a window of checks, and `gain/drift` is its change since the oldest check of that window.
     `gradient/block_norm` is the gradient norm of the parameters in each block. All are recorded on measured steps.
+    Blocks that get the same input, such as the heads of a layer, lie side by side and have no order: nothing is
+    recorded.
     """
 
     name = "gain"
@@ -53,6 +56,12 @@ class GainProbe(Probe):
         self._output: Tensor | None = None
         """Output of the latest block; usually the next block's input."""
         self._boundary = _Boundary()
+        self._inputs: list[Tensor] = []
+        """Inputs of the latest block."""
+        self._block = -1
+        """The latest block."""
+        self._side_by_side = False
+        """Whether two blocks got the same input."""
         self._reached: list[tuple[int, _Boundary, Numbers]] = []
         """For each gradient seen: its backward pass, its boundary and its statistics."""
         self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
@@ -61,12 +70,12 @@ class GainProbe(Probe):
         return self._taps
 
     def forward_ended(self, output: Any) -> None:
-        self._output = None
+        self._output, self._inputs = None, []
 
     def collect(self, step: Step) -> Pending | None:
-        if not step.measured or not self._names:
-            return None
         reached, self._reached = self._reached, []
+        if not step.measured or not self._names or self._side_by_side:
+            return None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             yield from self._gains([(task, boundary) for task, boundary, _ in reached], arrays)
@@ -86,7 +95,11 @@ class GainProbe(Probe):
 
     def _entered(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
-            tensor = next(differentiable([*args, *kwargs.values()]), None)
+            inputs = list(differentiable([*args, *kwargs.values()]))
+            same = len(inputs) == len(self._inputs) and all(map(is_, inputs, self._inputs))
+            self._side_by_side |= bool(inputs) and same and block != self._block
+            self._inputs, self._block = inputs, block
+            tensor = inputs[0] if inputs else None
             if tensor is not None and tensor is self._output:
                 self._boundary.input_of = block
                 return ()

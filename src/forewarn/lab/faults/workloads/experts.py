@@ -53,6 +53,10 @@ class SparseModel(nn.Module):
 )  # fmt: skip
 def moe(session: Session) -> float:
     """A recurrent model with four routed experts; Muon for matrices, AdamW for the rest, a balancing loss."""
+    if not hasattr(torch.optim, "Muon"):
+        raise RuntimeError(
+            f"the workload moe needs torch 2.9 or newer for torch.optim.Muon; this is {torch.__version__}"
+        )
     train, held_out, num_symbols = text()
     model = SparseModel(session.count("num_symbols", num_symbols))
     session.built(model)
