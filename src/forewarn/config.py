@@ -33,6 +33,7 @@ from forewarn.judge.rules.gradients import GradientThresholds
 from forewarn.judge.rules.initial_scale import InitialScaleThresholds
 from forewarn.judge.rules.logits import LogitThresholds
 from forewarn.judge.rules.loss import LossThresholds
+from forewarn.judge.rules.loss_direction import LossDirectionThresholds
 from forewarn.judge.rules.loss_levels import LossLevelThresholds
 from forewarn.judge.rules.loss_shift import LossShiftThresholds
 from forewarn.judge.rules.lr import LrThresholds
@@ -59,7 +60,7 @@ class Thresholds(
     TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, InitialScaleThresholds,
     WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds, EpsilonThresholds, UpdateThresholds,
     FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds, LossLevelThresholds, LossThresholds,
-    BatchThresholds,
+    LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
