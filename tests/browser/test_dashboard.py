@@ -16,22 +16,29 @@ PICTURES = Path(__file__).parents[2] / "build" / "browser"
 SIZES = ((1440, 1800), (1024, 1600), (390, 2400))
 
 
-def text_of(page: Any, selector: str) -> str:
-    return str(page.inner_text(selector))
-
-
 def wait_for_text(page: Any, selector: str, words: str) -> None:
     script = "([selector, words]) => document.querySelector(selector)?.innerText.includes(words)"
     page.wait_for_function(script, arg=[selector, words])
 
 
-def link_of(page: Any) -> str:
-    return str(page.evaluate("location.hash"))
+def wait_for_count(page: Any, selector: str, least: int, most: int | None = None) -> None:
+    """The page draws with the next frame: what follows from a click is not there at once."""
+    script = "([selector, least, most]) => (n => n >= least && n <= most)(document.querySelectorAll(selector).length)"
+    page.wait_for_function(script, arg=[selector, least, least if most is None else most])
+
+
+def wait_for_link(page: Any, words: str) -> None:
+    page.wait_for_function("words => location.hash.includes(words)", arg=words)
 
 
 def middle_of_row(page: Any, label_row: int, share: float) -> tuple[float, float]:
-    """A place on the map: the n-th row, at a share of its steps."""
-    box = page.locator("#where .depth .chart").first.bounding_box()
+    """A place on the map, which has been drawn and stands still: the n-th row, at a share of its steps."""
+    chart, box, before = page.locator("#where .depth .chart").first, None, {}
+    chart.scroll_into_view_if_needed()
+    wait_for_text(page, "#where", "or less")
+    while box != before:
+        page.wait_for_timeout(300)
+        before, box = box, chart.bounding_box()
     left, right, top, height = box["x"] + 186, box["x"] + box["width"] - 6, box["y"] + 2, 15.5
     return left + share * (right - left), top + (label_row + 0.5) * height
 
@@ -43,9 +50,8 @@ def test_a_live_run_updates_the_page(visit: Visitor, runs: Path) -> None:
     wait_for_text(page, ".strip .at", "step 11")
     training.steps(13)
     wait_for_text(page, ".strip .at", "step 24")
-    assert text_of(page, ".status").startswith("Live · step 24")
-    drawn = "() => document.querySelectorAll('.vitals .u-over').length"
-    assert page.evaluate(drawn) >= 4
+    wait_for_text(page, ".status", "Live · step 24")
+    wait_for_count(page, ".vitals .u-over", 4, 99)
     page.hover(".vitals .u-over >> nth=0")
     wait_for_text(page, ".status", "Following paused")
     training.close()
@@ -61,31 +67,26 @@ def test_a_new_alert_stands_in_the_verdict_and_moves_nothing_until_asked(visit: 
     wait_for_text(page, ".verdict", f"New at step {FAULT}")
     assert page.locator(".course").count() == 0
     page.click("text=Show it")
-    assert page.locator(".course").count() == 1
-    assert f"since step {FAULT}" in text_of(page, ".verdict")
+    wait_for_count(page, ".course", 1)
+    wait_for_text(page, ".verdict", f"since step {FAULT}")
     training.close()
 
 
 def test_a_click_on_an_alert_opens_its_card(visit: Visitor) -> None:
     page = visit.open("#run=faulty")
     page.click(".marks button >> nth=0")
-    card = page.locator(".entry .card")
-    card.wait_for()
-    assert "What to do" in card.inner_text()
-    assert "alert=U104" in link_of(page)
-    assert page.locator(".card canvas").count() == 1
+    wait_for_text(page, ".entry .card", "What to do")
+    wait_for_link(page, "alert=U104")
+    wait_for_count(page, ".card canvas", 1)
     page.click(".row.cause")
-    assert page.locator(".card").count() == 0
+    wait_for_count(page, ".card", 0)
 
 
 def test_hovering_over_the_map_shows_the_stored_value(visit: Visitor, runs: Path) -> None:
     page = visit.open("#run=faulty&metric=gradient%2Fnorm&zoom=all")
-    page.locator("#where").scroll_into_view_if_needed()
-    page.wait_for_timeout(300)
     page.mouse.move(*middle_of_row(page, 1, 0.5))
-    readout = page.locator("#where .panel.plain output").first
-    readout.wait_for()
-    scope, step, value = readout.inner_text().split(" · ")
+    wait_for_text(page, "#where .panel.plain output", "step")
+    scope, step, value = page.locator("#where .panel.plain output").first.inner_text().split(" · ")
     assert scope == "middle.weight"
     series = forewarn.open_run(runs / "faulty").series("gradient/norm", scope)
     stored = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))[int(step.removeprefix("step "))]
@@ -94,16 +95,12 @@ def test_hovering_over_the_map_shows_the_stored_value(visit: Visitor, runs: Path
 
 def test_a_click_on_a_row_opens_the_layer(visit: Visitor) -> None:
     page = visit.open("#run=faulty")
-    page.locator("#where").scroll_into_view_if_needed()
-    page.wait_for_timeout(300)
     page.mouse.click(*middle_of_row(page, 1, 0.5))
-    drawer = page.locator(".drawer")
-    drawer.wait_for()
-    assert "16 × 16 values" in drawer.inner_text()
+    wait_for_text(page, ".drawer", "16 × 16 values")
     page.keyboard.press("ArrowDown")
     wait_for_text(page, ".drawer h2", "last.weight")
     page.keyboard.press("Escape")
-    drawer.wait_for(state="detached")
+    wait_for_count(page, ".drawer", 0)
 
 
 def test_dragging_zooms_every_chart_and_a_double_click_shows_the_whole_run(visit: Visitor) -> None:
@@ -114,10 +111,10 @@ def test_dragging_zooms_every_chart_and_a_double_click_shows_the_whole_run(visit
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=5)
     page.mouse.up()
-    assert "zoom=25-74" in link_of(page)
+    wait_for_link(page, "zoom=25-74")
     page.wait_for_function("() => !document.querySelectorAll('.controls button')[1].disabled")
     page.mouse.dblclick(box["x"] + box["width"] / 2, middle)
-    assert "zoom=all" in link_of(page)
+    wait_for_link(page, "zoom=all")
 
 
 def test_runs_are_found_and_compared(visit: Visitor) -> None:
@@ -128,10 +125,10 @@ def test_runs_are_found_and_compared(visit: Visitor) -> None:
         page.check(f"[aria-label='Choose {name}']")
     page.click("text=Compare 2 chosen")
     page.wait_for_selector(".compare #alerts")
-    assert "step 60" in text_of(page, "#alerts")
-    assert "none" in text_of(page, "#alerts")
-    assert page.locator(".compare .u-over").count() >= 4
-    assert "view=compare" in link_of(page)
+    wait_for_text(page, "#alerts", "step 60")
+    wait_for_text(page, "#alerts", "none")
+    wait_for_count(page, ".compare .u-over", 4, 99)
+    wait_for_link(page, "view=compare")
 
 
 def test_tags_and_notes_are_kept(visit: Visitor) -> None:
@@ -152,7 +149,7 @@ def test_a_link_shows_a_colleague_the_same(visit: Visitor) -> None:
     wait_for_text(page, ".strip .at", "step 75")
     page.wait_for_selector(".drawer")
     page.wait_for_selector(".card")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    wait_for_count(page, "html[data-theme=dark]", 1)
     page.locator("#where").scroll_into_view_if_needed()
     page.wait_for_selector("[data-metric='weight/norm'][aria-pressed=true]")
     page.keyboard.press("c")
@@ -166,12 +163,12 @@ def test_keys_do_what_the_help_says(visit: Visitor, runs: Path) -> None:
     page = visit.open("#run=faulty")
     page.wait_for_selector(".course canvas")
     page.keyboard.press("?")
-    assert page.locator("dialog").is_visible()
+    page.wait_for_selector("dialog")
     page.keyboard.press("Escape")
     page.keyboard.press("0")
-    assert "zoom=all" in link_of(page)
+    wait_for_link(page, "zoom=all")
     page.keyboard.press("z")
-    assert f"step={FAULT}" in link_of(page)
+    wait_for_link(page, f"step={FAULT}")
     page.locator("#where").scroll_into_view_if_needed()
     wait_for_text(page, "#where", "or less")  # the map is there, and with it the steps that were measured
     page.keyboard.press("ArrowRight")
@@ -183,7 +180,7 @@ def test_keys_do_what_the_help_says(visit: Visitor, runs: Path) -> None:
     page.keyboard.press("w")
     page.wait_for_selector("[data-metric='weight/norm'][aria-pressed=true]")
     page.keyboard.press("t")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    wait_for_count(page, "html[data-theme=dark]", 1)
     page.focus("#where .depth .chart >> nth=0")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -231,7 +228,6 @@ def test_a_run_with_thousands_of_series_is_one_map(visit: Visitor, runs: Path) -
     page.locator("#where").scroll_into_view_if_needed()
     wait_for_text(page, "#where", "or more")
     page.fill("#where input[type=search]", "layer4[0-2]\\.weight")
-    page.wait_for_timeout(200)
     page.mouse.move(*middle_of_row(page, 2, 0.5))
     wait_for_text(page, "#where .panel.plain output", "layer42.weight")
 
@@ -267,10 +263,10 @@ def test_a_report_opens_offline_and_in_the_frame_of_a_notebook_without_any_reque
     page.wait_for_selector("#where")
     page.locator("#where").scroll_into_view_if_needed()
     wait_for_text(page, "#where", "or more")
-    assert page.locator(".uplot").count() >= 4
+    wait_for_count(page, ".uplot", 4, 99)
     assert requests == [report.as_uri()]
     verdict = "Healthy" if name == "healthy" else f"since step {FAULT}"
-    assert verdict in text_of(page, ".verdict")
+    wait_for_text(page, ".verdict", verdict)
     frame = visit.blank(960, 1400)
     frame.set_content('<iframe sandbox="allow-scripts" width="900" height="1200"></iframe>')
     frame.eval_on_selector("iframe", "(frame, text) => (frame.srcdoc = text)", report.read_text())

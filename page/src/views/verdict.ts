@@ -104,6 +104,7 @@ export function verdictPanel(isReport: boolean, showChecklist: () => void, showN
     proof.part.draw();
   }
 
+  fill(); // at once: a verdict that comes a frame late would move the page
   element.append(news, body);
   return { element, draw, destroy: () => proof?.part.destroy?.() };
 }

@@ -224,11 +224,11 @@ def _chains(
 ) -> dict[_Episode, tuple[_Episode, int]]:
     """For each episode its root cause, and the number of links to it.
 
-    A cause explains the symptom's code, began no later, and was not over when the symptom began. If two appear
-    at the same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of
-    its step non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the
-    one that began first is the cause. An episode that nothing explains may
-    cause one in an earlier phase, as when weights were changed from outside. Information never causes a warning.
+    A cause explains the symptom's code, began no later, and was not over when the symptom began. If two appear at the
+    same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of its step
+    non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the one that
+    began first is the cause. An episode that nothing explains may cause one in an earlier phase, as when weights were
+    changed from outside. Information never causes a warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 

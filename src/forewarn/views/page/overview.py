@@ -19,7 +19,7 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.remedies import declared
 from forewarn.metrics import all_metrics, catalogue_of
-from forewarn.standing import NOT_FALLING, RUNNING, SILENT_SECONDS, run_state
+from forewarn.standing import COMPLETED, NOT_FALLING, RUNNING, SILENT_SECONDS, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
 from forewarn.views.comparison import configuration, environment
@@ -101,7 +101,7 @@ def _state_sentence(word: str, num_steps: int, last: int | None, planned: int | 
     if word == RUNNING:
         return f"Live · {where}"
     steps = f"{num_steps} step" + "s" * (num_steps != 1)
-    told = [word.capitalize(), steps if word == "completed" else where]
+    told = [word.capitalize(), steps if word == COMPLETED else where]
     return " · ".join([*told, *([short(end)] if end not in (None, word) else [])])
 
 
