@@ -78,6 +78,12 @@ def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
     return [max(pair) for pair in zip(declared_peaks(lr, info), observed, strict=True)]
 
 
+def is_above_declared(lr: Panel, plan: Panel, factor: float, info: RunInfo) -> bool:
+    """Whether the learning rate is above this multiple of every rate that was declared; False if none was."""
+    declared = max(declared_peak(info), float(np.fmax.reduce(plan.values, axis=None, initial=0.0)))
+    return declared > 0 and bool(_highest(lr.last[None])[0] > factor * declared)
+
+
 def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
     """Whether the learning rate is below this share of its peak, observed or declared; False without a peak."""
     return bool(_highest(lr.last[None])[0] < share * peak_rate(lr, info))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.lr_course import is_above_declared, last_jump, newest_jump, peak_rate, planned_growth, rates
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
@@ -63,6 +63,8 @@ class UpdateRatioHigh(Settings):
     the median exceeds `start_ratio`."""
     significance: float = between(3.0, 0.0)
     """Standard deviations of the recent losses that this fall must exceed."""
+    declared_factor: float = between(1.25, 1.0)
+    """Multiple of the highest declared learning rate above which the loss no longer makes it information."""
     game_factor: float = between(2.0, 1.0)
     """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
@@ -73,7 +75,7 @@ class UpdateRatioHigh(Settings):
     "U102", "update-ratio-high",
     reads=(
         "update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm", "update/separate_losses",
-        "train/loss_level",
+        "train/loss_level", "train/lr", "train/lr_plan",
     ),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
@@ -99,6 +101,8 @@ def update_ratio_high(
     norms: Panel,
     separate: Panel,
     levels: Panel,
+    lr: Panel,
+    plan: Panel,
     settings: UpdateRatioHigh,
     info: RunInfo,
 ) -> Iterator[Finding]:
@@ -112,7 +116,8 @@ def update_ratio_high(
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
     the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
-    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress.
+    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress,
+    unless the learning rate is above every declared one: that was not meant.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -133,6 +138,7 @@ def update_ratio_high(
     if not starting and not is_objective(loss.series(), separate.series(), info):
         patience *= settings.game_factor
     learns = _makes_progress(loss.series(), levels.series(), settings)
+    learns = learns and not is_above_declared(lr, plan, settings.declared_factor, info)
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
