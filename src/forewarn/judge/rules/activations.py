@@ -98,8 +98,9 @@ def dead_units(
         scope = dead.scopes[index]
         # A reading is about a window of measured steps, so the units died before the first of these readings.
         readings = trailing(dead.values[:, index] >= share)
-        first = len(dead) - readings - window + 1
-        began = int(dead.steps[first]) if first > 0 and readings < dead.count()[index] else 0
+        first = int(dead.steps[-readings])
+        earlier = zeros.steps[zeros.steps <= first][-window:]
+        began = int(earlier[0]) if len(earlier) else first
         severity = Severity.CRITICAL if critical else Severity.WARNING
         yield finding(
             severity if is_meant or starving else Severity(severity - 1), dead.last[index], bound, scope,

@@ -42,10 +42,10 @@ _STEPS = "train/loss"
 """Metric read at every step, which tells how many steps an epoch has."""
 _SHORT_EPOCH = 8
 """Number of steps below which an epoch is too short to be judged alone."""
-_MANY_EPOCHS = 8
-"""Number of short epochs from which on they are joined."""
 _JOINED_STEPS = 100
 """Number of steps over which short epochs count as one, such as those of training on the full batch."""
+_ENOUGH_JOINED = 3
+"""Number of such joined epochs from which on they are compared instead of the short ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,16 +438,16 @@ class _Epochs:
 def _joined(ends: Steps, rows: Floats, loss: Series) -> Floats:
     """The values of the epochs in each row; if epochs are short, the medians over the epochs of every 100 steps.
 
-    A few epochs of several steps are left as they are: that is a short run, not one on the full batch.
+    Epochs of several steps are joined only once there are enough of them to compare.
     """
     counts = np.searchsorted(loss.steps, ends, side="right")
     if not len(loss) or len(ends) < 2:
         return rows
-    length = counts[-1] - counts[-2]
-    if length >= _SHORT_EPOCH or (length > 1 and len(ends) < _MANY_EPOCHS):
+    length, steps = counts[-1] - counts[-2], counts[-1] - counts[0] + 1
+    if length >= _SHORT_EPOCH or (length > 1 and steps < _ENOUGH_JOINED * _JOINED_STEPS):
         return rows
     age = (counts[-1] - counts) // _JOINED_STEPS
-    groups = range((counts[-1] - counts[0] + 1) // _JOINED_STEPS - 1, -1, -1)  # those that are complete, oldest first
+    groups = range(steps // _JOINED_STEPS - 1, -1, -1)  # those that are complete, oldest first
     return np.array([np.median(rows[:, age == group], axis=1) for group in groups]).reshape(-1, len(rows)).T
 
 

@@ -33,7 +33,9 @@ class LossShift(Settings):
     lost: float = between(0.25, 0.0, 1.0)
     """Fraction of the run's gain, from its highest to its best level, that the loss must have given up."""
     rise: float = between(0.1, 0.0)
-    """Fraction of its best level by which the loss must have risen as well, and fallen before."""
+    """Fraction of its best level by which the loss must have risen as well."""
+    fallen: float = between(0.2, 0.0)
+    """Fraction of its best level by which the loss must have fallen before: little gained is little lost."""
     critical: float = between(0.9, 0.0)
     """Fraction of the gain that is critical: almost nothing of it is left."""
     comparable_lr: float = between(0.5, 0.0, 1.0)
@@ -109,7 +111,7 @@ def loss_shift(
     best = float(medians[best_at])
     gain = float(medians[: best_at + 1].max()) - best
     bound = best + max(settings.lost * gain, settings.rise * abs(best))
-    if not (now > bound and gain > settings.rise * abs(best)):
+    if not (now > bound and gain > settings.fallen * abs(best)):
         return None
     if not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None

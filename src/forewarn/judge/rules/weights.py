@@ -300,7 +300,7 @@ def weight_decay_dominates(
 
     The decay of a step is lr × weight decay, with momentum several times that. If the decay is part of the gradient and
     the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. If
-    the loss has already halved, only a strong decay fires: in a minimum the two balance.
+    the loss has already halved, only a strong decay fires, since in a minimum the two balance.
 
     ## Example
     fires: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 1.0
