@@ -14,7 +14,7 @@ ROWS = 12
 """Rows of the whole batch, which 1, 2, 3 and 4 ranks divide equally."""
 STEPS = 24
 ONSET = 16
-FAULTS = ("healthy", "nan", "lr", "frozen")
+FAULTS = ("healthy", "nan", "uncleared", "frozen")
 
 
 class Block(nn.Module):
@@ -112,12 +112,11 @@ def train(rank: int, num_ranks: int, how: str, fault: str, folder: str, watched:
         x, y = batch(step, how, rank, num_ranks)
         if fault == "nan" and step >= ONSET:
             x = x * float("nan")
-        if fault == "lr" and step == ONSET:
-            optimizer.param_groups[0]["lr"] = 50.0
         loss = nn.functional.cross_entropy(called(x), y)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+        if fault != "uncleared" or step < ONSET:
+            optimizer.zero_grad()
         if monitor is not None:
             monitor.step(loss)
     if monitor is not None:

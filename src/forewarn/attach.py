@@ -8,7 +8,6 @@ import platform
 import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -447,12 +446,6 @@ def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: boo
         return begin(new_directory(Path(run)))
 
 
-_meetings: Counter[int] = Counter()
-"""Number of monitors that this process has attached in distributed runs, by model."""
-
-
 def _meeting_place(info: RunInfo) -> str:
     """The name under which the ranks that watch the same model find each other, also if some ranks watch another."""
-    model = zlib.crc32("\n".join(info.parameters).encode(errors="replace"))
-    _meetings[model] += 1
-    return f"{model}/{_meetings[model]}"
+    return str(zlib.crc32("\n".join(info.parameters).encode(errors="replace")))
