@@ -37,8 +37,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 NOT_A_READING = {"monitor/rule_failed"}
 """The judge makes an alert of it and stores nothing."""
 
-OF_SEVERAL_PROCESSES = {"monitor/ranks_unconnected"}
-"""Written only if a rank is missing; `tests/measure/test_exchange.py` reads it."""
+OF_SEVERAL_PROCESSES = {
+    "monitor/ranks_unconnected",
+    *(metric.name for metric in all_metrics() if metric.family == "rank"),
+}
+"""Written only by several processes; `tests/measure/test_exchange.py` and `tests/test_rank_faults.py` read them."""
 
 every_metric = pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.name)
 

@@ -44,6 +44,7 @@ from forewarn.measure.probes.loss import LossProbe
 from forewarn.measure.probes.lr import LearningRateProbe
 from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
 from forewarn.measure.probes.normalization import BatchNormProbe
+from forewarn.measure.probes.ranks import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
 from forewarn.measure.probes.speed import SpeedProbe, Stopwatch
@@ -310,6 +311,8 @@ def _probes(
         TaskProbe(parameter_index, scaler),
         EvaluationProbe(),
     ]
+    if parameter_index.rank is not None:
+        everything.append(RanksProbe(parameter_index))
     if measure.activations:
         everything.append(ActivationProbe(
             parameter_index, modules=measure.modules, rows=measure.activation_rows,

@@ -29,6 +29,7 @@ class Family(Enum):
     DATA = "D", "data", Phase.DATA
     EVALUATION = "E", "evaluation", Phase.REST
     TASKS = "T", "tasks", Phase.LOSS
+    RANKS = "R", "ranks", Phase.DATA
     METRICS = "M", "metrics of your own", Phase.REST
     MONITOR = "X", "the monitor itself", Phase.REST
     OWN = "Z", "rules of your own", Phase.REST

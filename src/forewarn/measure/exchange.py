@@ -14,7 +14,19 @@ from enum import IntEnum
 
 import numpy as np
 
-from forewarn.measure.over_ranks import OWN, Array, Entry, How, Layout, key_of, pack, unpack
+from forewarn.measure.over_ranks import (
+    OWN,
+    Array,
+    EachRank,
+    Entry,
+    How,
+    Layout,
+    Part,
+    key_of,
+    pack,
+    summary,
+    unpack,
+)
 from forewarn.measure.peers import Peers
 from forewarn.measure.probe import Pending, Probe
 from forewarn.measure.recording import Collected
@@ -48,6 +60,9 @@ _MAX_RIDING = 32
 
 _MAX_LAYOUTS = 256
 """Combinations of layouts that are remembered."""
+
+_EACH = "each "
+"""At the start of the key of what each rank says about its own array."""
 
 _CLOSED = -1.0
 """In place of a step: this rank has closed its monitor."""
@@ -270,6 +285,8 @@ class Exchange:
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]
     ) -> tuple[Collected, list[Array]]:
         """The step with the combined arrays. Readings of shards that not every rank has sent are left out."""
+        each = {key.removeprefix(_EACH): array for key, array in combined.items() if key.startswith(_EACH)}
+        step.context.provide(EachRank({label: array[:, 0] for label, array in each.items()}))
         kept: list[tuple[Probe, Pending]] = []
         everything: list[Array] = []
         for probe, pending, own in _by_probe(step, arrays):
@@ -320,11 +337,16 @@ class Exchange:
 
 def _entries(step: Collected, arrays: Sequence[Array]) -> list[Entry]:
     """The arrays of a step that are exchanged, with their names."""
-    return [
+    entries = [
         Entry(key, part, array)
         for probe, pending, own in _by_probe(step, arrays)
         for key, part, array in zip(_keys(probe, pending, own), pending.parts, own, strict=False)
         if part.how is not How.OWN
+    ]
+    return entries + [
+        Entry(f"{_EACH}{part.label}", Part(How.EACH), summary(part.how, array))
+        for _, part, array in entries
+        if part.each
     ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from forewarn.measure.engine.statistics import COLUMNS
 
 Array = NDArray[np.float64]
 
+_NONFINITE = COLUMNS.index("nonfinite")
 _LEAST, _MOST = COLUMNS.index("min"), COLUMNS.index("max")
 _SUMS_OF_A_HEAD = [0, 1, 3]
 _LARGEST_LOGIT = 2
@@ -52,9 +54,28 @@ class Part(NamedTuple):
     """Whether ranks that train on the same batch, as with tensor parallelism, count as one."""
     by_unit: bool = False
     """Whether it has a value per unit or head, of which other ranks have others with tensor parallelism."""
+    each: bool = False
+    """Whether the fact `EachRank` also has what each rank alone says about it."""
 
 
 OWN = Part(How.OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class EachRank:
+    """By label of a part, what each rank says about its own array: see `summary`. Known once ranks are combined."""
+
+    values: Mapping[str, Array]
+
+
+def summary(how: How, array: Array) -> Array:
+    """One number about an array: the number itself, the first row with a non-finite value, or a checksum."""
+    if how is How.ROWS:
+        rows = np.flatnonzero(array[:, _NONFINITE] > 0)
+        return np.array([float(rows[0]) if len(rows) else -1.0])
+    if how is How.MIN:
+        return np.array([float(zlib.crc32(np.ascontiguousarray(array).tobytes()))])
+    return array.reshape(1)
 
 
 class Entry(NamedTuple):
@@ -95,7 +116,7 @@ def pack(entries: Sequence[Entry], rank: int, num_ranks: int, is_twin: bool = Fa
     """
     sums: list[Array] = [np.empty(0)]
     most: list[Array] = [np.empty(0)]
-    for _, (how, _, _, once, _), array in entries:
+    for _, (how, _, _, once, *_), array in entries:
         weight = 0.0 if once and is_twin else 1.0
         match how:
             case How.SUM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, is_leaf
 from forewarn.measure.module_tree import models_in
 from forewarn.measure.nested import nested_tensors
-from forewarn.measure.over_ranks import How, Part
+from forewarn.measure.over_ranks import EachRank, How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -138,6 +138,14 @@ class ActivationProbe(Probe):
                 merge(rows, to_add, np.concatenate(others[: len(parts)]))
             for quantity, values in describe(rows[places]).items():
                 yield Reading(f"activation/{quantity}", scopes, values)
+            by_rank = step.get(EachRank)
+            if by_rank is not None:
+                ends = np.cumsum([len(part) for part in parts])
+                rows_of = [
+                    range(len(rows)),
+                    *(to_add[end - len(part) : end] for part, end in zip(parts, ends, strict=True)),
+                ]
+                yield from _first_nonfinite(by_rank, board, rows_of, dict(zip(places, scopes, strict=True)))
             shares = of_units
             if unit_parts:
                 shares = self._of_all_units(
@@ -148,7 +156,7 @@ class ActivationProbe(Probe):
                 yield Reading(f"activation/{quantity}", tuple(by_scope), numbers)
 
         layers = zlib.crc32(" ".join(scopes).encode(errors="replace"))
-        board = [Part(How.ROWS, f"rows {layers} {number}") for number in range(1 + len(parts))]
+        board = [Part(How.ROWS, f"rows {layers} {number}", each=True) for number in range(1 + len(parts))]
         return Pending([rows, *parts, *travelling], decode, [*board, *unit_parts])
 
     def _of_all_units(self, units: Sequence[_Units]) -> _OfUnits:
@@ -205,3 +213,21 @@ class ActivationProbe(Probe):
 def _counts(arrived: Iterator[Array]) -> tuple[Array, Array, int]:
     """What was counted in the units of one output."""
     return next(arrived), next(arrived), int(next(arrived))
+
+
+def _first_nonfinite(
+    by_rank: EachRank, board: Sequence[Part], rows_of: Sequence[Sequence[int]], scopes: Mapping[int, str]
+) -> Iterator[Reading]:
+    """The first layer with a non-finite output on a rank; nothing if all ranks have one, or none."""
+    first: dict[int, int] = {}
+    num_ranks = 0
+    for part, rows in zip(board, rows_of, strict=True):
+        found = by_rank.values.get(part.label, ())
+        num_ranks = max(num_ranks, len(found))
+        for rank, place in enumerate(found):
+            if place >= 0:
+                row = int(rows[int(place)])
+                first[rank] = min(row, first.get(rank, row))
+    if 0 < len(first) < num_ranks:
+        by_scope = {scopes[row]: float(rank) for rank, row in reversed(first.items()) if row in scopes}
+        yield Reading("rank/nonfinite", tuple(by_scope), list(by_scope.values()))

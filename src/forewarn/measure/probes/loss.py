@@ -78,7 +78,7 @@ class LossProbe(Probe):
             if graph is not None:
                 yield Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice))
 
-        return Pending(list(values.values()), decode, [Part(How.MEAN, name) for name in values])
+        return Pending(list(values.values()), decode, [Part(How.MEAN, name, each=name == "loss") for name in values])
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course
