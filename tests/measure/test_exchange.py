@@ -4,6 +4,7 @@ import time
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -161,6 +162,8 @@ def train(rank, folder, how):
     monitor = None
     if how != "one rank" or rank == 0:
         monitor = forewarn.watch(model, optimizer, f"{folder}/{how}", every=1, views=[])
+    if how == "stops":
+        until(lambda: monitor._exchange.has_met)
     for step in range(60):
         time.sleep(0.01)  # longer together than a rank may be behind
         loss = model(torch.ones(2, 4)).square().mean()
@@ -177,14 +180,42 @@ def train(rank, folder, how):
         assert len(monitor.history.series("train/loss")) == 60
 
 
+def stop_together(rank, folder):
+    """A critical alert, and a validation loss that stays, stop all ranks at the same step."""
+    for how in ("policy", "patience"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        config = forewarn.Config(early_stopping_patience=2 if how == "patience" else 0)
+        policy = "stop" if how == "policy" else "observe"
+        monitor = forewarn.watch(model, optimizer, f"{folder}/{how}", every=1, views=[], policy=policy, config=config)
+        step = 0
+        while not monitor.should_stop and step < 200:
+            bad = float("nan") if how == "policy" and step == 5 else 1.0
+            loss = model(torch.ones(2, 4) * bad).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+            if how == "patience" and step % 3 == 2:
+                monitor.end_epoch(val_loss=1.0 + rank)
+            step += 1
+        steps = [None, None]
+        dist.all_gather_object(steps, step)
+        assert steps[0] == steps[1]
+        assert 5 < step < 200, how
+        monitor.close()
+
+
 def unwatched(rank, folder):
+    stop_together(rank, folder)
     with mock.patch.object(module, "_SECONDS_BEHIND", 0.2), mock.patch.object(module, "_SECONDS_AT_THE_END", 1.0):
         for how in ("one rank", "stops"):
             train(rank, folder, how)
             dist.barrier()
 
 
-def test_if_a_rank_is_not_watched_or_stops_stepping_the_others_go_on_alone_and_say_so(tmp_path):
+@pytest.mark.ci
+def test_ranks_stop_at_one_step_and_go_on_alone_if_another_is_not_watched_or_no_longer(tmp_path):
     in_two_processes(unwatched, str(tmp_path))
 
 

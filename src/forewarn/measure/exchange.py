@@ -111,6 +111,9 @@ class Exchange:
         self.has_met = False
         """Whether all ranks have been connected."""
         self.bytes_sent = 0
+        """What this rank has handed to the exchange."""
+        self.thread_seconds = 0.0
+        """Processor time of the thread."""
         self._shards = shards
         self._waiting: deque[_Parcel] = deque()
         self._latest: _Parcel | None = None
@@ -242,6 +245,7 @@ class Exchange:
                 if parcel.is_exchanged:
                     self._exchange(peers, parcel)
                 parcel.done.set()
+                self.thread_seconds = time.thread_time()
             if not self.off:
                 peers.gather(_farewell())  # so that no rank takes its connection away while another still uses it
         except Exception as error:

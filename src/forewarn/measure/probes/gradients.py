@@ -171,8 +171,11 @@ class GradientProbe(Probe):
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
         live = self._parameter_index.live()
-        gradients = {
-            key: gradient for key, parameter in live.items() if (gradient := self._gradient(parameter)) is not None
+        read = _gradient_of if self._parameter_index.rank is None else self._gradient
+        gradients: dict[int, Tensor] = {
+            key: gradient
+            for key, parameter in live.items()
+            if (gradient := read(parameter)) is not None and gradient.numel()
         }
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
