@@ -10,6 +10,7 @@ import json
 import socket
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import forewarn
 
@@ -47,7 +49,7 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
     torch.manual_seed(0)
-    model = fully_shard(Many(num_tensors))
+    model: Any = fully_shard(Many(num_tensors))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
     exchange = monitor._exchange
@@ -71,7 +73,7 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
         own = [a * b for a, b in zip(share, seconds, strict=True)]
         result = {
             "main": median(own[2:]) * 1e3,
-            "thread": median(b - a for a, b in zip(spent[2:-1], spent[3:], strict=True)) * 1e3 if sent[1:] else 0.0,
+            "thread": median(b - a for a, b in pairwise(spent)) * 1e3 if sent[1:] else 0.0,
             "bytes": sent[-1] - sent[-2] if sent[1:] else 0,
         }
         Path(folder, "result.json").write_text(json.dumps(result))
@@ -83,7 +85,11 @@ def measured(num_ranks: int, num_tensors: int) -> dict[str, Any]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (num_ranks, port, num_tensors, folder), nprocs=num_ranks)
+        spawn(
+            work,
+            (num_ranks, port, num_tensors, folder),
+            nprocs=num_ranks,
+        )
         result: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())
     return result
 
@@ -91,8 +97,8 @@ def measured(num_ranks: int, num_tensors: int) -> dict[str, Any]:
 def page(results: Sequence[tuple[int, int, dict[str, Any]]]) -> str:
     per_tensor = max(result["bytes"] / num_tensors for ranks, num_tensors, result in results if ranks > 1)
     rows = "".join(
-        f"| {num_tensors:,} | {ranks} | {result['main']:.1f} | {result['thread']:.1f} | {result['bytes'] / 1e3:,.0f} |\n"
-        for ranks, num_tensors, result in results
+        f"| {tensors:,} | {ranks} | {result['main']:.1f} | {result['thread']:.1f} | {result['bytes'] / 1e3:,.0f} |\n"
+        for ranks, tensors, result in results
     )
     computed = "".join(
         f"| {name} | {ranks:,} | {num * per_tensor / 1e3:,.0f} | {ranks * WORD_BYTES / 1e3:,.0f} |\n"
@@ -105,8 +111,8 @@ def page(results: Sequence[tuple[int, int, dict[str, Any]]]) -> str:
 
 ## Measured
 
-FSDP2 with gloo on a CPU of two cores that had other work to do, float32, every tensor of {SIDE} × {SIDE} values sharded,
-all metrics on, the median of the last steps. Four ranks share two cores, so their times are upper limits.
+FSDP2 with gloo on a CPU of two cores that had other work to do, float32, all tensors of {SIDE} × {SIDE} values, all of
+them sharded, all metrics on, the median of the last steps. Four ranks share two cores: their times are upper limits.
 
 - Main thread: what the monitor takes from the training on a measured step. With one rank there is no exchange.
 - Thread: processor time of the background thread.
