@@ -44,7 +44,7 @@ from forewarn.measure.probes.loss import LossProbe
 from forewarn.measure.probes.lr import LearningRateProbe
 from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
 from forewarn.measure.probes.normalization import BatchNormProbe
-from forewarn.measure.probes.ranks import RanksProbe
+from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
 from forewarn.measure.probes.speed import SpeedProbe, Stopwatch

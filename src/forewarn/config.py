@@ -40,7 +40,7 @@ from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
 from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
-from forewarn.judge.rules.ranks import RankThresholds
+from forewarn.judge.rules.rank_comparison import RankThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds

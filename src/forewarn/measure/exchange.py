@@ -289,8 +289,8 @@ class Exchange:
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]
     ) -> tuple[Collected, list[Array]]:
         """The step with the combined arrays. Readings of shards that not every rank has sent are left out."""
-        each = {key.removeprefix(_EACH): array for key, array in combined.items() if key.startswith(_EACH)}
-        step.context.provide(EachRank({label: array[:, 0] for label, array in each.items()}))
+        of_ranks = {key.removeprefix(_EACH): array[:, 0] for key, array in combined.items() if key.startswith(_EACH)}
+        step.context.provide(EachRank(of_ranks))
         kept: list[tuple[Probe, Pending]] = []
         everything: list[Array] = []
         for probe, pending, own in _by_probe(step, arrays):

@@ -222,9 +222,9 @@ def _first_nonfinite(
     first: dict[int, int] = {}
     num_ranks = 0
     for part, rows in zip(board, rows_of, strict=True):
-        found = by_rank.values.get(part.label, ())
-        num_ranks = max(num_ranks, len(found))
-        for rank, place in enumerate(found):
+        bad_rows = by_rank.values.get(part.label, ())
+        num_ranks = max(num_ranks, len(bad_rows))
+        for rank, place in enumerate(bad_rows):
             if place >= 0:
                 row = int(rows[int(place)])
                 first[rank] = min(row, first.get(rank, row))
