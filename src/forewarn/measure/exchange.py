@@ -17,7 +17,6 @@ import numpy as np
 from forewarn.measure.over_ranks import (
     OWN,
     Array,
-    EachRank,
     Entry,
     How,
     Layout,
@@ -289,8 +288,9 @@ class Exchange:
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]
     ) -> tuple[Collected, list[Array]]:
         """The step with the combined arrays. Readings of shards that not every rank has sent are left out."""
-        of_ranks = {key.removeprefix(_EACH): array[:, 0] for key, array in combined.items() if key.startswith(_EACH)}
-        step.context.provide(EachRank(of_ranks))
+        step.context.each_rank = {
+            key.removeprefix(_EACH): array[:, 0] for key, array in combined.items() if key.startswith(_EACH)
+        }
         kept: list[tuple[Probe, Pending]] = []
         everything: list[Array] = []
         for probe, pending, own in _by_probe(step, arrays):

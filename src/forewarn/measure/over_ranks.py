@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -55,17 +54,10 @@ class Part(NamedTuple):
     by_unit: bool = False
     """Whether it has a value per unit or head, of which other ranks have others with tensor parallelism."""
     each: bool = False
-    """Whether the fact `EachRank` also has what each rank alone says about it."""
+    """Whether `Step.each_rank` also has what each rank alone says about it: see `summary`."""
 
 
 OWN = Part(How.OWN)
-
-
-@dataclass(frozen=True, slots=True)
-class EachRank:
-    """By label of a part, what each rank says about its own array: see `summary`. Known once ranks are combined."""
-
-    values: Mapping[str, Array]
 
 
 def summary(how: How, array: Array) -> Array:

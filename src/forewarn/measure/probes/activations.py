@@ -17,7 +17,7 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, is_leaf
 from forewarn.measure.module_tree import models_in
 from forewarn.measure.nested import nested_tensors
-from forewarn.measure.over_ranks import EachRank, How, Part
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -138,14 +138,13 @@ class ActivationProbe(Probe):
                 merge(rows, to_add, np.concatenate(others[: len(parts)]))
             for quantity, values in describe(rows[places]).items():
                 yield Reading(f"activation/{quantity}", scopes, values)
-            by_rank = step.get(EachRank)
-            if by_rank is not None:
+            if step.each_rank:
                 ends = np.cumsum([len(part) for part in parts])
                 rows_of = [
                     range(len(rows)),
                     *(to_add[end - len(part) : end] for part, end in zip(parts, ends, strict=True)),
                 ]
-                yield from _first_nonfinite(by_rank, board, rows_of, dict(zip(places, scopes, strict=True)))
+                yield from _first_nonfinite(step.each_rank, board, rows_of, dict(zip(places, scopes, strict=True)))
             shares = of_units
             if unit_parts:
                 shares = self._of_all_units(
@@ -216,13 +215,13 @@ def _counts(arrived: Iterator[Array]) -> tuple[Array, Array, int]:
 
 
 def _first_nonfinite(
-    by_rank: EachRank, board: Sequence[Part], rows_of: Sequence[Sequence[int]], scopes: Mapping[int, str]
+    each_rank: Mapping[str, Array], board: Sequence[Part], rows_of: Sequence[Sequence[int]], scopes: Mapping[int, str]
 ) -> Iterator[Reading]:
     """The first layer with a non-finite output on a rank; nothing if all ranks have one, or none."""
     first: dict[int, int] = {}
     num_ranks = 0
     for part, rows in zip(board, rows_of, strict=True):
-        bad_rows = by_rank.values.get(part.label, ())
+        bad_rows = each_rank.get(part.label, ())
         num_ranks = max(num_ranks, len(bad_rows))
         for rank, place in enumerate(bad_rows):
             if place >= 0:

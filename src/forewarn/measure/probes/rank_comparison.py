@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import UpdateSampler
-from forewarn.measure.over_ranks import EachRank, How, Part
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.shards import local_part
@@ -82,8 +82,7 @@ class RanksProbe(Probe):
         return Pending([seconds, marks, marks], decode, parts)
 
     def _losses(self, step: Step) -> Iterator[Reading]:
-        by_rank = step.get(EachRank)
-        losses = () if by_rank is None else by_rank.values.get("loss", ())
+        losses = step.each_rank.get("loss", ())
         if len(losses) and (step.measured or len(losses) <= _FEW_RANKS):
             yield Reading("rank/loss", _ranks(len(losses)), losses)
 
@@ -108,9 +107,8 @@ class RanksProbe(Probe):
             self._apart_at_first = set(apart)
         apart = [name for name in apart if name not in self._apart_at_first]
         yield Reading("rank/desynced_tensors", ONE, len(apart))
-        by_rank = step.get(EachRank)
-        if apart and by_rank is not None:
-            yield Reading("rank/desync", (apart[0],), float(_odd_one(by_rank.values["marks"])))
+        if apart and "marks" in step.each_rank:
+            yield Reading("rank/desync", (apart[0],), float(_odd_one(step.each_rank["marks"])))
 
     def state_dict(self) -> dict[str, Any]:
         return {"apart_at_first": None if self._apart_at_first is None else sorted(self._apart_at_first)}
