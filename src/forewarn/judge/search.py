@@ -42,7 +42,8 @@ _OPENING = 1500
 _IGNORED = frozenset(words_in("""
     a after all also am an and any are as at be but by can did do does doesn during even every for from get go goes
     had has have how i if in is isn it its keep keeps me my not of off on one or our out so some still t than that
-    the then there this to too train training very was we what when where which while why will with won you your
+    should since the then there this to too train trained training very was we what when where which while why will
+    with won would you your
 """))  # fmt: skip
 """Words that say nothing about what is wrong."""
 
