@@ -131,7 +131,8 @@ def _alternatives(word: str, vocabulary: Collection[str]) -> dict[str, float]:
         counts |= {other: _OTHER_WORD for other in vocabulary if other.startswith(root) and other not in counts}
     counts = {other: share for other, share in counts.items() if other in vocabulary}
     if not counts and len(root) >= _SHORTEST_BEGINNING:
-        counts = dict.fromkeys(difflib.get_close_matches(root, vocabulary, n=2, cutoff=_SPELLED_ALIKE), _OTHER_WORD)
+        longer = [other for other in vocabulary if len(other) >= _SHORTEST_BEGINNING]
+        counts = dict.fromkeys(difflib.get_close_matches(root, longer, n=2, cutoff=_SPELLED_ALIKE), _OTHER_WORD)
     return counts
 
 
