@@ -33,7 +33,7 @@ from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
 from forewarn.measure.probes.gradients import GradientProbe
 from forewarn.measure.probes.loss import LossProbe, as_scalar
-from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.probes.tasks import Shared
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.recording import Collected, recorded

@@ -24,7 +24,7 @@ from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.portable_state import to_arrays
 from forewarn.measure.probe import GradientTap, ModuleTap, Pending, Probe
 from forewarn.measure.probes.gradients import GradientNorms
-from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.probes.stepping import Stepping
 from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.step import Step
