@@ -15,8 +15,8 @@ from forewarn.catalogue import Cadence, Catalogue, Metric, Reduce, Scope
 from forewarn.types import RunInfo
 
 (
-    RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, PHASE, METRIC, PROBE,
-    RULE,
+    RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, PHASE, METRIC,
+    PROBE, RULE,
 ) = Scope  # fmt: skip
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce

@@ -23,10 +23,16 @@ from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
 from forewarn.measure.probe import Pending, Probe, Reading
-from forewarn.measure.stopwatch import (
-    BACKWARD_ENDED, IN_BACKWARD, IN_EVALUATION, IN_FORWARD, IN_UPDATE, UPDATE_ENDED, Stopwatch,
-)
 from forewarn.measure.step import Step
+from forewarn.measure.stopwatch import (
+    BACKWARD_ENDED,
+    IN_BACKWARD,
+    IN_EVALUATION,
+    IN_FORWARD,
+    IN_UPDATE,
+    UPDATE_ENDED,
+    Stopwatch,
+)
 from forewarn.measure.transfer import on_host
 from forewarn.types import Reason
 
