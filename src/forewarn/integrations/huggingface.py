@@ -23,7 +23,7 @@ from torch import Tensor
 
 from forewarn.attach import watch
 from forewarn.config import Config
-from forewarn.integrations.accelerate import replace_method, report_clipping
+from forewarn.integrations.accelerate import paused, replace_method, report_clipping
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
 
@@ -117,6 +117,8 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._undo = [
                 report_clipping(trainer.accelerator, monitor, model),
                 replace_method(trainer, "training_step", self._listening(trainer.training_step)),
+                replace_method(trainer, "evaluate", paused(monitor, "eval", trainer.evaluate)),
+                replace_method(trainer, "_save_checkpoint", paused(monitor, "checkpoint", trainer._save_checkpoint)),
             ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, Gate, finding, rule
@@ -107,7 +109,7 @@ def _begin_of_last(trained: Floats, seconds: float) -> int:
     return len(trained) - 1 - int(enough[0]) if len(enough) else 0
 
 
-def _level(phases: Panel, values: Floats, part: slice) -> float:
+def _level(phases: Panel, values: NDArray[Any], part: slice) -> float:
     return float(usual_levels(phases.steps[part], values[part][:, None])[0])
 
 
@@ -165,9 +167,9 @@ def slow_step(seconds: Series, settings: SlowStep) -> Finding | None:
     limit = max(settings.factor * usual, usual + settings.least)
     if len(seconds) <= settings.readings or not usual > 0 or not limit < seconds.last < np.inf:
         return None
-    known = seconds.finite()[1:]
-    slow = known[known > limit]
-    lost = float((slow - usual).sum() / known.sum())
+    finite = seconds.finite()[1:]
+    slow = finite[finite > limit]
+    lost = float((slow - usual).sum() / finite.sum())
     if len(slow) < settings.count or lost < settings.share:
         return finding(Severity.INFO, seconds.last, limit, level=usual)
     return finding(Severity.WARNING, seconds.last, limit, level=usual, lost=lost, num_slow=len(slow))
@@ -349,7 +351,7 @@ def memory_leak(process: Series, device: Series, settings: MemoryLeak, info: Run
         before, growth, rate = _growth(series, settings)
         limit = max(settings.growth * before, settings.least_bytes)
         if growth > limit:
-            now = {name: series.last / _GIGABYTE, "before": before / _GIGABYTE, "rate": _STEPS * rate / _GIGABYTE}
+            now: dict[str, Any] = {name: series.last / _GIGABYTE, "before": before / _GIGABYTE, "rate": _STEPS * rate / _GIGABYTE}
             return finding(severity, growth, limit, **now)
     return None
 
@@ -443,7 +445,7 @@ def out_of_memory(ended: Series, process: Series, peak: Series, reserved: Series
     """
     if not ended.last > 0:
         return None
-    held = {"process": process.last / _GIGABYTE, "start": next(iter(process.finite()), np.nan) / _GIGABYTE}
+    held: dict[str, Any] = {"process": process.last / _GIGABYTE, "start": next(iter(process.finite()), np.nan) / _GIGABYTE}
     if len(peak):
         held |= {"peak": peak.last / _GIGABYTE, "reserved": reserved.last / _GIGABYTE}
     return finding(Severity.CRITICAL, 1.0, NO_BOUND, **held)
