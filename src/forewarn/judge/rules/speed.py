@@ -351,8 +351,8 @@ def memory_leak(process: Series, device: Series, settings: MemoryLeak, info: Run
         before, growth, rate = _growth(series, settings)
         limit = max(settings.growth * before, settings.least_bytes)
         if growth > limit:
-            now: dict[str, Any] = {name: series.last / _GIGABYTE, "before": before / _GIGABYTE, "rate": _STEPS * rate / _GIGABYTE}
-            return finding(severity, growth, limit, **now)
+            held: dict[str, Any] = {name: series.last / _GIGABYTE, "before": before / _GIGABYTE}
+            return finding(severity, growth, limit, **held, rate=_STEPS * rate / _GIGABYTE)
     return None
 
 
@@ -445,7 +445,8 @@ def out_of_memory(ended: Series, process: Series, peak: Series, reserved: Series
     """
     if not ended.last > 0:
         return None
-    held: dict[str, Any] = {"process": process.last / _GIGABYTE, "start": next(iter(process.finite()), np.nan) / _GIGABYTE}
+    start = next(iter(process.finite()), np.nan)
+    held: dict[str, Any] = {"process": process.last / _GIGABYTE, "start": start / _GIGABYTE}
     if len(peak):
         held |= {"peak": peak.last / _GIGABYTE, "reserved": reserved.last / _GIGABYTE}
     return finding(Severity.CRITICAL, 1.0, NO_BOUND, **held)
