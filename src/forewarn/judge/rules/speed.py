@@ -220,10 +220,10 @@ def data_starved(phases: Panel, settings: DataStarved, info: RunInfo) -> Iterato
     """
     _, per_step = _per_step(phases)
     split = _begin_of_last(_trained(phases, per_step), settings.seconds)
-    if not split or len(phases) - split < settings.readings or "data" not in phases.scopes:
+    if not split or len(phases) <= settings.readings or "data" not in phases.scopes:
         return
     waiting = phases.values[:, phases.scopes.index("data")].astype(np.float64)
-    recent = slice(split, None)
+    recent = slice(min(split, len(phases) - settings.readings), None)
     data, whole = _level(phases, waiting, recent), _level(phases, per_step, recent)
     share = data / whole if whole > 0 else np.nan
     if share > settings.share and np.isfinite(waiting[-1]):
