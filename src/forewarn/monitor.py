@@ -378,9 +378,9 @@ class Monitor:
         with self._stopwatch:
             self._conclude(self._transfer.receive(wait=True))
             self._keep_what_was_logged()
-            speed = self._speed
-            last = [Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values()))]
-            last = last if speed.stalls else []
+            speed, last = self._speed, list[Reading]()
+            if speed.stalls:  # the step that hung never ended
+                last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
             if any(words in reason for words in _OUT_OF_MEMORY):
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
             if last:
