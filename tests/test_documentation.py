@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,9 @@ from torch import nn
 import forewarn
 from forewarn.cli import cli
 from forewarn.metrics import FAMILIES, find
+from tests.page_runs import built
+
+__all__ = ["built"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")])
@@ -58,8 +62,8 @@ class Demo(nn.Module):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with a finished run `runs/demo` in it."""
+def place(tmp_path, monkeypatch, built):
+    """A folder with a finished run `runs/demo` in it, and a copy of that."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = Demo()
@@ -71,6 +75,7 @@ def place(tmp_path, monkeypatch):
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
+    shutil.copytree("runs/demo", "runs/demo-saved")
     Path("forewarn.toml").write_text(next(iter(blocks(ROOT / "docs" / "monitor.md", "toml"))))
     for name, code in files_of(YOUR_OWN).items():
         Path(name).write_text(code)
@@ -158,6 +163,8 @@ def test_commands_of_the_documentation_run(page, line, place):
         arguments += ["--epochs", "1", "--samples", "200"]
     elif arguments[0] == "train":
         arguments += ["--width", "16", "--heads", "2", "--depth", "1", "--max-steps", "5", "--result-dir", str(place)]
+    if arguments[0] == "serve":  # tests/cli/test_serve.py starts it
+        arguments.append("--help")
     if arguments[0] == "coordinate-check":
         arguments += ["--widths", "16,32,64", "--steps", "2", "--seeds", "1"]
     result = CliRunner().invoke(cli, arguments)

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "judge": LOW | {"store"},
     "config": LOW | {"measure", "judge"},
     "act": LOW | {"config", "measure", "judge"},
-    "views": LOW | {"store", "judge"},
+    "views": LOW | {"store", "judge", "config"},
     "monitor": LOW | {"config", "measure", "store", "judge", "act", "views"},
     "attach": LOW | {"plan", "config", "measure", "store", "judge", "act", "views", "monitor"},
     "standalone": LOW | {"measure", "judge"},

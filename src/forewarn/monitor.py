@@ -549,9 +549,9 @@ class Monitor:
             self._schedule.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
-            if changed or actions:
-                findings = [alert.finding for alert in changed]
-                self._writer.record(step.step, findings=findings, alerts=changed, actions=actions)
+            if changed or actions or self._ledger.reworded:
+                findings, told = [alert.finding for alert in changed], [*self._ledger.reworded, *changed]
+                self._writer.record(step.step, findings=findings, alerts=told, actions=actions)
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 

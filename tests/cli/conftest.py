@@ -14,6 +14,9 @@ from forewarn.cli import main
 from forewarn.config import Config
 from forewarn.store import RunWriter
 from forewarn.types import Block, RunInfo
+from tests.page_runs import built, made, root
+
+__all__ = ["built", "made", "root"]  # fixtures
 
 _OPEN: list[RunWriter] = []
 """Writers of runs that must look unfinished while a test reads them."""

@@ -89,12 +89,13 @@ def test_judging_a_run_needs_no_torch(tmp_path: object) -> None:
     script = f"""
 import sys
 from forewarn.cli import main
-for arguments in ("check {tmp_path}", "ls {tmp_path}", "rules", "explain L102", "show {tmp_path}"):
+for arguments in ("check {tmp_path}", "ls {tmp_path}", "rules", "explain L102", "show {tmp_path}",
+                  "compare {tmp_path} {tmp_path}", "report {tmp_path} --json", "serve {tmp_path}/none"):
     try:
         main(arguments.split())
     except SystemExit:
         pass
-import forewarn.judge.diagnosis, forewarn.views.live, forewarn.views.console
+import forewarn.judge.diagnosis, forewarn.views.live, forewarn.views.console, forewarn.views.page.report
 print("torch" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

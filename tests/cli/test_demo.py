@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.views.page.built_page import is_built
+
 
 def demo(where: Path, *options: str) -> str:
     """What the demo prints, in a process of its own: it sets the number of threads."""
@@ -82,7 +84,10 @@ def test_the_warning_comes_long_before_the_loss_shows_it_and_the_first_remedy_sa
     assert "Stored in runs/demo and runs/demo-saved." in out
     assert f"forewarn check runs/demo\n  forewarn show runs/demo --step {warned[1]}\n" in out
     assert f"forewarn explain {warned[2]}" in out
-    assert re.sub(r"[\d.]+\d|\d|[▁-█]+", "#", out[out.index("What happened") :]).split() == STORY.split()
+    report = "\nOpen runs/demo/report.html in a browser to see what happened." if is_built() else ""
+    story = STORY.replace("demo-saved.", f"demo-saved.{report}")
+    assert re.sub(r"[\d.]+\d|\d|[▁-█]+", "#", out[out.index("What happened") :]).split() == story.split()
+    assert (tmp_path / "runs/demo/report.html").exists() == is_built()
     assert verdict(tmp_path, "runs/demo")["exit_code"] != 0
     command = [sys.executable, "-m", "forewarn", "show", "runs/demo", "--step", warned[1]]
     show = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout

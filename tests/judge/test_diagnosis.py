@@ -150,6 +150,10 @@ def test_symptoms_name_their_cause(diagnosed: Callable[..., Diagnosis]) -> None:
         assert diagnosis.cause_of(one) == ledger.causes(diagnosis.alerts).get((one.code, one.since))
 
 
+def test_a_run_without_a_step_is_not_called_healthy(diagnosed: Callable[..., Diagnosis]) -> None:
+    assert diagnosed({"train/loss": []}, RunInfo()).verdict == "too early to tell"
+
+
 def test_an_empty_run_is_healthy_and_knows_nothing(diagnosed: Callable[..., Diagnosis]) -> None:
     diagnosis = diagnosed({"train/loss": []} | {"train/clip": [1.0]}, RunInfo())
     assert diagnosis.exit_code == 0

@@ -278,6 +278,15 @@ def test_what_was_over_before_explains_nothing():
     assert ("U900", update.since) not in life.ledger.causes(life.ledger.alerts)
 
 
+def test_what_was_over_when_it_was_seen_but_not_when_it_began_is_the_cause():
+    rules = [rule("U902", keep=5, explains=("U901",)), rule("U901", keep=99)]
+    life = Life(*rules)
+    for step in range(61):
+        found = {3: [finding("U902", 3)], 60: [finding("U901", 60, lasting_steps=54)]}.get(step, [])
+        life.step(step, *found)
+    assert [alert.code for alert in life.ledger.ranked(life.ledger.alerts)] == ["U902", "U901"]
+
+
 def test_information_is_no_reason_for_a_warning():
     rules = [rule("G900", keep=99, explains=("U900",)), rule("U900", keep=99)]
     assert ranked(rules, finding("G900", 5, Severity.INFO), finding("U900", 6)) == ["U900", "G900"]
@@ -287,6 +296,14 @@ def test_a_slow_rise_began_before_it_was_seen():
     rules = [rule("L901", keep=99, explains=("L900",)), rule("L900", keep=99)]
     assert ranked(rules, finding("L900", 50), finding("L901", 90, lasting_steps=80)) == ["L901", "L900"]
     assert ranked(rules, finding("L900", 50), finding("L901", 90, lasting_steps=20)) == ["L900", "L901"]
+
+
+def test_what_was_first_said_about_the_beginning_holds_when_it_rises_again():
+    life = Life(rule("L901", keep=99, explains=("L900",)), rule("L900", keep=99))
+    life.step(50, finding("L900", 50))
+    life.step(70, finding("L901", 70, lasting_steps=40))
+    life.step(90, finding("L901", 90, lasting_steps=10))
+    assert [alert.code for alert in life.ledger.ranked(life.ledger.alerts)] == ["L901", "L900"]
 
 
 def test_what_still_fires_comes_before_what_was_resolved():

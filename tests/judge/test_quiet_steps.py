@@ -137,7 +137,8 @@ def all_pairs(episodes, explained):
             (
                 cause
                 for cause in in_order
-                if cause.began <= symptom.since <= cause.until
+                if cause.began <= symptom.since
+                and symptom.began <= cause.until
                 and explains(cause, symptom)
                 and (cause.began < symptom.since or cause.phase <= symptom.phase)
                 and not (explains(symptom, cause) and (symptom.began, symptom.phase) < (cause.began, cause.phase))

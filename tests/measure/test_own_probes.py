@@ -69,7 +69,7 @@ def test_what_it_records_is_stored_shown_and_described(tmp_path):
     stored = json.loads((tmp_path / "run" / "run.json").read_text())["facts"]["probe_metrics"]
     assert stored[0] == {
         "name": "taste/score", "scope": "run", "cadence": "every step", "unit": "points", "reduce": "mean",
-        "meaning": "How it tastes.", "healthy": None, "words": "", "loggable": False,
+        "heading": "", "meaning": "How it tastes.", "healthy": None, "words": "", "loggable": False,
     }  # fmt: skip
 
 

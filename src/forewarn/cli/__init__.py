@@ -36,10 +36,15 @@ SECTIONS = {
     },
     "Judge a run": {
         "check": "forewarn check runs/demo",
-        "show": "forewarn show runs/demo --scope attention --step 180",
-        "watch": "forewarn watch runs/demo",
         "forecast": "forewarn forecast runs/demo --target 1.5",
+    },
+    "Look at runs": {
+        "serve": "forewarn serve runs",
+        "watch": "forewarn watch runs/demo",
+        "show": "forewarn show runs/demo --scope attention --step 180",
         "ls": "forewarn ls runs",
+        "compare": "forewarn compare runs/demo runs/demo-saved",
+        "report": "forewarn report runs/demo -o report.html",
     },
     "Understand an alert": {
         "explain": "forewarn explain loss-spike",

@@ -27,6 +27,7 @@ FAULT_SHARE = 1 / 3
 """Fraction of the run before the fault begins."""
 EVERY = 5
 """Steps between measurements of each layer."""
+REPORT = "report.html"
 FEWEST_STEPS = 200
 """With fewer steps, the model has learned too little when the fault begins."""
 
@@ -159,10 +160,12 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
     """Print what happened, what the remedy changed, and the next commands."""
     from rich.text import Text
 
+    from forewarn.cli.report import write_html
     from forewarn.cli.terminal import from_run, loaded_rules, show
     from forewarn.cli.verdict import next_commands
     from forewarn.config import Config
     from forewarn.judge.diagnosis import replay
+    from forewarn.views.page.built_page import is_built
     from forewarn.views.wording import literal
 
     own = loaded_rules(())
@@ -174,8 +177,12 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
     if saved is not None:
         parts += _comparison(console, course, saved)
     paths = " and ".join(literal(str(trained.path)) for trained in (course, saved) if trained is not None)
+    report = ""
+    if is_built():
+        write_html(course.path, course.path / REPORT)
+        report = f"Open {literal(str(course.path / REPORT))} in a browser to see what happened.\n"
     parts += [
-        Text(f"\nStored in {paths}.\n"),
+        Text(f"\nStored in {paths}.\n{report}"),
         next_commands(course.path, diagnosis.ranked, f"forewarn check {shlex.quote(str(course.path))}"),
     ]
     show(*parts, console=console)

@@ -17,25 +17,23 @@ from rich.text import Text
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
-from forewarn.standing import NOT_FALLING, alert_words, run_state
+from forewarn.standing import NOT_FALLING, run_state
 from forewarn.store import Run
 from forewarn.types import Alert, AlertState, Remedy, Severity
+from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
 from forewarn.views.wording import (
     HEALTHY,
     STYLES,
     AlertGroup,
     advice,
-    grouped,
     literal,
     mark,
     model_words,
     short,
     steps_of,
-    with_symptoms,
 )
 
-MOST_REMEDIES = 5
 MOST_EPOCHS = 5
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
 _MARKS = {
@@ -59,10 +57,6 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
     }
-
-
-OPPOSITES = {"raise_lr": "lower_lr", "lower_lr": "raise_lr"}
-"""Contradictory actions; only the more important one is shown."""
 
 
 def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
@@ -112,12 +106,8 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
             *(Padding(alert_lines(symptom, is_symptom=True), (0, 0, 0, 3)) for symptom in symptoms),
             Text(),
         ]
-    serious = [alert for alert in diagnosis.ranked if alert.severity > Severity.INFO]
-    firing = [alert for alert in serious if alert.state is AlertState.FIRING]
-    causes = {diagnosis.cause_of(alert) for alert in firing}
-    present = [alert for alert in serious if alert.state is AlertState.FIRING or alert.code in causes]
-    if serious:
-        parts += [what_to_do(grouped(present or serious)), Text()]
+    if remedies := things_to_do(diagnosis):
+        parts += [what_to_do(remedies), Text()]
     return Group(*parts)
 
 
@@ -143,17 +133,8 @@ def heading(run: Run) -> Text:
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
-    words = f": {alert_words(diagnosis.alerts)}"
-    unusual = [f'"{check.name}"' for check in diagnosis.checklist if check.state == "notice"]
-    if not diagnosis.exit_code and unusual:
-        words += f"; look at {', '.join(unusual)} below"
     style = "bold yellow" if diagnosis.verdict == NOT_FALLING else VERDICT_STYLES[diagnosis.exit_code]
-    return Text.assemble((diagnosis.verdict, style), words)
-
-
-def folded(diagnosis: Diagnosis) -> list[tuple[AlertGroup, list[AlertGroup]]]:
-    """Each kind of alert that is a root cause, with its symptoms; most important first."""
-    return with_symptoms(diagnosis.ranked, diagnosis.causes)
+    return Text.assemble((diagnosis.verdict, style), f": {summary_words(diagnosis)}")
 
 
 def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
@@ -178,15 +159,10 @@ def alert_lines(group: AlertGroup, is_symptom: bool = False) -> RenderableType:
     return Group(title, Padding(Group(*details, Text(times, style="dim")), (0, 0, 0, 3)))
 
 
-def what_to_do(groups: Iterable[AlertGroup]) -> RenderableType:
-    """The remedies for the worst alert of each kind, most important first; each action appears once."""
-    ranked: dict[str, Remedy] = {}
-    for group in groups:
-        for remedy in group.worst.remedies:
-            if OPPOSITES.get(remedy.action) not in ranked:
-                ranked.setdefault(remedy.action, remedy)
+def what_to_do(remedies: Iterable[Remedy]) -> RenderableType:
+    """The remedies as a numbered list."""
     table = Table.grid(padding=(0, 1, 0, 0))
-    for rank, remedy in enumerate(list(ranked.values())[:MOST_REMEDIES], 1):
+    for rank, remedy in enumerate(remedies, 1):
         table.add_row(f"  {rank}.", advice(remedy))
     return Group(Text("What to do", style="bold"), table)
 

@@ -34,6 +34,8 @@ class Ledger:
         self._passed: set[Identity] = set()
         """Firing alerts that were not seen at the last check."""
         self._closed: list[Alert] = []
+        self.reworded: list[Alert] = []
+        """Open alerts that say something new since the last update, without having fired or grown worse."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -49,6 +51,7 @@ class Ledger:
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         changed: list[Alert] = []
+        self.reworded = []
         seen: set[Identity] = set()
         for finding in judgement.findings:
             identity = (finding.code, finding.scope)
@@ -117,6 +120,8 @@ class Ledger:
         self._open[identity] = alert
         if news:
             yield alert
+        elif is_new_epoch:
+            self.reworded.append(alert)
 
     def ranked(self, alerts: Sequence[Alert]) -> tuple[Alert, ...]:
         """Most important first: chains of cause and symptom by their worst open member, the cause first in each chain.
@@ -161,8 +166,7 @@ class Ledger:
             alert = alerts[index]
             rule = self._rules.get(alert.code)
             until = alert.last + (0 if rule is None else rule.keep)
-            lasting = alert.finding.evidence.get("lasting_steps", 0)
-            began = min(alert.since, alert.finding.step + 1 - int(lasting)) if lasting else alert.since
+            began = min([alert.since, *map(_began, filter(None, (alert.announced, alert.finding)))])
             phase = phase_of(alert.code) if rule is None else rule.family.phase
             episode = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
             if episodes and episodes[-1].code == episode.code and episode.since <= episodes[-1].until:
@@ -196,6 +200,11 @@ class Ledger:
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
 
 
+def _began(finding: Finding) -> int:
+    """The step at which it began by its own evidence; its own step if the evidence does not tell."""
+    return finding.step + 1 - max(1, int(finding.evidence.get("lasting_steps", 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Episode:
     """A range of steps in which a rule found something."""
@@ -215,11 +224,11 @@ def _chains(
 ) -> dict[_Episode, tuple[_Episode, int]]:
     """For each episode its root cause, and the number of links to it.
 
-    A cause explains the symptom's code, began no later, and was not over when the symptom was first seen. If two appear
-    at the same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of
-    its step non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the
-    one that began first is the cause. An episode that nothing explains may
-    cause one in an earlier phase, as when weights were changed from outside. Information never causes a warning.
+    A cause explains the symptom's code, began no later, and was not over when the symptom began. If two appear at the
+    same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of its step
+    non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the one that
+    began first is the cause. An episode that nothing explains may cause one in an earlier phase, as when weights were
+    changed from outside. Information never causes a warning.
     """
     in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
 
@@ -237,11 +246,12 @@ def _chains(
         while upcoming is not None and upcoming.began <= symptom.since:
             open_then.append(upcoming)
             upcoming = next(begun, None)
-        open_then = [cause for cause in open_then if symptom.since <= cause.until]
         candidates = (
             cause
             for cause in open_then
-            if explains(cause, symptom) and not (explains(symptom, cause) and starts(symptom) < starts(cause))
+            if symptom.began <= cause.until
+            and explains(cause, symptom)
+            and not (explains(symptom, cause) and starts(symptom) < starts(cause))
         )
         earlier = (cause for cause in candidates if cause.began < symptom.since or cause.phase <= symptom.phase)
         causes[symptom] = next(earlier, None)

@@ -23,6 +23,7 @@ from forewarn.store.histogram_table import StoredHistograms, histograms_of, name
 from forewarn.store.index import Index, Occurrences, compacted, occurrences, steps_at, times_at, with_tail
 from forewarn.store.listing import list_runs
 from forewarn.store.manifest import Manifest, read_manifest
+from forewarn.store.pieces import Piece, values_between
 from forewarn.store.read_limits import ReadLimits
 from forewarn.store.records import Change, Event, event_from, from_text
 from forewarn.store.replay import replay
@@ -33,6 +34,8 @@ from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from forewarn.views.page.report import EmbeddedPage
 
 T = TypeVar("T")
 
@@ -111,7 +114,9 @@ class Run:
     def num_steps(self) -> int:
         """Number of distinct steps recorded."""
         with self._reading() as connection:
-            return len(np.unique(self._index(connection).until(self._extent.rows).steps))
+            steps = self._index(connection).until(self._extent.rows).steps
+        rises = np.diff(steps)
+        return int(np.count_nonzero(rises)) + (len(steps) > 0) if (rises >= 0).all() else len(np.unique(steps))
 
     @property
     def updated(self) -> float | None:
@@ -152,6 +157,47 @@ class Run:
             return StoredSeries(
                 steps_at(index, places)[:end], times_at(index, self._catalog, places)[:end], values[:end]
             )
+
+    def num_readings(self) -> dict[str, int]:
+        """The number of readings of each metric, in order of first appearance."""
+        with self._reading() as connection:
+            index = self._index(connection).until(self._extent.rows)
+            rows = np.bincount(index.patterns, minlength=len(self._catalog.patterns))
+            table = self._catalog.table
+            of_layout = np.bincount(table.members, rows[table.owners], minlength=len(self._catalog.layouts))
+            counts: dict[str, int] = {}
+            for layout in self._catalog.layouts[: self._extent.layouts]:
+                counts[layout.name] = counts.get(layout.name, 0) + int(of_layout[layout.id])
+            return counts
+
+    def steps_of(self, name: str) -> NDArray[np.int64]:
+        """The steps at which a metric was recorded, in order, each once."""
+        with self._reading() as connection:
+            index = self._index(connection).until(self._extent.rows)
+            layouts = self._layouts_of(name)
+            return np.unique(
+                np.concatenate([steps_at(index, occurrences(index, self._catalog, layout.id)) for layout in layouts])
+            )
+
+    def pieces(self, name: str, start: int | None = None, end: int | None = None) -> Iterator[Piece]:
+        """All readings of one metric for all scopes, piece by piece: much faster than one series after the other.
+
+        Steps before `start` and after `end` are left out. No other method of the run can be called before the
+        iteration is over. A piece takes 16 MB at most.
+        """
+        with self._reading() as connection:
+            index = self._index(connection)
+            for layout in self._layouts_of(name):
+                scopes = self._catalog.scopes_of(layout, connection)
+                places = occurrences(index, self._catalog, layout.id)
+                steps = steps_at(index, places)
+                wanted = places.rows < self._extent.rows
+                wanted = wanted if start is None else wanted & (steps >= start)
+                wanted = wanted if end is None else wanted & (steps <= end)
+                for first, values in values_between(connection, self._catalog, layout, places, wanted):
+                    kept = np.flatnonzero(wanted[first : first + values.shape[1]])
+                    if len(kept):
+                        yield Piece(scopes, steps[first + kept], values[:, kept])
 
     def distributions(self) -> dict[str, tuple[str, ...]]:
         """The metrics that have histograms, such as `gradient/histogram`, each with its scopes."""
@@ -206,8 +252,17 @@ class Run:
         return list(newest.values())
 
     def alert_changes(self) -> list[Change]:
-        """Every change of state or severity of every alert, in the order they were recorded."""
+        """Every change of state, severity or words of every alert, in the order they were recorded."""
         return self._records("alert", lambda time, step, body: Change(float(time), int(step), from_text(Alert, body)))
+
+    @property
+    def num_alert_changes(self) -> int:
+        """The number of `alert_changes`, without reading them."""
+        with self._reading() as connection:
+            count = connection.execute(
+                "SELECT count(*) FROM records WHERE kind = 'alert' AND id <= ?", [self._extent.records]
+            )
+            return int(count.fetchone()[0])
 
     def findings(self) -> list[Finding]:
         return self._records("finding", lambda _time, _step, body: from_text(Finding, body))
@@ -250,6 +305,15 @@ class Run:
         from forewarn.views.plot import plot
 
         return plot(self, metrics)
+
+    def dashboard(self, height: int = 900) -> EmbeddedPage:
+        """The dashboard's page of this run in a notebook, as it is now, `height` pixels high.
+
+        The page is part of the notebook: it needs no server and loads nothing. `forewarn serve` shows a run live.
+        """
+        from forewarn.views.page.report import EmbeddedPage, html_report
+
+        return EmbeddedPage(html_report(self), height)
 
     def __repr__(self) -> str:
         from forewarn.views.notebook import run_words

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forewarn.judge.diagnosis import recorded_alerts
 from forewarn.judge.forecast import LossCurve
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
@@ -23,6 +24,7 @@ from forewarn.views.wording import (
     literal,
     losses,
     mark,
+    reason,
     short,
     thing_to_do,
     with_symptoms,
@@ -77,7 +79,7 @@ def alert_words(alert: Alert) -> str:
 
 def fired_alerts(run: Run) -> list[tuple[AlertGroup, list[AlertGroup]]]:
     """The alerts of a run that have fired, as causes with their symptoms, most important first."""
-    ledger, alerts = Ledger(all_rules()), [alert for alert in run.alerts() if alert.fired is not None]
+    ledger, alerts = Ledger(all_rules()), recorded_alerts(run)
     return with_symptoms(ledger.ranked(alerts), ledger.causes(alerts))
 
 
@@ -125,7 +127,7 @@ def run_html(run: Run) -> str:
 
 def _remedies(remedies: Sequence[Remedy]) -> str:
     """The first remedies as a numbered list."""
-    items = [f"<li><b>{_text(thing_to_do(remedy))}.</b> <span style='{_DIM}'>{_text(_sentence(remedy.why))}</span></li>"
+    items = [f"<li><b>{_text(thing_to_do(remedy))}.</b> <span style='{_DIM}'>{_text(reason(remedy))}</span></li>"
              for remedy in remedies[:MOST_REMEDIES]]  # fmt: skip
     return f"<ol style='margin: .3em 0 0 0'>{''.join(items)}</ol>" if items else ""
 
@@ -191,10 +193,6 @@ def _loss(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _sign(words: str, colour: str) -> str:
     return f"<b style='color: {colour}'>{_text(words)}</b>"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _text(words: str) -> str:

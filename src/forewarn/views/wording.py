@@ -143,8 +143,14 @@ def mark(severity: Severity) -> str:
 
 def advice(remedy: Remedy) -> Text:
     """What to do and why: two sentences."""
+    why = reason(remedy)
+    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why}" if why else "")
+
+
+def reason(remedy: Remedy) -> str:
+    """Why a remedy helps, as a sentence."""
     why = literal(remedy.why)
-    return Text.assemble((f"{thing_to_do(remedy)}.", "bold"), f" {why[:1].upper()}{why[1:]}." if why else "")
+    return f"{why[:1].upper()}{why[1:]}." if why else ""
 
 
 def thing_to_do(remedy: Remedy) -> str:

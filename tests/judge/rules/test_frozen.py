@@ -55,6 +55,15 @@ def test_the_levels_remember_how_high_the_loss_was_and_other_causes_stay_warning
         assert run.ledger.alerts[0].severity is severity
 
 
+def test_a_weight_that_stopped_says_when_it_last_moved():
+    run = Run("U101", info=KNOWN)
+    for step, ratio in ((0, 0.1), (100, 0.1), (200, 0.0), (300, 0.0), (400, 0.0)):
+        cause = float(FrozenCause.ZERO_GRADIENT) if step == 400 else 0.0
+        run.feed({"update/frozen_cause": {"a.weight": cause}, "update/ratio": {"a.weight": ratio}}, step)
+    (alert,) = run.ledger.firing
+    assert alert.finding.evidence["lasting_steps"] == 300
+
+
 def test_what_moves_or_is_frozen_on_purpose_is_not_reported():
     run = Run("U101", "U106")
     for _ in range(10):

@@ -53,7 +53,7 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
     run.feed({"gradient/global_norm": 150.0})
-    assert run.ledger.firing[0].finding.evidence == {}
+    assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
     assert alert.severity is Severity.CRITICAL
     assert alert.finding.evidence["largest_tensor"] == "b.weight"
@@ -169,7 +169,7 @@ def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_
     for _ in range(5):
         run.feed({"gradient/missing": {"a.weight": 0.0, "b.weight": 1.0}, "activation/mean": {"a": 0.1}})
     (alert,) = run.ledger.firing
-    assert (alert.severity, alert.headline) == (Severity.WARNING, "b is never called")
+    assert (alert.severity, alert.headline) == (Severity.WARNING, "The forward pass never calls b")
 
 
 def test_an_expert_without_tokens_now_and_then_is_not():
@@ -240,6 +240,22 @@ def test_a_loss_that_explodes_with_its_gradients_does_not_raise_the_limit():
 
 def test_a_norm_that_is_usual_for_the_run_has_not_exploded():
     assert Run("G102").series("gradient/global_norm", [60.0 + step for step in range(100)]).ledger.alerts == ()
+
+
+@pytest.mark.parametrize(("quiet", "action"), [(0, "inspect_initialization"), (5, "clip_gradient")])
+def test_gradients_that_explode_before_the_first_step_are_no_matter_of_clipping(quiet, action):
+    run = Run("G102").series("gradient/global_norm", [1.0] * quiet + [500.0])
+    assert run.ledger.firing[0].remedies[0].action == action
+
+
+def test_a_clip_that_never_changed_was_there_from_the_first_step():
+    run = Run("G112", "G103", info=RunInfo(optimizers=("SGD",), groups=({"lr": 0.1},)))
+    for step in range(64):
+        clip = {"train/clip": 1e-4} if step > 1 else {}
+        level = {"train/loss_level": 2.3} if step % 32 == 31 else {}
+        tensors = {"gradient/norm": {"a.weight": 1e-9}} if step < 10 else {}
+        run.feed({"gradient/global_norm": 5e-3 if step == 1 else 5.0, **clip, **tensors, **level})
+    assert [alert.code for alert in run.ledger.ranked(run.ledger.alerts)] == ["G112", "G103"]
 
 
 def clipped_fed(clip, optimizers=("SGD",), losses=(2.3, 2.3, 2.3), groups=({"lr": 0.1},)):

@@ -78,6 +78,18 @@ def test_a_loss_that_has_not_moved_is_explained_by_how_far_the_weights_have(rati
     assert alert.remedies[0].action == action
 
 
+@pytest.mark.parametrize(("ratio", "codes"), [(1e-6, {"L105"}), (1e-3, set())])
+def test_a_fall_of_a_few_percent_is_no_start_if_the_steps_are_tiny(ratio, codes):
+    losses = np.linspace(1.28, 1.24, 400) * noise(0.005, size=400)
+    assert judged(losses, codes=["L105"], ratio=ratio).codes == codes
+
+
+def test_the_peak_of_a_schedule_that_has_decayed_is_to_be_raised():
+    lr = np.linspace(1e-6, 1e-9, 400)
+    (alert,) = judged(4.6 * noise(0.01, size=400), lr, codes=["L105"], ratio=1e-6).ledger.alerts
+    assert alert.remedies[0].do == "Raise the peak learning rate from 1e-6 to 1e-5"
+
+
 def test_a_warm_up_over_a_third_of_a_short_run_is_waited_for_until_half_of_it():
     lr = 1e-8 * np.minimum(1.0, (STEPS[:300] + 1) / 90)
     (alert,) = judged(4.6 * noise(0.01, size=300), lr, codes=["L105"]).ledger.alerts

@@ -8,6 +8,7 @@ import numpy as np
 
 from forewarn.judge.headlines import filled
 from forewarn.judge.history import History
+from forewarn.judge.lr_course import peak_rate
 from forewarn.judge.remedies.prescription import (
     STEPS,
     Numbers,
@@ -70,16 +71,25 @@ def set_lr(why: str) -> Prescription:
 
 
 def raise_lr(
-    factor: float, why: str = "the steps are too small to make progress", *, scope_is_group: bool = False
+    factor: float,
+    why: str = "the steps are too small to make progress",
+    *,
+    scope_is_group: bool = False,
+    of_peak: bool = False,
 ) -> Prescription:
     """Multiply the learning rate by `factor`; where that changes nothing, back to the initial one.
 
     In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed. A group
-    that began at 0 gets the rate of the others.
+    that began at 0 gets the rate of the others. With `of_peak`, the peak of a schedule that has decayed is raised.
     """
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         lr = current("lr", finding, history, info, scope_is_group=scope_is_group)
+        peak = peak_rate(history.panel("train/lr"), info) if of_peak else 0.0
+        if peak > lr.value:
+            numbers = scaled(peak, factor)
+            do = filled("Raise the peak learning rate from {from} to {to}", numbers)
+            return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
         if factor != 1 and lr.value * factor != lr.value:
             numbers = scaled(lr.value, factor) | lr.named_group
             do = change("Raise", _LR, numbers, differs=lr.differs)

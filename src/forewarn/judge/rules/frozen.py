@@ -122,7 +122,16 @@ def frozen_weight(
         harmless = cause is FrozenCause.STEP_SKIPPED or cancels or is_unused or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
-        yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower())
+        still = _still_for(ratios, scope, settings) if ratio_of else {}
+        yield finding(severity, ratio, settings.ratio, scope, cause=cause.name.lower(), **still)
+
+
+def _still_for(ratios: Panel, scope: str, settings: FrozenWeight) -> dict[str, float]:
+    """Number of steps since the weight last moved, if it ever did: checks are rare, and several in a row must agree."""
+    if scope not in ratios.scopes:
+        return {}
+    moved = ratios.steps[ratios.values[:, ratios.scopes.index(scope)] > settings.ratio]
+    return {"lasting_steps": ratios.at - int(moved[-1])} if len(moved) else {}
 
 
 def resting(causes: Values, scopes: tuple[str, ...], ratios: Panel, settings: FrozenWeight) -> set[str]:

@@ -27,7 +27,7 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import MAD_TO_STD, Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Panel, Series, median
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
 from forewarn.settings import Settings, between
@@ -135,6 +135,10 @@ class ExplodingGradient(Settings):
         Message("Gradients are exploding", "gradient norm before clipping {value} · limit {bound}"),
     ),
     remedies=(
+        for_cause("start", advise(
+            "inspect_initialization", "Check the initial weights and the scale of the inputs",
+            "the gradients were too large before the first step was taken",
+        )),
         clip_gradient(), lower_lr(0.5), warm_up(),
         advise("inspect_batch", "Check whether the loss of step {step} is a sum over the batch",
                "with a sum in place of a mean, the gradient grows with the size of the batch"),
@@ -174,11 +178,16 @@ def exploding_gradient(
     bound = critical if severity is Severity.CRITICAL else warning
     if not is_objective(loss.series(), separate.series(), info):
         severity = Severity(severity - 1)
-    evidence: dict[str, float | str] = {}
+    evidence: dict[str, float | str] = {"cause": "start"} if _began_high(whole, warning) else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
-        evidence = {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
+        evidence |= {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}
     return finding(severity, whole.last, bound, "", **evidence)
+
+
+def _began_high(norm: Series, limit: float) -> bool:
+    """Whether the gradients of the very first step were beyond the limit already."""
+    return bool(norm.steps[0] == 0 and norm.values[0] > limit)
 
 
 def _loss_scale(loss: Series, levels: Series) -> float:
@@ -264,7 +273,7 @@ class GradientSpike(Spike):
     """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
-    loss_spread: float = between(2.0, 0.0)
+    loss_spread: float = between(5.0, 0.0)
     """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
     """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
@@ -351,7 +360,7 @@ class MissingGradient(Settings):
     explains=("U101",),
     settings=MissingGradient,
     message=(
-        Message("{layer} is never called", "", "the forward pass does not use it, so {scope} is not trained"),
+        Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
         Message(
             "{scope} receives no gradient",
             "",
@@ -454,7 +463,7 @@ class ClipTooTight(Settings):
 
 @rule(
     "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip"), keep=128,
-    explains=("L104", "L105", "G103", "G105", "G106", "U103", "E102", "E103", "E105", "E106"),
+    explains=("L104", "L105", "G103", "G105", "G106", "U103", "W104", "W106", "E102", "E103", "E105", "E106"),
     settings=ClipTooTight,
     message=Message(
         "Clipping removes almost all of every gradient",
@@ -492,9 +501,14 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     plain = steps_grow_with_gradients(info) or not info.optimizers
     severity = Severity.WARNING if (plain or near_epsilon) and not learns else Severity.INFO
     return finding(
-        severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual,
-        lasting_steps=norm.steps_of(trailing(norm.values * np.float32(settings.kept) > clip.last)),
+        severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual, lasting_steps=_clipped_for(norm, clip)
     )  # fmt: skip
+
+
+def _clipped_for(norm: Series, clip: Series) -> int:
+    """Number of steps with this limit; all in memory if no other was seen: it takes two measured steps to see one."""
+    others = clip.steps[clip.values != clip.last]
+    return norm.at - int(others[-1] + 1 if len(others) else norm.steps[0]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.growth import LogitGrowth, severity_of, too_large
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
-from forewarn.judge.remedies import advise, lower_lr
+from forewarn.judge.remedies import advise, for_cause, lower_lr
 from forewarn.judge.series import Series
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
@@ -71,35 +71,61 @@ class DoubleSoftmax(Settings):
 
 
 @rule(
-    "A110", "double-softmax", reads=("activation/probability_rows",), hold=3, keep=200,
+    "A110", "double-softmax", reads=("activation/probability_rows", "train/applied_twice"),
+    when=("activation/probability_rows", "train/applied_twice"), hold=3, keep=200,
     explains=("L104", "L105", "G103", "G107", "U103", "A102", "E102", "E103", "E105", "E106"),
     settings=DoubleSoftmax,
-    message=Message(
-        "The loss applies softmax to probabilities",
-        "rows that sum to 1 already {value:%} · limit {bound:%}",
-        "the model's output has been through a softmax, and the loss applies another",
+    message=(
+        Message(
+            "The loss applies {function} twice",
+            "",
+            "what goes into the {function} of the loss has been through one already",
+        ),
+        Message(
+            "The loss applies softmax to probabilities",
+            "rows that sum to 1 already {value:%} · limit {bound:%}",
+            "the model's output has been through a softmax, and the loss applies another",
+        ),
     ),
     remedies=(
-        advise("remove_softmax", "Return the logits: remove the softmax at the end of the model",
-               "`cross_entropy` applies log-softmax itself"),
-        advise("use_nll_loss", "Or take the logarithm of the probabilities and use `nll_loss`",
-               "it expects log-probabilities"),
+        for_cause("softmax", advise(
+            "remove_softmax", "Pass logits to the loss: remove the softmax in front of it",
+            "`cross_entropy` applies log-softmax itself",
+        )),
+        for_cause("softmax", advise(
+            "use_nll_loss", "Or take the logarithm of the probabilities and use `nll_loss`",
+            "it expects log-probabilities",
+        )),
+        for_cause("sigmoid", advise(
+            "remove_sigmoid", "Remove one of the two sigmoids",
+            "`binary_cross_entropy_with_logits` applies one itself, and `binary_cross_entropy` expects one",
+        )),
     ),
 )  # fmt: skip
-def double_softmax(probabilities: Series, settings: DoubleSoftmax) -> Finding | None:
-    """The output of the model is probabilities, and the loss applies softmax to them.
+def double_softmax(probabilities: Series, twice: Series, settings: DoubleSoftmax) -> Finding | None:
+    """The loss applies softmax or sigmoid to what has been through one already.
 
     ## Why is this bad?
     A softmax of values between 0 and 1 is almost flat: even a perfect answer among ten classes gets a probability of
     0.23, and the loss cannot fall below 1.46. The gradient is small, and the model learns slowly. Nothing fails.
 
+    The graph behind the loss shows it, if `monitor.step` gets the loss as a tensor. So do outputs of the model that sum
+    to 1.
+
     ## Example
     fires: 1.0x3
+    fires: train/applied_twice 1x3
+    fires: train/applied_twice 2x3
     quiet: 0.0x3
+    quiet: train/applied_twice 0x3
     """
-    if not probabilities.last >= settings.share:
+    now = max(probabilities.at, twice.at)
+    if twice.at == now and twice.last > 0:
+        function = "softmax" if twice.last == 1 else "sigmoid"
+        return finding(Severity.WARNING, twice.last, 0.0, function=function, cause=function)
+    if not (probabilities.at == now and probabilities.last >= settings.share):
         return None
-    return finding(Severity.WARNING, probabilities.last, settings.share)
+    return finding(Severity.WARNING, probabilities.last, settings.share, cause="softmax")
 
 
 @dataclass(frozen=True, kw_only=True)

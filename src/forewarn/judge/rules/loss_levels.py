@@ -42,6 +42,10 @@ class LossNotStarting(Settings):
     run if that is less."""
     small_ratio: float = between(3e-4, 0.0)
     """Largest median update/weight ratio so far below which the learning rate is too low."""
+    tiny_ratio: float = between(1e-5, 0.0)
+    """The same, from which a slow fall of the loss counts as none either."""
+    tiny_gain: float = between(0.05, 0.0, 1.0)
+    """Minimum steady fall, as a fraction of the first loss, if the steps are that small."""
     large_ratio: float = between(1e-2, 0.0)
     """Largest median update/weight ratio so far from which the learning rate may be too high."""
 
@@ -139,13 +143,13 @@ def loss_plateau(
         ),
     ),
     remedies=(
-        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights")),
+        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights", of_peak=True)),
         for_cause("large_steps", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
         advise("inspect_labels", "Check that each label belongs to its input",
                "a model cannot learn from shuffled labels"),
-        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low")),
+        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low", of_peak=True)),
     ),
 )  # fmt: skip
 def loss_not_starting(
@@ -164,7 +168,9 @@ def loss_not_starting(
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
+    fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | monitor/update_ratio_median 0.02x301
+    quiet: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-3x301 | monitor/update_ratio_median 1e-3x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
@@ -174,10 +180,11 @@ def loss_not_starting(
         return None
     if not is_objective(loss.series(), separate.series(), info):
         return None
-    flat = _not_started(level.series(), settings)
+    ratio = float(np.fmax.reduce(typical.series().values, initial=math.nan))
+    gain = settings.tiny_gain if ratio < settings.tiny_ratio else settings.gain
+    flat = _not_started(level.series(), dataclasses.replace(settings, gain=gain))
     if flat is None:
         return None
-    ratio = float(np.fmax.reduce(typical.series().values, initial=math.nan))
     if math.isnan(ratio):
         return flat
     if ratio < settings.small_ratio:

@@ -232,19 +232,20 @@ def loss_without_floor(
 
     ## Example
     fires: 2.0 1.9 1.0 -1.0 -5.0 -12.0 -30.0
+    fires: -2.0 -2.1 -3.0 -5.0 -9.0 -20.0 -50.0
     quiet: 2.0 1.0 -1.0 -3.0 -4.5 -5.0 -5.2
     """
     level = levels.series()
     medians = level.finite()
-    if len(medians) < settings.levels or level.steps[0] > 0 or not medians[-1] == level.last < 0 < medians[0]:
+    if len(medians) < settings.levels or level.steps[0] > 0 or not medians[-1] == level.last < 0:
         return None
-    bound = -settings.factor * float(medians[0])
+    bound = -settings.factor * abs(float(medians[0]))
     third = len(medians) // 3
     earlier, later = medians[-2 * third - 1] - medians[-third - 1], medians[-third - 1] - medians[-1]
     if not (medians[-1] < bound and medians[-1] == medians.min() and later > earlier):
         return None
-    above = np.flatnonzero(level.values >= 0)
-    lasting = level.at - int(level.steps[above[-1]])
+    above = level.steps[level.values >= 0]
+    lasting = level.at - int(above[-1] if len(above) else level.steps[0])
     severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
     return finding(severity, medians[-1], bound, first=float(medians[0]), lasting_steps=lasting)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
+from forewarn.measure.loss_graph import LossGraph
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.batch import GivenTargets, count_targets, target_readings
 from forewarn.measure.step import Step
@@ -38,12 +39,13 @@ class LogitsProbe(Probe):
     Also `activation/probability_rows`: how many rows are probabilities already, and the classes in the targets.
 
     The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
-    zero over each row. That freedom is also why log Z can drift unnoticed. If the model returns only its loss, or
-    logits that the loss does not use, the output of the last linear layer that ran is used.
+    zero over each row. That freedom is also why log Z can drift unnoticed. Some losses without a softmax ignore a shift
+    too, such as that of a waveform whose mean is subtracted; the graph of the loss tells them apart. If the model
+    returns only its loss, or logits that the loss does not use, the output of the last linear layer that ran is used.
     """
 
     name = "logits"
-    needs: Mapping[type, Sequence[str]] = {GivenTargets: ()}
+    needs: Mapping[type, Sequence[str]] = {GivenTargets: (), LossGraph: ()}
     from_modules = ("activation/log_z",)
 
     def __init__(self, model: nn.Module) -> None:
@@ -121,7 +123,8 @@ class LogitsProbe(Probe):
         total, rows, shift, targets = self._total, self._rows, self._shift, self._targets
         self._total, self._rows, self._shift, self._targets = None, 0, None, None
         failure, self._failure = self._failure, None
-        given = step.get(GivenTargets)
+        given, graph = step.get(GivenTargets), step.get(LossGraph)
+        other_loss = graph is not None and graph.has_softmax is False
         if failure is not None:
             raise failure
         if total is None or shift is None or targets is None:
@@ -129,7 +132,7 @@ class LogitsProbe(Probe):
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             (of_rows, of_values, num_targets), (log_z, probabilities), counted = arrays
-            is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values
+            is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values and not other_loss
             names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
             if is_softmax:
                 yield Reading("activation/log_z", ONE, log_z / rows)

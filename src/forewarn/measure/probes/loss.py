@@ -13,6 +13,7 @@ from torch import Tensor
 from forewarn.catalogue import Catalogue
 from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_course import LossCourse
+from forewarn.measure.loss_graph import LossGraph, loss_graph
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.metrics import BUILT_IN
@@ -31,18 +32,24 @@ class EpochLoss:
 
 
 class LossProbe(Probe):
-    """`train/loss`, its moving average, its level every 32 steps, and all other values passed to `monitor.step`."""
+    """`train/loss`, its moving average, its level every 32 steps, and all other values passed to `monitor.step`.
+
+    On measured steps also `train/applied_twice`, from the graph of the loss.
+    """
 
     name = "loss"
-    provides = (EpochLoss,)
+    provides = (EpochLoss, LossGraph)
 
     def __init__(self, decay: float | None) -> None:
         self.course = LossCourse(decay)
         self._extra: dict[str, Numbers] = {}
+        self._root: Any = None
+        """The `grad_fn` of the loss."""
 
     def give(self, loss: Any, extra: dict[str, Any]) -> None:
         """Keep the loss and further values of the step that ends now."""
         self._extra = {"loss": as_scalar("loss", loss)} if loss is not None else {}
+        self._root = loss.grad_fn if isinstance(loss, Tensor) else None
         for name, value in extra.items():  # a bad one must not cost the loss
             check_name(f"train/{name}")
             self._extra[name] = as_scalar(name, value)
@@ -51,6 +58,10 @@ class LossProbe(Probe):
         if step.ends_epoch:
             return Pending(decode=lambda _: self._end_epoch(step))
         values, self._extra = self._extra, {}
+        root, self._root = self._root, None
+        graph = loss_graph(root) if step.measured and root is not None else None
+        if graph is not None:
+            step.provide(graph)
         if not values:
             return None
 
@@ -61,6 +72,8 @@ class LossProbe(Probe):
                     as_stored = float(np.float32(value))
                     for metric, reading in self.course.add(as_stored).items():
                         yield Reading(metric, ONE, reading)
+            if graph is not None:
+                yield Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice))
 
         return Pending(list(values.values()), decode)
 

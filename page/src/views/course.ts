@@ -1,0 +1,81 @@
+/** The course of the run: the loss with its alerts, and what moved beside it. */
+
+import type uPlot from "uplot";
+import { type Curve, lineChart, medianLine } from "../charts/line";
+import type { Alert } from "../api";
+import { h, sign } from "../dom";
+import { currentRun, faultStep, type Part } from "../page";
+import { panel } from "../panel";
+import { lane, metricPanel, reading } from "./lines";
+import { mainSeries } from "./strip";
+
+const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
+const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm", "eval/loss"];
+const MEDIAN_WIDTH = 16;
+const MARK_PIXELS = 34;
+
+function lossCurves(): Curve[] {
+  const run = currentRun();
+  const loss = run.line(mainSeries());
+  const curves: Curve[] = [{ line: medianLine(loss, MEDIAN_WIDTH), colour: "median", width: 3.5 }, { line: loss, width: 1.6 }];
+  if (run.records("train/loss_ema", "")) curves.push({ line: run.line("train/loss_ema"), colour: "r4", dash: [6, 3], width: 1.2, name: "EMA" });
+  if (run.records("eval/loss", "")) curves.push({ line: run.line("eval/loss"), colour: "r3", points: true, name: "evaluation" });
+  return curves;
+}
+
+function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
+  const run = currentRun();
+  const chart = lineChart({ label: "Loss over steps", height, curves: lossCurves, since: faultStep, paint: drawMarks });
+  const marks = h("div", { class: "marks" });
+  const holder = h("div", { class: "marked" }, marks, chart.element);
+  let drawn = "";
+
+  /** A button per alert above its step; those that would overlap share one. */
+  function drawMarks(plot: uPlot): void {
+    const [from, to] = [plot.scales.x!.min!, plot.scales.x!.max!];
+    const left = plot.over.offsetLeft;
+    const placed: { x: number; alerts: Alert[] }[] = [];
+    for (const alert of [...run.overview.alerts].sort((a, b) => a.since - b.since)) {
+      if (alert.since < from || alert.since > to) continue;
+      const x = left + plot.valToPos(alert.since, "x");
+      const near = placed.at(-1);
+      if (near && x - near.x < MARK_PIXELS) near.alerts.push(alert);
+      else placed.push({ x, alerts: [alert] });
+    }
+    const content = JSON.stringify(placed.map(({ x, alerts }) => [x, alerts.map((alert) => [alert.key, alert.state])]));
+    if (content === drawn) return;
+    drawn = content;
+    marks.replaceChildren(
+      ...placed.map(({ x, alerts }) => {
+        const shown = alerts.find((alert) => !alert.is_symptom) ?? alerts[0]!;
+        const words = alerts.map((alert) => `step ${alert.since}: ${alert.headline}`).join("\n");
+        const button = h("button", { type: "button", title: words, "aria-label": words, onclick: () => openAlert(shown) }, sign(shown.state === "resolved" ? "resolved" : shown.severity, alerts.length > 1 ? `${alerts.length}` : undefined));
+        button.style.left = `${x}px`;
+        return button;
+      }),
+    );
+  }
+
+  const sub = () => (run.line(mainSeries())?.reduced ? "lowest and highest per pixel, not smoothed; grey: median" : `every step, not smoothed; grey: median of ${MEDIAN_WIDTH}`);
+  const part: Part = { ...chart, element: holder };
+  return panel({ title: "Loss", sub, out: () => reading(run.line(mainSeries())), class: "wide", id: "loss" }, part);
+}
+
+export function course(openAlert: (alert: Alert) => void): Part[] {
+  const run = currentRun();
+  const judged = run.overview.alerts[0]?.judged?.name;
+  const lanes = LANES.filter((metric) => run.records(metric) && metric !== judged).slice(0, 3);
+  const beside = lanes.map((metric) => lane(metric, 84));
+  const column: Part = {
+    element: h("section", { class: "panel lanes third" }, ...beside.map((part) => part.element)),
+    draw: () => beside.forEach((part) => part.draw()),
+    destroy: () => beside.forEach((part) => part.destroy?.()),
+  };
+  return [lossPanel(openAlert, 308), ...(beside.length ? [column] : [])];
+}
+
+export function vitals(): Part[] {
+  const run = currentRun();
+  const names = VITALS.filter((metric) => run.records(metric)).slice(0, 6);
+  return (names.length ? names : [mainSeries()]).map((metric) => metricPanel(metric, 122, { class: "third small", sub: "" }));
+}

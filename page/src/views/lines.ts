@@ -1,0 +1,76 @@
+/** Panels and lanes of recorded series: a metric with all its scopes, named as the catalogue names it. */
+
+import { type Curve, lineChart } from "../charts/line";
+import type { Line, RunData } from "../data";
+import { h, say } from "../dom";
+import { withUnit } from "../format";
+import { at, currentRun, faultStep, type Part } from "../page";
+import { panel } from "../panel";
+import { valueAt } from "../scale";
+
+const MOST_CURVES = 12;
+const COLOURS = ["r1", "r2", "r3", "r4", "r5", "r6"];
+const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
+
+/** Colour and dash of the n-th of several lines; a line keeps both everywhere. */
+export function look(index: number): Pick<Curve, "colour" | "dash"> {
+  return { colour: COLOURS[index % COLOURS.length], dash: DASHES[(index + Math.floor(index / COLOURS.length)) % DASHES.length] };
+}
+
+export function label(metric: string): string {
+  const words = currentRun().overview.metrics[metric]?.label ?? metric;
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+/** The value of a series at the step that is looked at, in its unit. */
+export function reading(line: Line | undefined): string {
+  if (!line) return "";
+  return withUnit(valueAt(line, at()), currentRun().overview.metrics[line.name]?.unit ?? "");
+}
+
+export function curves(run: RunData, metric: string): Curve[] {
+  const scopes = run.scopesOf(metric).slice(0, MOST_CURVES);
+  if (scopes.length === 1) return [{ line: run.line(metric, scopes[0]) }];
+  return scopes.map((scope, index) => ({ line: run.line(metric, scope), name: scope, ...look(index) }));
+}
+
+function metricChart(metric: string, height: number) {
+  const run = currentRun();
+  const { unit = "", log = false } = run.overview.metrics[metric] ?? {};
+  return lineChart({
+    label: label(metric),
+    height,
+    log,
+    format: unit === "s" || unit === "bytes" || unit === "share" ? (value) => withUnit(value, unit) : undefined,
+    curves: () => curves(run, metric),
+    since: faultStep,
+  });
+}
+
+const single = (metric: string) => () => {
+  const shown = curves(currentRun(), metric);
+  return shown.length === 1 ? reading(shown[0]!.line) : "";
+};
+
+export function metricPanel(metric: string, height: number, options: { class: string; sub?: string }): Part {
+  const meaning = currentRun().overview.metrics[metric]?.meaning ?? "";
+  return panel({ title: label(metric), sub: options.sub ?? meaning, out: single(metric), class: options.class }, metricChart(metric, height));
+}
+
+/** A small chart without a box of its own. */
+export function lane(metric: string, height: number, line?: () => Line | undefined): Part {
+  const chart = line
+    ? lineChart({ label: label(metric), height, log: currentRun().overview.metrics[metric]?.log, curves: () => [{ line: line() }], since: faultStep })
+    : metricChart(metric, height);
+  const output = h("output", { class: "out" });
+  const out = line ? () => reading(line()) : single(metric);
+  const element = h("div", { class: "lane" }, h("header", {}, h("b", {}, label(metric)), output), chart.element);
+  return {
+    ...chart,
+    element,
+    draw: () => {
+      say(output, out());
+      chart.draw();
+    },
+  };
+}

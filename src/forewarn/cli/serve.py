@@ -1,0 +1,96 @@
+"""`forewarn serve`: the live dashboard."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+PORT = 7007
+_MOST_PORTS = 20
+"""Number of ports to try, beginning with the wanted one."""
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), default="runs", required=False)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port, or the next one that is free."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on. Other machines then need the token."
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
+    """Look at runs in a browser, while they train or afterwards.
+
+    RUNS is a directory of runs, `runs` by default, or a single run. The page follows runs that are still training. Stop
+    it with Ctrl-C.
+
+    \b
+    Examples:
+      forewarn serve
+      forewarn serve runs/demo --port 8000
+
+    \b
+    From another machine, through SSH:
+      ssh -L 7007:localhost:7007 user@server forewarn serve /data/runs --no-browser
+    """
+    from forewarn.cli.terminal import Failure
+    from forewarn.views.page.built_page import NOT_BUILT, is_built
+
+    try:
+        import uvicorn  # noqa: F401
+
+        from forewarn.views.page.server import EVERYWHERE, app, is_loopback, serve
+    except ModuleNotFoundError as error:
+        raise Failure("forewarn serve needs starlette and uvicorn: pip install 'forewarn[dashboard]'") from error
+    import secrets
+
+    if not os.path.isdir(runs):
+        raise Failure(f"no such directory: {runs}; pass the one that holds your runs, or create a run: forewarn demo")
+    if not is_built():
+        raise Failure(NOT_BUILT)
+    listener = _listening(host, port)
+    token = secrets.token_urlsafe(24)
+    name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{listener.getsockname()[1]}/" + ("" if is_loopback(host) else f"?token={token}")
+    click.echo(f"{runs} at {address}\nStop with Ctrl-C.")
+    if not no_browser:
+        _open(address)
+    serve(app(runs, token, host), listener)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket on this port, or on the next one that is free."""
+    from forewarn.cli.terminal import Failure
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in range(port, port + (_MOST_PORTS if port else 1)):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            listener.listen()
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise Failure(f"cannot listen on {host}: {error.strerror}") from error
+        except OverflowError:
+            break
+    raise Failure(f"no port from {port} to {port + _MOST_PORTS - 1} is free; choose another with --port")
+
+
+def _open(address: str) -> None:
+    """Open the browser where there is a display."""
+    import webbrowser
+
+    has_display = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if has_display and "SSH_CONNECTION" not in os.environ:
+        with contextlib.suppress(webbrowser.Error):
+            webbrowser.open(address)
