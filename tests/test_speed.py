@@ -1,7 +1,9 @@
 """Speed and memory of a whole run: what the monitor records and says."""
 
 import contextlib
+import itertools
 import logging
+import sys
 import threading
 import time
 
@@ -111,11 +113,32 @@ def test_a_stall_leaves_a_warning_the_stacks_and_an_alert(made, tmp_path, caplog
     monitor.close()
     assert "test_a_stall_leaves_a_warning" in stacks.read_text()
     assert caplog.text.count("no sign of the loop") == 1
-    assert [(alert.name, alert.scope) for alert in monitor.alerts] == [("stalled-run", "data")]
+    assert [(alert.name, alert.scope) for alert in monitor.alerts] == [("stalled-run", "between passes")]
 
 
-def test_there_is_no_thread_if_it_is_switched_off(made, tmp_path):
+def watchdogs() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "forewarn watchdog"]
+
+
+def test_the_watchdog_starts_after_the_first_steps(made, tmp_path):
     model, optimizer, loader = made
-    with forewarn.watch(model, optimizer, tmp_path / "run", views=[], config={"stall_seconds": 0}) as monitor:
+    before = watchdogs()
+    with forewarn.watch(model, optimizer, tmp_path / "run", views=[]) as monitor:
+        train(monitor, model, optimizer, itertools.islice(loader, 1))
+        assert watchdogs() == before
         train(monitor, model, optimizer, loader)
-        assert not [thread for thread in threading.enumerate() if thread.name == "forewarn watchdog"]
+        assert len(watchdogs()) == len(before) + 1
+
+
+@pytest.mark.parametrize("where", ["switched off", "interactive session"])
+def test_there_may_be_no_watchdog(where, made, tmp_path, monkeypatch):
+    model, optimizer, loader = made
+    config = {}
+    if where == "switched off":
+        config["stall_seconds"] = 0
+    else:
+        monkeypatch.setattr(sys, "ps1", "In [1]: ", raising=False)
+    before = watchdogs()
+    with forewarn.watch(model, optimizer, tmp_path / "run", views=[], config=config) as monitor:
+        train(monitor, model, optimizer, loader)
+        assert watchdogs() == before

@@ -122,7 +122,8 @@ class Config(Settings):
     """Number of steps after a warning on which everything is measured."""
     stall_seconds: float = between(120.0, 0.0)
     """Seconds without any sign of the loop, or 20 times the usual step if that is longer, after which a run hangs: the
-    stacks of all threads are then written to `stalled.txt` in its directory. 0 disables it. Pauses do not count."""
+    stacks of all threads are then written to `stalled.txt` in its directory. 0 disables it. Pauses do not count. In a
+    notebook or at a prompt nothing is written."""
     early_stopping_patience: int = between(0, 0)
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)

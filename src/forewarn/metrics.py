@@ -21,6 +21,8 @@ from forewarn.types import RunInfo
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce
 ZERO = (0.0, 0.0)
+TRAINING_PHASES = ("data", "forward", "backward", "optimizer")
+"""The phases of a step in which a loop does nothing but train; in the others it may do anything."""
 
 
 def _of_tensors(family: str, whose: str) -> tuple[Metric, ...]:

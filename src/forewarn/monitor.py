@@ -7,6 +7,7 @@ import faulthandler
 import functools
 import logging
 import operator
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import Transfer
-from forewarn.measure.watchdog import Watchdog
+from forewarn.measure.watchdog import FIRST_STEPS, Watchdog
 from forewarn.standing import exit_code, verdict
 from forewarn.store.deletion import STACKS
 from forewarn.store.writer import RunWriter
@@ -110,7 +111,7 @@ class Monitor:
         self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
         self._watchdog: Watchdog | None = None
-        if config.stall_seconds and writer is not None:
+        if config.stall_seconds and writer is not None and not hasattr(sys, "ps1"):  # a session may rest between cells
             self._watchdog = Watchdog(stopwatch, weakref.WeakMethod(self._stalled), config.stall_seconds)
         # A monitor that nobody references any more must stop measuring; the thread of its watchdog then ends itself.
         self._finalizer = weakref.finalize(self, loop.close)
@@ -169,7 +170,7 @@ class Monitor:
             self.at += 1
         try:
             self._loop.measured = self._schedule.measured(self.at)
-            if self._watchdog is not None:
+            if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
                 self._watchdog.start()
         except Exception as error:  # a user-defined schedule
             self._failed(error)
@@ -545,7 +546,7 @@ class Monitor:
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
         self._stop = self._stop or any(action.action == "stop" for action in actions)
-        if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
+        if any(_asks_for_detail(alert) for alert in changed):
             self._schedule.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
@@ -600,6 +601,12 @@ class Monitor:
         """Report a failure of the monitor itself; training always continues."""
         with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
+
+
+def _asks_for_detail(alert: Alert) -> bool:
+    """Whether the steps after it are measured in detail; that says nothing about the speed, and takes time itself."""
+    is_warning = alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING
+    return is_warning and family_of(alert.code) is not Family.PERFORMANCE
 
 
 class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user sees

@@ -74,7 +74,8 @@ def test_each_second_belongs_to_one_phase():
     assert loop.readings == {}, "what came before the first step is not known"
     loop.plain_step(own=0.5)
     assert phases(loop) == {
-        "data": 1, "forward": 2.5, "backward": 3, "optimizer": 4.25, "monitor": 0.5, "other": 0.125,
+        "data": 0, "between passes": 1, "forward": 2.5, "backward": 3, "optimizer": 4.25, "monitor": 0.5,
+        "other": 0.125,
     }  # fmt: skip
     assert loop.readings["speed/step_seconds"] == {"": 11.375}
     assert loop.readings["monitor/overhead_share"][""] == pytest.approx(0.5 / 11.375)
@@ -88,7 +89,7 @@ def test_phases_are_means_over_the_steps_since_the_last_reading():
         loop.after(0, "forward ended")
         loop.step(measured=wait == 0.6)
         assert ("speed/phase_seconds" in loop.readings) == (wait == 0.6)
-    assert phases(loop)["data"] == pytest.approx(0.3)
+    assert phases(loop)["between passes"] == pytest.approx(0.3)
 
 
 def test_an_unmeasured_step_is_read_once_a_second_has_passed():
@@ -113,7 +114,7 @@ def test_the_wait_of_a_watched_loader_is_its_own_and_nothing_else_is():
     assert (phases(loop)["data"], phases(loop)["other"]) == (5, 3)
 
 
-def test_the_next_micro_batch_is_data_too():
+def test_the_next_micro_batch_comes_between_passes_too():
     loop = Loop()
     loop.step()
     for _ in range(2):
@@ -122,7 +123,7 @@ def test_the_next_micro_batch_is_data_too():
         loop.after(0, IN_BACKWARD)
         loop.after(1, BACKWARD_ENDED)
     loop.step()
-    assert (phases(loop)["data"], phases(loop)["backward"]) == (2, 2)
+    assert (phases(loop)["between passes"], phases(loop)["backward"]) == (2, 2)
 
 
 def test_a_backward_pass_that_nobody_watches_lies_between_forward_and_optimizer():
@@ -148,7 +149,7 @@ def test_a_pause_counts_nowhere_even_nested_or_interrupted():
     loop.step()
     assert loop.readings["speed/step_seconds"] == {"": 3}
     assert loop.readings["speed/pause_seconds"] == {"eval": 50}
-    assert phases(loop)["data"] == 1
+    assert phases(loop)["between passes"] == 1
     loop.step()
     assert "speed/pause_seconds" not in loop.readings
 
@@ -164,7 +165,7 @@ def test_an_evaluation_that_is_not_marked_is_a_pause():
     loop.step()
     assert loop.readings["speed/pause_seconds"] == {"eval": 32}
     assert loop.readings["speed/step_seconds"] == {"": 6}
-    assert phases(loop)["data"] == 4
+    assert phases(loop)["between passes"] == 4
 
 
 def test_rates_are_of_the_time_without_pauses():
@@ -211,5 +212,5 @@ def test_on_a_device_the_phases_are_those_of_its_events_if_it_has_passed_them(re
         loop.plain_step(measured=True)
     factor = 10 if reached else 1
     assert phases(loop)["backward"] == 3 * factor
-    assert phases(loop)["data"] == 1 * factor
+    assert phases(loop)["between passes"] == 1 * factor
     assert set(phases(loop)) == set(PHASES)

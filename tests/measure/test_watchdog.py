@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from forewarn.measure.stopwatch import IN_FORWARD, Stopwatch
+from forewarn.measure.stopwatch import IN_FORWARD, UPDATE_ENDED, Stopwatch
 from forewarn.measure.watchdog import Watchdog
 
 
@@ -20,13 +20,14 @@ class Heard:
 
 @pytest.fixture
 def made():
-    now, heard = [0.0], Heard()
+    now, cpu, heard = [0.0], [0.0], Heard()
     stopwatch = Stopwatch(lambda: now[0])
-    return now, heard, stopwatch, Watchdog(stopwatch, weakref.WeakMethod(heard.alarm), 60.0)
+    watchdog = Watchdog(stopwatch, weakref.WeakMethod(heard.alarm), 60.0, cpu_clock=lambda: cpu[0])
+    return now, cpu, heard, stopwatch, watchdog
 
 
 def test_a_stall_is_reported_once_with_its_phase(made):
-    now, heard, stopwatch, watchdog = made
+    now, _, heard, stopwatch, watchdog = made
     stopwatch.end_step()
     stopwatch.begin(IN_FORWARD)
     for now[0] in (59.0, 61.0, 300.0):
@@ -35,11 +36,11 @@ def test_a_stall_is_reported_once_with_its_phase(made):
     stopwatch.end_step()
     now[0] += 61
     watchdog.check()
-    assert heard.alarms[1:] == [("data", 61.0)]
+    assert heard.alarms[1:] == [("between passes", 61.0)]
 
 
 def test_a_slow_loop_and_a_pause_are_no_stall(made):
-    now, heard, stopwatch, watchdog = made
+    now, _, heard, stopwatch, watchdog = made
     stopwatch.usual_seconds = 10.0
     now[0] = 199.0
     watchdog.check()
@@ -51,16 +52,23 @@ def test_a_slow_loop_and_a_pause_are_no_stall(made):
     assert heard.alarms == []
     now[0] += 2.0
     watchdog.check()
-    assert heard.alarms == [("data", 201.0)]
+    assert heard.alarms == [("between passes", 201.0)]
 
 
-def test_the_thread_is_a_daemon_that_starts_after_the_first_steps_and_ends_with_the_run(made):
-    _, _, stopwatch, watchdog = made
+@pytest.mark.parametrize(("state", "limit"), [(UPDATE_ENDED, 600.0), (IN_FORWARD, 60.0)])
+def test_work_outside_of_the_passes_may_take_ten_times_as_long(state, limit, made):
+    now, cpu, heard, stopwatch, watchdog = made
+    stopwatch.begin(state)
+    while not heard.alarms:
+        now[0] += 15.0
+        cpu[0] += 5.0
+        watchdog.check()
+    assert [seconds for _, seconds in heard.alarms] == [limit + 15.0]
+
+
+def test_the_thread_is_a_daemon_that_ends_with_the_run(made):
+    *_, watchdog = made
     watchdog._least = 0.01
-    stopwatch.end_step()
-    watchdog.start()
-    assert watchdog._thread is None
-    stopwatch.end_step()
     watchdog.start()
     thread = watchdog._thread
     assert thread.daemon

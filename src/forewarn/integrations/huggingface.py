@@ -117,8 +117,11 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._undo = [
                 report_clipping(trainer.accelerator, monitor, model),
                 replace_method(trainer, "training_step", self._listening(trainer.training_step)),
-                replace_method(trainer, "evaluate", paused(monitor, "eval", trainer.evaluate)),
-                replace_method(trainer, "_save_checkpoint", paused(monitor, "checkpoint", trainer._save_checkpoint)),
+                *(
+                    replace_method(trainer, name, paused(monitor, kind, getattr(trainer, name)))
+                    for name, kind in (("evaluate", "eval"), ("_save_checkpoint", "checkpoint"))
+                    if hasattr(trainer, name)
+                ),
             ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

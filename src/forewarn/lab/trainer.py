@@ -275,6 +275,8 @@ class Trainer:
             self._epoch_random = random_state()
             self._epoch_generators = [generator.get_state() for generator in _generators(data)]
             batches = iter(data)
+        assert self.monitor is not None
+        batches = self.monitor.watch_loader(batches)
         limit = self.config.steps_per_epoch
         for _ in range(num_done, limit) if limit is not None else itertools.count():
             group = list(itertools.islice(batches, size))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
-PHASES = ("data", "forward", "backward", "optimizer", "monitor", "other")
-_DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _MONITOR, _OTHER, _EVALUATION = range(7)
+PHASES = ("data", "between passes", "forward", "backward", "optimizer", "monitor", "other")
+_DATA, _BETWEEN, _FORWARD, _BACKWARD, _OPTIMIZER, _MONITOR, _OTHER, _EVALUATION = range(8)
 EVALUATION = "eval"
 """The pause in which evaluations count that the loop does not mark."""
 
@@ -38,7 +38,8 @@ _BEFORE_A_FORWARD = (STEP_ENDED, BACKWARD_ENDED, EVALUATION_ENDED)
 """The states in which a loop whose loader is not watched gets its next batch."""
 
 _HANGS_IN = (
-    "data", "data", "forward", "backward", "backward", "optimizer", "optimizer", "other", "evaluation", "evaluation",
+    "between passes", "data", "forward", "backward", "backward", "optimizer", "optimizer", "other", "evaluation",
+    "evaluation",
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def _phases(is_loader_watched: bool) -> list[list[int]]:
     table = [[_UNTIL.get((state, after), _ITSELF[state]) for after in range(10)] for state in range(10)]
     if not is_loader_watched:
         for state in _BEFORE_A_FORWARD:
-            table[state][IN_FORWARD] = _DATA
+            table[state][IN_FORWARD] = _BETWEEN
     return table
 
 
@@ -90,7 +91,7 @@ class Timeline:
         """The seconds of each phase; None if the device is not that far yet or nothing was recorded."""
         if self.is_open or len(self._marks) < 2 or not self._marks[-1][1].query():
             return None
-        seconds = [0.0] * 7
+        seconds = [0.0] * 8
         for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[phase] += start.elapsed_time(end) / 1000
         self._marks.clear()
@@ -112,7 +113,7 @@ class Stopwatch:
         self.num_steps = 0
         self.usual_seconds = 0.0
         """A moving average of the time of a step."""
-        self.seconds = [0.0] * 7
+        self.seconds = [0.0] * 8
         """By phase, since the beginning; last, the evaluations that the loop does not mark."""
         self.pauses: dict[str, float] = {}
         """The seconds of pauses since the last step, by kind."""

@@ -13,6 +13,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, Gate, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Floats, Panel, Series, median, usual_levels
+from forewarn.metrics import TRAINING_PHASES
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -26,10 +27,14 @@ _STEPS = 1000
 class ThroughputDrop(Settings):
     """When `throughput-drop` fires."""
 
-    factor: float = between(1.5, 1.0)
+    factor: float = between(2.0, 1.0)
     """How many times as long a step takes as it usually did."""
     seconds: float = between(60.0, 0.0)
     """Seconds of training, now and before, that are compared."""
+    warning_factor: float = between(3.0, 1.0)
+    """The same factor for a warning: a shared machine is often twice as slow."""
+    warning_seconds: float = between(300.0, 0.0)
+    """Seconds of training that are compared for a warning."""
     readings: int = between(10, 1, counts="readings")
     """Minimum number of readings in each of the two."""
 
@@ -57,32 +62,37 @@ def throughput_drop(phases: Panel, tokens: Panel, samples: Panel, settings: Thro
 
     ## Why is this bad?
     Every step costs more than it did. Something grows from step to step, the loader has fallen behind, or the machine
-    is slower: it is shared, or too hot. The time of the monitor and of pauses does not count. If the loop reports its
-    tokens or samples, they must have become fewer per second too: longer batches may take longer.
+    is slower: it is shared, or too hot. It is a warning if steps take three times as long for five minutes, otherwise
+    information. The time of the monitor and of pauses does not count. If the loop reports its tokens or samples, they
+    must have become fewer per second too: longer batches may take longer.
 
     ## Example
     fires: speed/phase_seconds{forward} 0.5x200 1.5x100 | speed/phase_seconds{data} 0.1x300
-    quiet: speed/phase_seconds{forward} 0.5x200 0.6x100 | speed/phase_seconds{data} 0.1x300
+    quiet: speed/phase_seconds{forward} 0.5x200 0.9x100 | speed/phase_seconds{data} 0.1x300
     quiet: speed/phase_seconds{forward} 0.5x200 5.0x3 0.5x97 | speed/phase_seconds{data} 0.1x300
     quiet: speed/phase_seconds{forward} 0.5x200 1.5x100 | speed/tokens_per_second 1000x300
     """
     columns, per_step = _per_step(phases)
+    if not len(phases) or not np.isfinite(per_step[-1]):
+        return
     trained = _trained(phases, per_step)
-    split = _begin_of_last(trained, settings.seconds)
-    before, after = slice(1, split), slice(split, None)
-    enough = min(split - 1, len(phases) - split) >= settings.readings
-    if not enough or not np.isfinite(per_step[-1]) or trained[before].sum() < settings.seconds:
-        return
-    level, now = (_level(phases, per_step, part) for part in (before, after))
-    limit = settings.factor * level
     rates = [rate for panel in (tokens, samples) if len(rate := panel.series()) and rate.at == phases.at]
-    since = phases.steps[split]
-    if not now > limit or any(_is_kept(rate, int(since), settings.factor) for rate in rates):
-        return
-    grown = [_level(phases, phases.values[:, place], after) - _level(phases, phases.values[:, place], before)
-             for place in columns]  # fmt: skip
-    scope = phases.scopes[columns[int(np.nanargmax(grown))]]
-    yield finding(Severity.WARNING, now, limit, scope, level=level, lasting_steps=phases.at - int(since) + 1)
+    for severity, factor, seconds in (
+        (Severity.WARNING, settings.warning_factor, settings.warning_seconds),
+        (Severity.INFO, settings.factor, settings.seconds),
+    ):
+        split = _begin_of_last(trained, seconds)
+        before, after = slice(1, split), slice(split, None)
+        if min(split - 1, len(phases) - split) < settings.readings or trained[before].sum() < seconds:
+            continue
+        level, now = (_level(phases, per_step, part) for part in (before, after))
+        since = int(phases.steps[split])
+        if now > factor * level and not any(_is_kept(rate, since, factor) for rate in rates):
+            grown = [_level(phases, phases.values[:, place], after) - _level(phases, phases.values[:, place], before)
+                     for place in columns]  # fmt: skip
+            scope = phases.scopes[columns[int(np.nanargmax(grown))]]
+            yield finding(severity, now, factor * level, scope, level=level, lasting_steps=phases.at - since + 1)
+            return
 
 
 def _is_kept(rate: Series, since: int, factor: float) -> bool:
@@ -119,14 +129,12 @@ class SlowStep(Settings):
 
     factor: float = between(10.0, 1.0)
     """How many times the usual time a slow step takes."""
-    least: float = between(2.0, 0.0)
+    least: float = between(1.0, 0.0)
     """Minimum number of seconds by which it is slower."""
+    lost: float = between(10.0, 0.0)
+    """Minimum number of seconds that the slow steps among the recent ones have cost together."""
     readings: int = between(50, 2, counts="readings")
     """Number of steps needed to know the usual time."""
-    share: float = between(0.2, 0.0, 1.0)
-    """Fraction of the time lost in slow steps above which it is a warning."""
-    count: int = between(3, 1)
-    """Minimum number of slow steps for a warning."""
 
 
 def _may_be_slow(settings: SlowStep, info: RunInfo) -> Gate:
@@ -134,45 +142,51 @@ def _may_be_slow(settings: SlowStep, info: RunInfo) -> Gate:
 
 
 @rule(
-    "P102", "slow-step", reads=("speed/step_seconds",), gate=_may_be_slow, keep=200,
+    "P102", "slow-step", reads=("speed/step_seconds", "speed/phase_seconds"), when=("speed/step_seconds",),
+    per_scope=True, gate=_may_be_slow, keep=200,
     settings=SlowStep,
-    message=(
-        Message(
-            "Slow steps take {lost:%} of the time",
-            "seconds {value} · limit {bound} · usual {level} · slow steps {num_slow}",
-        ),
-        Message("A step took much longer than usual", "seconds {value} · limit {bound} · usual {level}"),
+    message=Message(
+        "A step took much longer than usual in the phase {phase}",
+        "seconds {value} · limit {bound} · usual {level} · slow steps {num_slow} · seconds lost {lost_seconds}",
     ),
     remedies=(
-        advise("mark_the_pause", "Put evaluation and checkpoints into `with monitor.pause(\"eval\"):`",
-               "they then count in no step"),
+        advise("look_at_the_step", "Look at what happened at step {step}",
+               "code may be compiled again for a batch of another shape, or a file system may be slow"),
         advise("look_at_the_loader", "Wrap the loader: loader = monitor.watch_loader(loader)",
                "the phases then show whether the step waited for data"),
     ),
 )  # fmt: skip
-def slow_step(seconds: Series, settings: SlowStep) -> Finding | None:
+def slow_step(seconds: Panel, phases: Panel, settings: SlowStep) -> Finding | None:
     """Single steps take many times as long as usual.
 
     ## Why is this bad?
-    One such step is only information: a checkpoint, an evaluation that is not marked, code that is compiled again. If
-    slow steps take a good part of the time, it is a warning.
+    The time is lost: code is compiled again, a worker starts anew, another process takes the machine. It is information
+    only. Time between steps does not count, nor what the hooks cannot see: an evaluation that is not marked as a pause,
+    a checkpoint, a cell of a notebook that runs later.
 
     ## Example
-    fires: 0.1x60 5.0
-    fires: 0.1x60 5.0x4
-    quiet: 5.0x3 0.1x60 0.5
-    quiet: 0.1+0.1x60
+    fires: 0.1x60 15.0 | speed/phase_seconds{forward} 0.1x60 15.0
+    fires: 0.1x60 4.0x4 | speed/phase_seconds{data} 0.1x60 4.0x4
+    quiet: 0.1x60 4.0 | speed/phase_seconds{forward} 0.1x60 4.0
+    quiet: 0.1x60 15.0 | speed/phase_seconds{between passes} 0.1x60 15.0
+    quiet: 15.0x3 0.1x60 0.5 | speed/phase_seconds{forward} 15.0x3 0.1x60 0.5
     """
-    usual = seconds.median(len(seconds), skip=1)
+    times = seconds.series()
+    usual = times.median(len(times), skip=1)
     limit = max(settings.factor * usual, usual + settings.least)
-    if len(seconds) <= settings.readings or not usual > 0 or not limit < seconds.last < np.inf:
+    if len(times) <= settings.readings or not usual > 0 or not limit < times.last < np.inf or times.at != phases.at:
         return None
-    finite = seconds.finite()[1:]
-    slow = finite[finite > limit]
-    lost = float((slow - usual).sum() / finite.sum())
-    if len(slow) < settings.count or lost < settings.share:
-        return finding(Severity.INFO, seconds.last, limit, level=usual)
-    return finding(Severity.WARNING, seconds.last, limit, level=usual, lost=lost, num_slow=len(slow))
+    slow = times.steps[1:][(times.values[1:] > limit) & np.isfinite(times.values[1:])]
+    rows = np.flatnonzero(np.isin(phases.steps, slow))  # a step of a second or more has a reading of its phases
+    longest = [phases.scopes[column] for column in np.nan_to_num(phases.values[rows]).argmax(axis=1)]
+    inside = {
+        int(phases.steps[row]): phase for row, phase in zip(rows, longest, strict=True) if phase in TRAINING_PHASES
+    }
+    lost = float(times.values[np.isin(times.steps, list(inside))].sum()) - usual * len(inside)
+    if times.at not in inside or lost < settings.lost:
+        return None
+    evidence = {"phase": inside[times.at], "level": usual, "num_slow": len(inside), "lost_seconds": lost}
+    return finding(Severity.INFO, times.last, limit, **evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +194,9 @@ class DataStarved(Settings):
     """When `data-starved` fires."""
 
     share: float = between(0.4, 0.0, 1.0)
-    """Fraction of the training's time spent waiting for data."""
+    """Fraction of the training's time spent in a watched loader."""
+    unsure_share: float = between(0.6, 0.0, 1.0)
+    """Fraction spent between passes, if the loader is not watched."""
     seconds: float = between(60.0, 0.0)
     """Seconds of training that are judged."""
     readings: int = between(5, 1, counts="readings")
@@ -191,9 +207,16 @@ class DataStarved(Settings):
     "P103", "data-starved", reads=("speed/phase_seconds",), per_scope=True, keep=200,
     explains=("P101", "P102", "P106"),
     settings=DataStarved,
-    message=Message(
-        "Training waits for data {value:%} of the time",
-        "share of the time {value:%} · limit {bound:%} · seconds per step {data_seconds} · of a whole step {seconds}",
+    message=(
+        Message(
+            "Training waits for data {value:%} of the time",
+            "share of the time {value:%} · limit {bound:%} · seconds per step {data_seconds} · of a whole step {seconds}",
+        ),
+        Message(
+            "{value:%} of the time passes between steps, usually waiting for data",
+            "share of the time {value:%} · limit {bound:%} · seconds per step {between_seconds} · of a whole step "
+            "{seconds}",
+        ),
     ),
     remedies=(
         advise("add_workers", "Raise num_workers of the DataLoader, to 4 or more per device",
@@ -202,33 +225,44 @@ class DataStarved(Settings):
                "copies to the device run beside it, and workers do not start again at each epoch"),
         advise("cheaper_samples", "Decode, tokenize and resize before training, not on every step",
                "what is done once per sample need not be done once per epoch"),
+        advise("watch_the_loader", "If the loader is not watched: loader = monitor.watch_loader(loader)",
+               "its own time is then told apart from the rest of the loop"),
     ),
 )  # fmt: skip
 def data_starved(phases: Panel, settings: DataStarved, info: RunInfo) -> Iterator[Finding]:
     """A large part of the time is spent waiting for the next batch.
 
     ## Why is this bad?
-    The device idles meanwhile, so the run could be that much faster. Without `monitor.watch_loader`, the time from
-    `monitor.step` to the next forward pass counts as waiting. In reinforcement learning that is the environment, and it
-    is only information.
+    The device idles meanwhile, so the run could be that much faster. It is a warning if `monitor.watch_loader` measures
+    it. Without that, the time from `monitor.step` to the next forward pass may also be another model's, as in a GAN,
+    and in reinforcement learning it is the environment's, so it is only information.
 
     ## Example
     fires: speed/phase_seconds{data} 0.8x90 | speed/phase_seconds{forward} 0.3x90
+    fires: speed/phase_seconds{between passes} 0.8x90 | speed/phase_seconds{forward} 0.3x90
+    quiet: speed/phase_seconds{between passes} 0.5x90 | speed/phase_seconds{forward} 0.5x90
     quiet: speed/phase_seconds{data} 0.1x90 | speed/phase_seconds{forward} 0.9x90
     quiet: speed/phase_seconds{data} 0.1x80 9.0 0.1x80 | speed/phase_seconds{forward} 0.9x161
     quiet: speed/phase_seconds{data} 0.8x20 | speed/phase_seconds{forward} 0.3x20
     """
     _, per_step = _per_step(phases)
     split = _begin_of_last(_trained(phases, per_step), settings.seconds)
-    if not split or len(phases) <= settings.readings or "data" not in phases.scopes:
+    if not split or len(phases) <= settings.readings:
         return
-    waiting = phases.values[:, phases.scopes.index("data")].astype(np.float64)
     recent = slice(min(split, len(phases) - settings.readings), None)
-    data, whole = _level(phases, waiting, recent), _level(phases, per_step, recent)
-    share = data / whole if whole > 0 else np.nan
-    if share > settings.share and np.isfinite(waiting[-1]):
-        severity = Severity.INFO if info.objective == "return" else Severity.WARNING
-        yield finding(severity, min(share, 1.0), settings.share, "data", data_seconds=data, seconds=whole)
+    whole = _level(phases, per_step, recent)
+    for scope, name, limit in (
+        ("data", "data_seconds", settings.share),
+        ("between passes", "between_seconds", settings.unsure_share),
+    ):
+        waiting = phases.series(scope)
+        if not len(waiting) or not np.isfinite(waiting.last) or not whole > 0:
+            continue
+        spent = _level(phases, waiting.values, recent)
+        if spent > limit * whole:
+            is_sure = scope == "data" and info.objective != "return"
+            severity = Severity.WARNING if is_sure else Severity.INFO
+            yield finding(severity, min(spent / whole, 1.0), limit, scope, seconds=whole, **{name: spent})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +306,7 @@ def memory_high(host: Series, own: Series, device: Series, retries: Series, sett
     ## Why is this bad?
     A slightly longer batch, an evaluation or a checkpoint then ends the run. A host without free memory swaps, or the
     kernel kills the process without a word. A device that is nearly full frees its cache and tries again, which is
-    slow. In a container the limit is that of its control group.
+    slow; as long as it never had to, it is only information. In a container the limit is that of its control group.
 
     ## Example
     fires: 0.97x4 | system/own_memory_share 0.8x4
@@ -284,7 +318,8 @@ def memory_high(host: Series, own: Series, device: Series, retries: Series, sett
     if host.at == newest and _stays_above(host, settings.host, settings.readings) and own.last > settings.own:
         return finding(Severity.WARNING, host.last, settings.host, own=own.last)
     if device.at == newest and _stays_above(device, settings.device, settings.readings):
-        return finding(Severity.WARNING, device.last, settings.device, retries=retries.last)
+        severity = Severity.WARNING if retries.last > 0 else Severity.INFO
+        return finding(severity, device.last, settings.device, retries=retries.last)
     return None
 
 
@@ -397,7 +432,8 @@ def gpu_underused(utilization: Series, settings: GpuUnderused) -> Finding | None
 
     ## Why is this bad?
     It waits for data, for the host, or for another rank. A smaller machine would be as fast, or a better loop several
-    times as fast. The driver counts any running kernel, so a high utilization does not mean that the GPU is used well.
+    times as fast. A small model on a large GPU is no fault, so it is only information. The driver counts any running
+    kernel, so a high utilization does not mean that the GPU is used well.
 
     ## Example
     fires: 0.1x12
@@ -406,7 +442,7 @@ def gpu_underused(utilization: Series, settings: GpuUnderused) -> Finding | None
     """
     level = utilization.median(settings.readings)
     is_known = len(utilization) >= settings.readings and np.isfinite(utilization.last)
-    return finding(Severity.WARNING, level, settings.share) if is_known and level < settings.share else None
+    return finding(Severity.INFO, level, settings.share) if is_known and level < settings.share else None
 
 
 @rule(
@@ -467,14 +503,17 @@ def stalled_run(seconds: Panel) -> Iterator[Finding]:
 
     ## Why is this bad?
     A worker of the loader is dead, ranks wait for each other, or a file system does not answer. The phase and the
-    stacks say where. `Config.stall_seconds` sets after how long a run counts as stalled.
+    stacks say where. Outside of the passes it may also be work that is not marked as a pause, so it is only
+    information there. `Config.stall_seconds` sets after how long a run counts as stalled.
 
     ## Example
     fires: speed/stall_seconds{data} 130
     quiet: speed/stall_seconds{data} nan
     """
     for index in np.flatnonzero(seconds.last > 0):
-        yield finding(Severity.WARNING, seconds.last[index], NO_BOUND, seconds.scopes[index])
+        phase = seconds.scopes[index]
+        severity = Severity.WARNING if phase in TRAINING_PHASES else Severity.INFO
+        yield finding(severity, seconds.last[index], NO_BOUND, phase)
 
 
 @dataclass(frozen=True, kw_only=True)
