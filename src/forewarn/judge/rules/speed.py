@@ -210,7 +210,8 @@ class DataStarved(Settings):
     message=(
         Message(
             "Training waits for data {value:%} of the time",
-            "share of the time {value:%} · limit {bound:%} · seconds per step {data_seconds} · of a whole step {seconds}",
+            "share of the time {value:%} · limit {bound:%} · seconds per step {data_seconds} · of a whole step "
+            "{seconds}",
         ),
         Message(
             "{value:%} of the time passes between steps, usually waiting for data",
