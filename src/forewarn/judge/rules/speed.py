@@ -63,16 +63,18 @@ def throughput_drop(phases: Panel, tokens: Panel, samples: Panel, settings: Thro
     ## Why is this bad?
     Every step costs more than it did. Something grows from step to step, the loader has fallen behind, or the machine
     is slower: it is shared, or too hot. It is a warning if steps take three times as long for five minutes, otherwise
-    information. The time of the monitor and of pauses does not count. If the loop reports its tokens or samples, they
-    must have become fewer per second too: longer batches may take longer.
+    information. The time of the monitor and of pauses does not count, nor that between passes, where a loop may do
+    anything: wait for data, which counts if the loader is watched, or evaluate. If the loop reports its tokens or
+    samples, they must have become fewer per second too: longer batches may take longer.
 
     ## Example
     fires: speed/phase_seconds{forward} 0.5x200 1.5x100 | speed/phase_seconds{data} 0.1x300
     quiet: speed/phase_seconds{forward} 0.5x200 0.9x100 | speed/phase_seconds{data} 0.1x300
     quiet: speed/phase_seconds{forward} 0.5x200 5.0x3 0.5x97 | speed/phase_seconds{data} 0.1x300
+    quiet: speed/phase_seconds{forward} 0.5x300 | speed/phase_seconds{between passes} 0.1x200 2.0x100
     quiet: speed/phase_seconds{forward} 0.5x200 1.5x100 | speed/tokens_per_second 1000x300
     """
-    columns, per_step = _per_step(phases)
+    columns, per_step = _per_step(phases, "monitor", "between passes")
     if not len(phases) or not np.isfinite(per_step[-1]):
         return
     trained = _trained(phases, per_step)
@@ -101,9 +103,9 @@ def _is_kept(rate: Series, since: int, factor: float) -> bool:
     return not median(rate.values[split:]) * factor < median(rate.values[1:split])
 
 
-def _per_step(phases: Panel) -> tuple[list[int], Floats]:
-    """The columns of the training's own phases, and the seconds per step in all of them; NaN if one is not finite."""
-    columns = [place for place, phase in enumerate(phases.scopes) if phase != "monitor"]
+def _per_step(phases: Panel, *without: str) -> tuple[list[int], Floats]:
+    """The columns of the other phases, and the seconds per step in all of them; NaN if one is not finite."""
+    columns = [place for place, phase in enumerate(phases.scopes) if phase not in without]
     per_step = np.where(np.isfinite(phases.values), phases.values, np.nan)[:, columns].astype(np.float64).sum(axis=1)
     return columns, per_step
 
@@ -246,7 +248,7 @@ def data_starved(phases: Panel, settings: DataStarved, info: RunInfo) -> Iterato
     quiet: speed/phase_seconds{data} 0.1x80 9.0 0.1x80 | speed/phase_seconds{forward} 0.9x161
     quiet: speed/phase_seconds{data} 0.8x20 | speed/phase_seconds{forward} 0.3x20
     """
-    _, per_step = _per_step(phases)
+    _, per_step = _per_step(phases, "monitor")
     split = _begin_of_last(_trained(phases, per_step), settings.seconds)
     if not split or len(phases) <= settings.readings:
         return
