@@ -187,7 +187,13 @@ def _no_warnings(alerts: Sequence[Alert]) -> Check:
 
 
 def _time_per_step(run: Run) -> tuple[Check, ...]:
-    """Where the time of a step goes, longest phase first; empty if the run has no phases."""
+    """Where the time of a step goes; empty if the run has no phases."""
+    words = phase_words(run)
+    return (Check("time per step", "info", words),) if words else ()
+
+
+def phase_words(run: Run) -> str:
+    """`forward 46%, backward 40%, optimizer 14%`: the shares of a step's time; empty if the run has no phases."""
     name = "speed/phase_seconds"
     series = {phase: run.series(name, phase) for phase in _scopes(run, name)}
     seconds = {
@@ -197,10 +203,10 @@ def _time_per_step(run: Run) -> tuple[Check, ...]:
     }
     total = sum(seconds.values())
     if not total > 0:
-        return ()
+        return ""
     ranked = sorted(seconds.items(), key=lambda item: -item[1])
     shares = [f"{phase} {100 * spent / total:.0f}%" for phase, spent in ranked if spent >= _LEAST_SHARE * total]
-    return (Check("time per step", "info", ", ".join(shares)),)
+    return ", ".join(shares)
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:
