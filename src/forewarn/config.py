@@ -30,12 +30,16 @@ from forewarn.judge.rules.first_epoch import FirstEpochThresholds
 from forewarn.judge.rules.frozen import FrozenThresholds
 from forewarn.judge.rules.gain import GainThresholds
 from forewarn.judge.rules.gradients import GradientThresholds
+from forewarn.judge.rules.initial_scale import InitialScaleThresholds
 from forewarn.judge.rules.logits import LogitThresholds
 from forewarn.judge.rules.loss import LossThresholds
+from forewarn.judge.rules.loss_direction import LossDirectionThresholds
 from forewarn.judge.rules.loss_levels import LossLevelThresholds
 from forewarn.judge.rules.loss_shift import LossShiftThresholds
 from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
+from forewarn.judge.rules.outside_steps import OutsideStepThresholds
+from forewarn.judge.rules.players import PlayersThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
@@ -55,8 +59,9 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 class Thresholds(
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
-    WeightThresholds, LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds,
-    GradientThresholds, LossShiftThresholds, LossLevelThresholds, LossThresholds, BatchThresholds,
+    InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
+    EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
+    LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 

@@ -22,9 +22,23 @@ from forewarn.types import Alert, RunInfo, figures, in_words
 
 NO_WARNINGS = "no open warnings"
 COVERED = {
-    "loss falling": ("L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "L109", "E102", "E106", "E107"),
+    "loss falling": (
+        "L101",
+        "L102",
+        "L103",
+        "L104",
+        "L105",
+        "L106",
+        "L107",
+        "L108",
+        "L109",
+        "L110",
+        "E102",
+        "E106",
+        "E107",
+    ),
     "gradient norms in range": ("G101", "G102", "G103", "G104", "G107", "G108", "G109", "G112", "G113"),
-    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114"),
+    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114", "U115", "U116"),
     "gradients even over depth": ("G105", "G106", "G110", "G111"),
     "tasks even": ("T101", "T102"),
     "throughput stable": ("P101", "P102", "P103", "P106", "P108"),

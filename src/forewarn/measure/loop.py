@@ -271,6 +271,7 @@ class Loop:
             return
         with self.stopwatch:
             self._end_forward(None)
+            self.step.acted += self._finder.is_acting(module)
             if self.step.measured and self._finder.is_training(module):
                 if not self.step.forwards:
                     self._refused = set()
