@@ -395,21 +395,22 @@ class Monitor:
 
     def _stalled(self, phase: str, seconds: float) -> None:
         """Report that the run hangs; called by the thread of the watchdog."""
-        speed, path = self._speed, self.path
-        speed.stalls[phase] = seconds
-        assert path is not None
         assert self._writer is not None
-        _log.warning(
-            "step %d hangs: no sign of the loop for %.0f s in the phase %r; the stacks of all threads are in %s. "
-            "Time for evaluation or checkpoints is marked by `with monitor.pause(...)`",
-            self.at, seconds, phase, path / STACKS,
-        )  # fmt: skip
-        self._writer.event("stalled", phase=phase, seconds=seconds)
+        self._speed.stalls[phase] = seconds
+        stacks = self._writer.path / STACKS
         try:
-            with (path / STACKS).open("w") as file:
+            _log.warning(
+                "step %d hangs: no sign of the loop for %.0f s in the phase %r; the stacks of all threads are in %s. "
+                "Time for evaluation or checkpoints is marked by `with monitor.pause(...)`",
+                self.at, seconds, phase, stacks,
+            )  # fmt: skip
+            self._writer.event("stalled", phase=phase, seconds=seconds)
+            with stacks.open("w") as file:
                 faulthandler.dump_traceback(file)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             _log.warning("the stacks were not written: %s", error)
+        except Exception as error:
+            self._failed(error)
 
     def _close_views(self) -> None:
         end = None
