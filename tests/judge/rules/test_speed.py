@@ -33,9 +33,11 @@ class Timed(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         self.clock, self.seconds = clock, 0.0
+        self.meanwhile = lambda: None
 
     def forward(self, inputs):
         self.clock.now += self.seconds
+        self.meanwhile()
         return self.layers(inputs)
 
 
@@ -145,12 +147,9 @@ def without_memory(path: Path) -> forewarn.Monitor:
 
 def hung(path: Path) -> forewarn.Monitor:
     run = Run(path)
+    run.model.meanwhile = run.monitor._watchdog.check
     for step in range(20):
-        if step == 15:
-            run.clock.now += 130.0
-            run.monitor._watchdog.check()
-            run.clock.now -= 130.0
-        run.step()
+        run.step(forward=130.0 if step == 15 else 0.5)
     return run.close()
 
 
