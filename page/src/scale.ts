@@ -23,6 +23,13 @@ export function valueAt(points: Points | undefined, step: number): number | unde
   return points?.values[indexAt(points.steps, step)];
 }
 
+/** Lines on top of each other, the first lowest, at the steps of all of them; between its readings a line stays level. */
+export function stacked(lines: Points[]): Points[] {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const heights = steps.map(() => 0);
+  return lines.map((line) => ({ steps, values: steps.map((step, index) => (heights[index]! += valueAt(line, step) || 0)) }));
+}
+
 export function median(values: number[]): number {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   const half = sorted.length >> 1;

@@ -42,6 +42,7 @@ from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
 from forewarn.judge.rules.rank_comparison import RankThresholds
 from forewarn.judge.rules.router import RouterThresholds
+from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
@@ -59,10 +60,10 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 class Thresholds(
     RankThresholds,
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
-    TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, InitialScaleThresholds,
-    WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds, EpsilonThresholds, UpdateThresholds,
-    FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds, LossLevelThresholds, LossThresholds,
-    LossDirectionThresholds, BatchThresholds,
+    TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
+    InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
+    EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
+    LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
@@ -126,6 +127,10 @@ class Config(Settings):
     """Number of values kept in memory per aggregate and per tensor metric that a rule reads; about 5 bytes each."""
     escalation_steps: int = between(20, 0)
     """Number of steps after a warning on which everything is measured."""
+    stall_seconds: float = between(120.0, 0.0)
+    """Seconds without any sign of the loop, or 20 times the usual step if that is longer, after which a run hangs: the
+    stacks of all threads are then written to `stalled.txt` in its directory. 0 disables it. Pauses do not count. In a
+    notebook or at a prompt nothing is written."""
     early_stopping_patience: int = between(0, 0)
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)

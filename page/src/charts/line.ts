@@ -18,6 +18,8 @@ export interface Curve {
   dash?: number[];
   /** The curve as points, for readings that are far apart. */
   points?: boolean;
+  /** The space below the curve has its colour; what comes later is drawn over it. */
+  fill?: boolean;
 }
 
 export interface LineOptions {
@@ -118,6 +120,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
               stroke: () => colour(curve.colour ?? "d1"),
               width: curve.width ?? 1.5,
               dash: curve.dash,
+              fill: curve.fill ? () => colour(curve.colour ?? "d1") : undefined,
               points: curve.points ? { size: 5, fill: () => colour(curve.colour ?? "d1") } : { show: lonely },
               spanGaps: false,
             }),

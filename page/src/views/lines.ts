@@ -6,7 +6,7 @@ import { h, say } from "../dom";
 import { withUnit } from "../format";
 import { at, currentRun, faultStep, type Part } from "../page";
 import { panel } from "../panel";
-import { valueAt } from "../scale";
+import { stacked, valueAt } from "../scale";
 
 const MOST_CURVES = 12;
 const COLOURS = ["r1", "r2", "r3", "r4", "r5", "r6"];
@@ -55,6 +55,30 @@ const single = (metric: string) => () => {
 export function metricPanel(metric: string, height: number, options: { class: string; sub?: string }): Part {
   const meaning = currentRun().overview.metrics[metric]?.meaning ?? "";
   return panel({ title: label(metric), sub: options.sub ?? meaning, out: single(metric), class: options.class }, metricChart(metric, height));
+}
+
+/** The parts of a metric on top of each other, such as the phases of a step. */
+export function stackPanel(metric: string, height: number, options: { class: string; sub: string }): Part {
+  const run = currentRun();
+  const { unit = "" } = run.overview.metrics[metric] ?? {};
+  let held: { version: string; curves: Curve[] } = { version: "", curves: [] };
+  const parts = () => curves(run, metric).filter(({ line }) => line?.values.some((value) => value > 0));
+  const stack = (): Curve[] => {
+    const shown = parts();
+    const version = shown.map(({ line }) => line!.version).join();
+    if (version !== held.version) {
+      const lines = stacked(shown.map(({ line }) => line!));
+      const piled = shown.map(({ line, name, colour }, index): Curve => ({ name, colour, fill: true, line: { ...line!, ...lines[index] } }));
+      held = { version, curves: piled.reverse() };
+    }
+    return held.curves;
+  };
+  const chart = lineChart({ label: label(metric), height, format: (value) => withUnit(value, unit), include: () => [0], curves: stack, since: faultStep });
+  const rows = () => [
+    ["series", "scope", "step", "value"],
+    ...parts().flatMap(({ line }) => line!.steps.map((step, index) => [metric, line!.scope, step, line!.values[index]!])),
+  ];
+  return panel({ title: label(metric), sub: options.sub, class: options.class }, { ...chart, changeScale: undefined, rows });
 }
 
 /** A small chart without a box of its own. */

@@ -28,6 +28,9 @@ def test_a_step_of_adam_is_about_as_large_as_its_learning_rate():
 
 def test_weight_decay_is_no_outside_step():
     assert fed("AdamW", moved=0.16, weight_decay=20.0) == ()  # 0.001 x 20 x 8
+    clipped_to_nothing = {"moved": 0.08, "gradient": 1e-6, "momentum": 0.9}
+    assert fed("SGD", weight_decay=1.0, **clipped_to_nothing) == ()  # 0.001 x 1 x 8, ten times that by its momentum
+    assert fed("SGD", weight_decay=0.1, **clipped_to_nothing)
 
 
 def test_a_step_of_sgd_grows_with_the_gradient_and_momentum():

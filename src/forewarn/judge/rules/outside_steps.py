@@ -75,10 +75,9 @@ def outside_steps(
         return None
     if moved.scopes != gradient.scopes or len(info.groups) != len(lr.scopes):
         return None
-    reach = _reach(moved, gradient, lr, settings, info)
-    decay = settings_of(moved.scopes, "weight_decay", info) * _rates(moved.scopes, lr, info) * _sizes(moved, ratios)
+    reach = _reach(moved, ratios, gradient, lr, settings, info)
     with np.errstate(invalid="ignore", divide="ignore"):
-        excess = (moved.last - decay) / reach
+        excess = moved.last / reach
     judged = is_matrix(moved.scopes, info) & (reach > 0) & (moved.last > 0)
     marked = judged & (excess > 1)
     if not marked.any() or np.count_nonzero(marked) < settings.part * np.count_nonzero(judged):
@@ -106,15 +105,19 @@ def _sizes(moved: Panel, ratios: Panel) -> Floats:
     return sizes
 
 
-def _reach(moved: Panel, gradient: Panel, lr: Panel, settings: OutsideSteps, info: RunInfo) -> Floats:
-    """How far a step of its optimizer can move each tensor, with a margin; NaN if that is not known."""
+def _reach(moved: Panel, ratios: Panel, gradient: Panel, lr: Panel, settings: OutsideSteps, info: RunInfo) -> Floats:
+    """How far a step of its optimizer can move each tensor, with a margin; NaN if that is not known.
+
+    SGD adds the weight decay to the gradient, so that its momentum makes it larger too.
+    """
     rates = _rates(moved.scopes, lr, info)
+    decay = settings_of(moved.scopes, "weight_decay", info) * _sizes(moved, ratios)
     if _is(_ADAM, info):
-        return settings.adam * rates * np.sqrt(num_elements(moved.scopes, info))
+        return rates * (settings.adam * np.sqrt(num_elements(moved.scopes, info)) + decay)
     if _is(_SGD, info) or not info.optimizers:
         momentum = settings_of(moved.scopes, "momentum", info)
         largest = np.fmax.reduce(gradient.values, axis=0).astype(np.float64)
-        reach: Floats = settings.sgd * rates * largest / np.where(momentum < 1, 1 - momentum, 1.0)
+        reach: Floats = settings.sgd * rates * (largest + decay) / np.where(momentum < 1, 1 - momentum, 1.0)
         return reach
     return np.full(len(moved.scopes), np.nan)
 
