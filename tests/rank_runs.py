@@ -131,13 +131,18 @@ def in_turn(rank: int, num_ranks: int, cases: list[tuple[str, str]], folder: str
 
 
 def readings(path: Path) -> dict[tuple[str, str], list[float]]:
-    """Every series of a run by name and scope."""
+    """Every series of a run by name and scope, except those of the machine and of single ranks."""
     with forewarn.open_run(path) as run:
         return {
-            (name, scope): run.series(name, scope).values.tolist() for name in run.names() for scope in run.scopes(name)
+            (name, scope): run.series(name, scope).values.tolist()
+            for name in run.names()
+            if name.partition("/")[0] not in ("rank", "speed", "system")
+            for scope in run.scopes(name)
         }
 
 
 def alerts(path: Path) -> list[tuple[str, str, int, int]]:
+    """All alerts but those about time, which another process on the machine may cause."""
     with forewarn.open_run(path) as run:
-        return sorted((alert.code, alert.scope, alert.since, alert.fired) for alert in run.alerts())
+        found = [alert for alert in run.alerts() if alert.code[0] != "P" and alert.name != "straggler"]
+    return sorted((alert.code, alert.scope, alert.since, alert.fired) for alert in found)

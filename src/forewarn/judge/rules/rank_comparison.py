@@ -191,15 +191,14 @@ def rank_loss_apart(losses: Panel, settings: RankLossApart) -> Iterator[Finding]
     values = losses.values[-settings.window :].astype(float)
     if len(values) < settings.window or values.shape[1] < 2 or not np.isfinite(values).all():
         return
-    for rank, scope in enumerate(losses.scopes):
-        others = np.median(np.delete(values, rank, axis=1), axis=1)
-        distance = values[:, rank] - others
-        middle, level = float(np.median(distance)), float(np.median(others))
-        deviation = float(np.median(np.abs(distance - middle)))
-        if abs(middle) > settings.share * abs(level) and abs(middle) > settings.deviations * deviation:
-            if values.shape[1] == 2 and rank == 0:
-                continue  # of two ranks, the one with the recorded run counts as the others
-            yield finding(Severity.WARNING, np.median(values[:, rank]), level, scope, others=level)
+    others = np.stack([np.median(np.delete(values, rank, axis=1), axis=1) for rank in range(values.shape[1])], axis=1)
+    distances = values - others
+    middles = np.median(distances, axis=0)
+    rank = len(middles) - 1 - int(np.abs(middles[::-1]).argmax())  # the others are apart only because of this one
+    middle, level = abs(middles[rank]), float(np.median(others[:, rank]))
+    deviation = np.median(np.abs(distances[:, rank] - middles[rank]))
+    if middle > settings.share * abs(level) and middle > settings.deviations * deviation:
+        yield finding(Severity.WARNING, np.median(values[:, rank]), level, losses.scopes[rank], others=level)
 
 
 @dataclass(frozen=True, kw_only=True)
