@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-LONGEST_SECONDS = 180
+LONGEST_SECONDS = 600
 
 
 def in_two_processes(work: Callable[..., None], *args: Any) -> None:
