@@ -114,7 +114,8 @@ def page(results: Sequence[tuple[int, int, dict[str, Any]]]) -> str:
 FSDP2 with gloo on a CPU of two cores that had other work to do, float32, all tensors of {SIDE} × {SIDE} values, all of
 them sharded, all metrics on, the median of the last steps. Four ranks share two cores: their times are upper limits.
 
-- Main thread: what the monitor takes from the training on a measured step. With one rank there is no exchange.
+- Main thread: what the monitor takes from the training on a measured step, with recording and judging. One rank has
+  no exchange, but is slower: its DTensors are read by torch operations, not by the native library as local shards are.
 - Thread: processor time of the background thread.
 - Sent: what a rank hands to the exchange on a measured step, with sampled histograms: rows, counts and samples.
 
