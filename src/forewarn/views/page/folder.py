@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forewarn.files import read_regular, replacing
-from forewarn.standing import FAILED
+from forewarn.standing import FAILED, run_state
 from forewarn.store import ResumedError, Run, RunError, database, list_runs, manifest, open_run
 from forewarn.store.run_summary import Stamp, Summary, kept_summary, stamp_of, summary_of
-from forewarn.views.page.overview import state_of
 from forewarn.views.wording import literal
 
 NOTES = "notes.json"
@@ -117,7 +116,7 @@ class Folder:
         empty = {"model": "", "num_steps": 0, "last_step": None, "last_loss": None, "updated": None, "alerts": {}}
         row: dict[str, Any] = {"run": name, **empty, **kept[1]}
         end = row.pop("end", None)
-        row["state"] = state_of(end, row["updated"]) if row["updated"] is not None else FAILED
+        row["state"] = run_state(end, row["updated"]) if row["updated"] is not None else FAILED
         return {**row, **read_notes(path)}
 
     def read(self, name: str, work: Callable[[Run], T]) -> T:
