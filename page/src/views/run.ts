@@ -4,6 +4,7 @@ import type { RunData } from "../data";
 import { h } from "../dom";
 import { add, faultStep, go, type Part } from "../page";
 import { panel } from "../panel";
+import { anySeries } from "./any";
 import { course, vitals } from "./course";
 import { inside, own, speed, tasks } from "./inside";
 import { openAlert, spread } from "./spread";
@@ -71,7 +72,7 @@ export function runView(run: RunData, isReport: boolean, showNews: () => void): 
     section("tasks", "Task balance", "who moves the layers that the tasks share", tasks()),
     section("own", "Recorded by you", "values that the training loop logged", own()),
     ...(closer ? [closer] : deep),
-    h("div", { class: "folds" }, ...facts.filter((fold) => fold !== null)),
+    h("div", { class: "folds" }, isReport || !overview.series.length ? "" : add(anySeries()).element, ...facts.filter((fold) => fold !== null)),
     h("footer", { class: "foot" }, h("span", {}, overview.cost?.sentence ?? ""), isReport ? "" : h("span", {}, "Press ", h("kbd", {}, "?"), " for keys")),
   ];
   const main = h("main", { class: isReport ? "report" : "page" }, ...children.filter((child) => child !== null));

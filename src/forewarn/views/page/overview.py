@@ -161,7 +161,8 @@ class _Evidence:
         finding, rule = news_of(worst), self._rules.get(worst.code)
         scopes = list(dict.fromkeys(alert.scope for alert in group.alerts))
         judged = self._judged(worst)
-        has_limit = math.isfinite(finding.bound)
+        is_code = judged is not None and self._unit(judged[0]) == "code"  # names a kind of trouble; not a quantity
+        has_limit = not is_code and math.isfinite(finding.bound)
         return {
             "key": f"{worst.code}@{worst.scope}",
             "code": literal(worst.code),
@@ -184,9 +185,13 @@ class _Evidence:
             "explanation": explanation(rule) if rule else "",
             "limit": finding.bound if has_limit else None,
             "side": ("above" if finding.value > finding.bound else "below") if has_limit else None,
-            "value": finding.value,
-            **self._shown(worst, judged, began),
+            "value": None if is_code else finding.value,
+            **self._shown(worst, None if is_code else judged, began),
         }
+
+    def _unit(self, metric: str) -> str:
+        declared_metric = catalogue_of(self._run.info).find(metric)
+        return declared_metric.unit if declared_metric else ""
 
     def _judged(self, alert: Alert) -> tuple[str, str] | None:
         """The metric and scope that the rule judged: the one with the finding's value, or else the first it reads."""
