@@ -22,7 +22,12 @@ export function histogramChart(label: string, data: () => Histograms | undefined
     right: 8,
     draw: (frame) => {
       const found = data();
-      if (!found?.steps.length) return;
+      if (!found) return;
+      if (!found.steps.length) {
+        frame.context.fillStyle = colour("ink-3");
+        frame.context.fillText("There is no reading of this tensor.", 0, TOP + 12);
+        return;
+      }
       const bins = found.exponents.length;
       const used = found.exponents.map((_, bin) => bin).filter((bin) => found.steps.some((_, column) => found.shares[column * bins + bin]! > 0));
       const [lowest, highest] = [used[0] ?? 0, used.at(-1) ?? 0];

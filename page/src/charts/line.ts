@@ -62,9 +62,9 @@ function smoothed(curves: Curve[]): Curve[] {
   return [...curves.map((curve) => (isLong(curve) ? { ...curve, faint: true, name: undefined } : curve)), ...curves.filter(isLong).map((curve) => ({ ...curve, line: medianLine(curve.line, width), points: false }))];
 }
 
-/** Whether a curve has more points in the window than there are pixels: a thin line is clearer, and drawn several times faster. */
+/** Whether a curve has more points in the window than pixels can show: a thin line is clearer, and drawn several times faster. */
 function isDense({ line }: Curve, [from, to]: Span, pixels: number): boolean {
-  return line !== undefined && indexAt(line.steps, to) - indexAt(line.steps, from) > pixels;
+  return line !== undefined && indexAt(line.steps, to) - indexAt(line.steps, from) > 2 * pixels;
 }
 
 /** The curves as uPlot wants them: one column of steps, gaps where a value is not finite, no more than pixels can show. */

@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import { severityColour } from "../charts/evidence";
 import { lineChart, wholeRun } from "../charts/line";
 import { colour, h, mark, say } from "../dom";
-import { at, currentRun, faultStep, go, isWhole, type Part, span } from "../page";
+import { at, currentRun, faultStep, go, isWhole, type Part, span, state } from "../page";
 import { label, reading } from "./lines";
 import { smoothingChoice } from "./smoothing";
 
@@ -61,6 +61,7 @@ export function strip(): Part {
       say(value, `${label(mainSeries()).toLowerCase()} ${reading(run.line(mainSeries()))}`);
       smoothing.draw();
       fault.hidden = faultStep() === null;
+      fault.disabled = state.zoom === null && (state.step === null || state.step === faultStep());
       whole.disabled = isWhole();
       chart.draw();
       const content = JSON.stringify([span(), run.overview.alerts.length]);
