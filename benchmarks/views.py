@@ -8,13 +8,14 @@ process of their own and are asked over HTTP. TensorBoard runs only if it is ins
 same values, and keeps 1,000 points of a series at most, as it does by default. Its time to open is until it returns the
 last loss of the run.
 
-With playwright and chromium, as in .venv-browser, the page is opened as well: a new server and an empty cache each time,
-from the click to the last frame of what fits on a screen, the map of all layers included, for the run has an alert.
+With playwright and chromium, as in .venv-browser, the page is opened as well: a new server and an empty cache each
+time, from the click to the last frame of what fits on a screen. It has an alert, so the map of all layers is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import math
@@ -30,7 +31,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -113,9 +116,10 @@ def _write(path: Path, scopes: tuple[str, ...], steps: int) -> None:
         writer.append(step, [Block(step, float(step), *reading) for reading in readings])
         if step % 1000 == 0:
             writer.flush()
-    finding = Finding("G104", "", steps // 2, Severity.CRITICAL, 9.0, 2.0)
-    alert = Alert("G104", "gradient-spike", "", Severity.CRITICAL, AlertState.FIRING, *[steps // 2] * 3, finding)
-    writer.record(steps // 2, alerts=[alert])
+    half = steps // 2
+    finding = Finding("G104", "", half, Severity.CRITICAL, 9.0, 2.0)
+    alert = Alert("G104", "gradient-spike", "", Severity.CRITICAL, AlertState.FIRING, half, half, half, finding)
+    writer.record(half, alerts=[alert])
     writer.close("completed")
 
 
@@ -177,15 +181,14 @@ def _measured_browser(root: Path) -> list[tuple[str, str]]:
     chromium = shutil.which("chromium")
     if chromium is None or importlib.util.find_spec("playwright") is None:
         return [("forewarn in a browser", "needs chromium and playwright")]
-    from playwright.sync_api import sync_playwright
-
+    playwright_api: Any = importlib.import_module("playwright.sync_api")
     times: list[tuple[float, float]] = []
-    with sync_playwright() as playwright:
+    with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(_OPENINGS):
             port = _free_port()
             with _process([sys.executable, "-c", _SERVE, str(root), str(port)]):
-                _until(lambda address=f"http://127.0.0.1:{port}/page.js": _get(address))
+                _until(partial(_get, f"http://127.0.0.1:{port}/page.js"))
                 page = browser.new_page(viewport={"width": 1440, "height": 900})
                 page.add_init_script(_WATCH)
                 page.goto(f"http://127.0.0.1:{port}/#run=large")

@@ -58,8 +58,8 @@ const FAINT = "55";
 /** Each curve faintly, and its median over it, if the reader asks for smooth lines. */
 function smoothed(curves: Curve[]): Curve[] {
   const width = state.smooth ?? 0;
-  const isLong = ({ line }: Curve) => width > 1 && line !== undefined && line.steps.length > width;
-  return [...curves.map((curve) => (isLong(curve) ? { ...curve, faint: true, name: undefined } : curve)), ...curves.filter(isLong).map((curve) => ({ ...curve, line: medianLine(curve.line, width), points: false }))];
+  const isLong = ({ line, points }: Curve) => width > 1 && !points && line !== undefined && line.steps.length > width;
+  return [...curves.map((curve) => (isLong(curve) ? { ...curve, faint: true, name: undefined } : curve)), ...curves.filter(isLong).map((curve) => ({ ...curve, line: medianLine(curve.line, width) }))];
 }
 
 /** Whether a curve has more points in the window than pixels can show: a thin line is clearer, and drawn several times faster. */

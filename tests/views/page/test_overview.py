@@ -84,6 +84,18 @@ def test_a_value_that_is_no_reading_says_what_it_was_computed_from(faulty) -> No
     assert row["usual"] is None
 
 
+def test_a_code_is_no_value_to_draw(tmp_path: Path) -> None:
+    finding = Finding("U106", "blocks.0.weight", 10, Severity.WARNING, 2.0, 1.0)
+    missing = dataclasses.replace(alert("U106", "blocks.0.weight"), finding=finding)
+    writer = RunWriter(tmp_path / "run", info=INFO, config=Config().to_dict())
+    writer.append(10, [Block(10, 1.7e9, "update/frozen_cause", ("blocks.0.weight",), np.array([2.0], np.float32))])
+    writer.record(10, alerts=[missing])
+    writer.close()
+    with open_run(tmp_path / "run") as run:
+        (row,) = overview(run, "run")["alerts"]
+    assert (row["judged"], row["value"], row["limit"]) == (None, None, None)
+
+
 def test_a_symptom_follows_its_cause(tmp_path: Path) -> None:
     cause = dataclasses.replace(alert("U104", "0"), since=40, fired=41, last=45)
     symptoms = [dataclasses.replace(alert("L102"), since=50, fired=51, last=52), dataclasses.replace(

@@ -114,7 +114,10 @@ class Folder:
             except RunError as error:
                 kept = stamp, {"error": literal(str(error))}
             self._rows[name] = kept
-        empty = {"model": "", "num_steps": 0, "last_step": None, "last_loss": None, "loss_words": "", "updated": None, "alerts": {}}
+        empty = {
+            "model": "", "num_steps": 0, "last_step": None, "last_loss": None, "loss_words": "", "updated": None,
+            "alerts": {},
+        }  # fmt: skip
         row: dict[str, Any] = {"run": name, **empty, **kept[1]}
         end = row.pop("end", None)
         row["state"] = run_state(end, row["updated"]) if row["updated"] is not None else FAILED
