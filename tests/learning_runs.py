@@ -176,8 +176,8 @@ def model_too_small(run: Path) -> forewarn.Monitor:
     return it.train(4, 40)
 
 
-def epoch_that_moves_nothing(run: Path) -> forewarn.Monitor:
-    return classifier(run, 64, 64, lr=1e-8).train(1, 250)
+def epoch_that_moves_little(run: Path) -> forewarn.Monitor:
+    return classifier(run, 64, 64, lr=3e-6).train(1, 250)
 
 
 def epoch_that_ruins_the_start(run: Path) -> forewarn.Monitor:
@@ -210,7 +210,7 @@ LEARNING_FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "E103": model_that_had_converged_before,
     "E104": validation_data_prepared_otherwise,
     "E105": model_too_small,
-    "E106": epoch_that_moves_nothing,
+    "E106": epoch_that_moves_little,
     "E107": epoch_that_ruins_the_start,
     "E108": schedule_of_half_the_run,
     "E109": validation_data_of_another_kind,

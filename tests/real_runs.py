@@ -156,10 +156,17 @@ def one_absurd_batch(run: Path) -> forewarn.Monitor:
     return it.train()
 
 
-def ascent_instead_of_descent(run: Path) -> forewarn.Monitor:
+def weights_that_wander_off(run: Path) -> forewarn.Monitor:
     it = Breakable(run)
-    it.change_loss = lambda step, loss: -loss if step >= WHEN else loss
-    return it.train(320)
+
+    def wander(step: int) -> None:
+        if step >= WHEN:
+            with torch.no_grad():
+                for parameter in it.model.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=2e-4 * (step - WHEN))
+
+    it.before_step = wander
+    return it.train(WHEN + 200)
 
 
 def nan_in_the_backward_pass(run: Path) -> forewarn.Monitor:
@@ -239,12 +246,21 @@ def blocks_that_amplify_more_and_more(run: Path) -> forewarn.Monitor:
     return it.train(192)
 
 
-def weights_far_too_large(run: Path) -> forewarn.Monitor:
-    it = Breakable(run, MLP([16, *[64] * 8, 5]), lr=1e-4)
-    with torch.no_grad():
-        for each in it.linears():
-            each.weight *= 5
-    return it.train(60)
+class Amplifier(nn.Module):
+    """A ReLU whose outputs are multiplied."""
+
+    factor = 4.0
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.factor * features.relu()
+
+
+class StrongAmplifier(Amplifier):
+    factor = 30.0
+
+
+def activations_that_amplify(run: Path) -> forewarn.Monitor:
+    return Breakable(run, MLP([16, *[64] * 8, 5], activation=Amplifier), lr=1e-4).train(60)
 
 
 def deep_sigmoids(run: Path) -> forewarn.Monitor:
@@ -506,12 +522,8 @@ def features_that_nobody_scaled(run: Path) -> forewarn.Monitor:
     return it.train(60)
 
 
-def weights_ten_times_too_large(run: Path) -> forewarn.Monitor:
-    it = Breakable(run, MLP([16, *[64] * 6, 5]))
-    with torch.no_grad():
-        for linear in it.linears():
-            linear.weight.mul_(10.0)
-    return it.train(60)
+def activations_that_explode(run: Path) -> forewarn.Monitor:
+    return Breakable(run, MLP([16, *[64] * 6, 5], activation=StrongAmplifier)).train(60)
 
 
 def one_sample_repeated_in_every_batch(run: Path) -> forewarn.Monitor:
@@ -613,7 +625,7 @@ def router_that_avoids_an_expert(run: Path) -> forewarn.Monitor:
 FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "L101": nan_in_a_batch,
     "L102": one_absurd_batch,
-    "L103": ascent_instead_of_descent,
+    "L103": weights_that_wander_off,
     "G101": nan_in_the_backward_pass,
     "G102": loss_summed_over_everything,
     "G103": loss_scaled_to_nothing,
@@ -624,7 +636,7 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "G108": detached_layer,
     "G109": forgotten_zero_grad,
     "G110": blocks_that_amplify_more_and_more,
-    "G111": weights_far_too_large,
+    "G111": activations_that_amplify,
     "U101": frozen_on_the_way,
     "U102": lr_far_too_high,
     "U103": lr_far_too_low,
@@ -645,7 +657,7 @@ FAULTS: dict[str, Callable[[Path], forewarn.Monitor]] = {
     "T103": two_tasks_that_want_the_opposite,
     "A101": bias_far_below_zero,
     "A102": features_that_nobody_scaled,
-    "A103": weights_ten_times_too_large,
+    "A103": activations_that_explode,
     "A104": one_sample_repeated_in_every_batch,
     "A105": evaluation_mode_left_on,
     "A106": temperature_far_too_low,

@@ -19,6 +19,7 @@ from forewarn.judge.registry import rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules
 from forewarn.measure.metric_kinds import ModuleMetric
+from forewarn.measure.probes.system import SystemProbe
 from forewarn.metrics import (
     FAMILIES,
     all_metrics,
@@ -31,6 +32,7 @@ from forewarn.metrics import (
 from forewarn.types import is_metric_name
 from forewarn.views.bands import UPDATE_RATIO
 from forewarn.views.tensorboard import TensorBoardView
+from tests.measure.probes.test_system import FakeCuda
 
 SOURCE = Path(forewarn.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
@@ -232,20 +234,20 @@ def train_rich(folder, view):
         optimizer.zero_grad()
         if step == 38:
             monitor._probes["system"].collect = None
-        monitor.step(loss, mine=1.0)
+        monitor.step(loss, mine=1.0, tokens=48, samples=4)
         monitor.log("eval/mine", 1.0)
         if step in (33, 38):
             monitor.end_epoch(val_loss=loss)
     return monitor
 
 
-def plain_step(model, monitor, *optimizers):
+def plain_step(model, monitor, *optimizers, **extra):
     loss = model(torch.randn(4, 4)).square().mean()
     loss.backward()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    monitor.step(loss)
+    monitor.step(loss, **extra)
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +263,15 @@ def written(tmp_path_factory):
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
         plain_step(model, monitor, *optimizers)
+    declared = {"hyperparameters": {"flops_per_token": 100, "peak_flops": 1e12}}
+    monitor = forewarn.watch(model, optimizer, folder / "gpu", views=[view], config=declared)
+    probe = SystemProbe(torch.device("cuda"), FakeCuda())
+    monitor._probes["system"].collect = probe.collect
+    for _ in range(3):
+        plain_step(model, monitor, optimizer, tokens=4)
+        with monitor.pause("eval"):
+            monitor._probes["speed"].stalls["data"] = 130.0
+    monitor.close("MemoryError")
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
         plain_step(model, monitor, optimizer)

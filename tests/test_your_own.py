@@ -45,14 +45,14 @@ def test_a_metric_takes_one_line():
 def test_the_rule_keeps_the_contract_of_built_in_rules(place, monkeypatch):
     monkeypatch.syspath_prepend(place)
     monkeypatch.delitem(sys.modules, "my_rules", raising=False)
-    from my_rules import slow_step
+    from my_rules import long_step
 
-    contract.reads_what_is_written(slow_step)
-    contract.speaks_only_of_new_readings(slow_step)
-    contract.message_fits(slow_step)
-    contract.reads_every_setting(slow_step)
+    contract.reads_what_is_written(long_step)
+    contract.speaks_only_of_new_readings(long_step)
+    contract.message_fits(long_step)
+    contract.reads_every_setting(long_step)
     for values in contract.strange_values().values():
-        contract.bears_strange_values(slow_step, values, ("",))
+        contract.bears_strange_values(long_step, values, ("",))
     del sys.modules["my_rules"]
 
 
@@ -62,7 +62,7 @@ def test_the_files_train_and_check_as_written(place):
     plain = json.loads(forewarn(place, "check", "runs/mine", "--rules", "my_rules", "--json").stdout)
     assert plain["not_judged"] == []
     without = json.loads(forewarn(place, "check", "runs/mine", "--json").stdout)
-    assert without["not_judged"] == [{"code": "Z101", "name": "slow-step"}]
+    assert without["not_judged"] == [{"code": "Z101", "name": "long-step"}]
     assert without["verdict"] != "healthy"
     assert "loader    waiting 0 batches" in forewarn(place, "show", "runs/mine").stdout
 
@@ -75,8 +75,8 @@ def test_the_entry_point_brings_the_rules_without_an_option(place):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_rules\nVersion: 1.0\n")
     lines = "\n".join(f"{name} = {value}" for name, value in names.items())
     (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
-    assert "Z101  slow-step" in forewarn(place, "rules").stdout
-    assert "[thresholds.slow_step]" in forewarn(place, "explain", "slow-step").stdout
+    assert "Z101  long-step" in forewarn(place, "rules").stdout
+    assert "[thresholds.long_step]" in forewarn(place, "explain", "long-step").stdout
     assert run(place, "train.py").returncode == 0
     assert json.loads(forewarn(place, "check", "runs/mine", "--json").stdout)["not_judged"] == []
 

@@ -27,6 +27,13 @@ export function valueAt(points: (Points & { scope?: string }) | undefined, step:
   return points.values[index];
 }
 
+/** Lines on top of each other, the first lowest, at the steps of all of them; between its readings a line stays level. */
+export function stacked(lines: Points[]): Points[] {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const heights = steps.map(() => 0);
+  return lines.map((line) => ({ steps, values: steps.map((step, index) => (heights[index]! += valueAt(line, step) || 0)) }));
+}
+
 /** Median of `width` values around each value, so that it lags nowhere and no spike moves it. */
 export function centredMedian(values: number[], width: number): number[] {
   const half = width >> 1;

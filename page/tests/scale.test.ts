@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { centredMedian, type Colour, faultWindow, heat, indexAt, moved, padded, quantile, ramp, reduce, shifted, stepTicks, ticks, timed, timeTicks, timeUnit, valueAt, within } from "../src/scale";
+import { centredMedian, type Colour, faultWindow, heat, indexAt, moved, padded, quantile, ramp, reduce, shifted, stacked, stepTicks, ticks, timed, timeTicks, timeUnit, valueAt, within } from "../src/scale";
 
 describe("reading a series", () => {
   const points = { steps: [0, 10, 20], values: [1, NaN, 3] };
@@ -11,6 +11,17 @@ describe("reading a series", () => {
     expect(valueAt({ steps: [0], values: [NaN], scope: "layer" }, 15)).toBeUndefined();
     expect(valueAt(points, -1)).toBeUndefined();
     expect(valueAt(undefined, 3)).toBeUndefined();
+  });
+});
+
+describe("a stack of lines", () => {
+  it("adds them up at the steps of all of them, and keeps each level between its readings", () => {
+    const [low, high] = stacked([
+      { steps: [0, 10], values: [1, 2] },
+      { steps: [5, 10, 15], values: [10, NaN, 30] },
+    ]);
+    expect(low).toEqual({ steps: [0, 5, 10, 15], values: [1, 1, 2, 2] });
+    expect(high!.values).toEqual([1, 11, 2, 32]);
   });
 });
 

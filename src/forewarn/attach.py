@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
 from forewarn.measure.probes.normalization import BatchNormProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
-from forewarn.measure.probes.speed import SpeedProbe, Stopwatch
+from forewarn.measure.probes.speed import SpeedProbe, device_event
 from forewarn.measure.probes.stepping import SteppingProbe
 from forewarn.measure.probes.system import SystemProbe
 from forewarn.measure.probes.tasks import TaskProbe
@@ -50,6 +51,7 @@ from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
@@ -118,8 +120,9 @@ def watch(
     else:  # settings that name parts of the model would fail, which is not the user's mistake
         metrics, measure = (), replace(measure, blocks="", router="")
     _check_plan(parameter_index, measure.plan)
-    stopwatch = Stopwatch()
-    all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics)
+    device = next((parameter.device for parameter in parameter_index.parameters), None)
+    stopwatch = Stopwatch(make_event=device_event if device is not None and device.type == "cuda" else None)
+    all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics, settings.hyperparameters)
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
@@ -280,6 +283,7 @@ def _probes(
     scaler: Any,
     stopwatch: Stopwatch,
     metrics: Sequence[ModuleMetric] = (),
+    hyperparameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Probe]:
     """Every probe by name. Their order does not matter: they are called in the order of their dependencies."""
     reader = TensorReader(HISTOGRAM_BLOCKS[measure.histograms], measure.exact_percentiles)
@@ -291,8 +295,8 @@ def _probes(
         GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
         UpdateProbe(parameter_index, sample_size=measure.sample_size),
         WeightProbe(parameter_index, reader),
-        SpeedProbe(stopwatch),
-        SystemProbe(),
+        SpeedProbe(stopwatch, _flops_share(hyperparameters)),
+        SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),
         UserProbe(),
         MetricsProbe(parameter_index, metrics),
         TaskProbe(parameter_index, scaler),
@@ -315,6 +319,12 @@ def _probes(
     if measure.router:
         everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
     return {probe.name: probe for probe in everything}
+
+
+def _flops_share(hyperparameters: Mapping[str, Any]) -> float | None:
+    """The declared operations per token as a share of the device's peak per second; None if one is not declared."""
+    flops, peak = (hyperparameters.get(name) for name in ("flops_per_token", "peak_flops"))
+    return flops / peak if isinstance(flops, int | float) and isinstance(peak, int | float) and peak > 0 else None
 
 
 def _run_info(

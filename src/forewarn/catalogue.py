@@ -27,6 +27,8 @@ class Scope(StrEnum):
     EXPERT = "expert"
     TASK = "task"
     TASK_PAIR = "pair of tasks"
+    PHASE = "phase"
+    """A part of a step's time, or a kind of pause."""
     METRIC = "metric"
     PROBE = "probe"
     RULE = "rule"

@@ -30,13 +30,18 @@ from forewarn.judge.rules.first_epoch import FirstEpochThresholds
 from forewarn.judge.rules.frozen import FrozenThresholds
 from forewarn.judge.rules.gain import GainThresholds
 from forewarn.judge.rules.gradients import GradientThresholds
+from forewarn.judge.rules.initial_scale import InitialScaleThresholds
 from forewarn.judge.rules.logits import LogitThresholds
 from forewarn.judge.rules.loss import LossThresholds
+from forewarn.judge.rules.loss_direction import LossDirectionThresholds
 from forewarn.judge.rules.loss_levels import LossLevelThresholds
 from forewarn.judge.rules.loss_shift import LossShiftThresholds
 from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
+from forewarn.judge.rules.outside_steps import OutsideStepThresholds
+from forewarn.judge.rules.players import PlayersThresholds
 from forewarn.judge.rules.router import RouterThresholds
+from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
@@ -53,9 +58,10 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
-    TaskThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds, WeightThresholds,
-    LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds,
-    LossShiftThresholds, LossLevelThresholds, LossThresholds, BatchThresholds,
+    TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
+    InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
+    EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
+    LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
@@ -119,6 +125,10 @@ class Config(Settings):
     """Number of values kept in memory per aggregate and per tensor metric that a rule reads; about 5 bytes each."""
     escalation_steps: int = between(20, 0)
     """Number of steps after a warning on which everything is measured."""
+    stall_seconds: float = between(120.0, 0.0)
+    """Seconds without any sign of the loop, or 20 times the usual step if that is longer, after which a run hangs: the
+    stacks of all threads are then written to `stalled.txt` in its directory. 0 disables it. Pauses do not count. In a
+    notebook or at a prompt nothing is written."""
     early_stopping_patience: int = between(0, 0)
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import logging
 import operator
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +28,25 @@ from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
+from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
-from forewarn.measure.probe import ONE, Array, Probe, Reading
+from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
 from forewarn.measure.probes.gradients import GradientProbe
 from forewarn.measure.probes.loss import LossProbe, as_scalar
-from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.probes.speed import COUNTED, SpeedProbe
 from forewarn.measure.probes.tasks import Shared
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.recording import Collected, recorded
 from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import Transfer
+from forewarn.measure.watchdog import FIRST_STEPS, Watchdog
 from forewarn.standing import exit_code, verdict
+from forewarn.store.deletion import STACKS
 from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
@@ -49,6 +55,9 @@ from forewarn.views.view_set import ViewSet
 _log = logging.getLogger("forewarn")
 
 _CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True continues its run)"
+
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "can't allocate memory", "not enough memory")
+"""What the end reason of a run without memory contains: names of errors, and messages of torch's allocators."""
 
 _UNSAVED = "unsaved"
 """Key for the reason if the state could not be saved."""
@@ -101,7 +110,10 @@ class Monitor:
         self._told: set[str] = set()
         self._num_rules = len(rule_set.rules)
         self._loop.measured = schedule.measured(0)
-        # A monitor that nobody references any more must stop measuring.
+        self._watchdog: Watchdog | None = None
+        if config.stall_seconds and writer is not None and not hasattr(sys, "ps1"):  # a session may rest between cells
+            self._watchdog = Watchdog(stopwatch, weakref.WeakMethod(self._stalled), config.stall_seconds)
+        # A monitor that nobody references any more must stop measuring; the thread of its watchdog then ends itself.
         self._finalizer = weakref.finalize(self, loop.close)
 
     def begin(self, instead_of: Path | None = None) -> None:
@@ -136,6 +148,8 @@ class Monitor:
     def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
         """Complete one optimizer step. `extra` values are recorded as `train/NAME`.
 
+        The numbers of `tokens` and `samples` in this step give `speed/tokens_per_second` and so on instead.
+
         On an accelerator, the outcome covers the steps whose values have arrived: usually the previous step.
         """
         if self._closed:
@@ -156,9 +170,30 @@ class Monitor:
             self.at += 1
         try:
             self._loop.measured = self._schedule.measured(self.at)
+            if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
+                self._watchdog.start()
         except Exception as error:  # a user-defined schedule
             self._failed(error)
         return outcome
+
+    def pause(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        """`with monitor.pause("eval"):` — time that belongs to no step: evaluation, a checkpoint, generated samples.
+
+        It counts neither as time of a step nor for the speed, and is recorded as `speed/pause_seconds` by its kind.
+        """
+        if not isinstance(kind, str) or not kind:
+            raise TypeError(f"the kind of a pause must be a word, such as 'eval', not {kind!r}")
+        return self._stopwatch.pause(kind)
+
+    def watch_loader(self, loader: Any) -> Any:
+        """The loader of the training data, watched: the time inside its `next()` is the phase `data` of a step.
+
+        What it returns behaves like the loader itself in every other way.
+        """
+        if not hasattr(loader, "__iter__"):
+            raise TypeError(f"loader must be something to iterate over, such as a DataLoader, not {loader!r}")
+        self._stopwatch.watch_loader()
+        return watched(loader, self._stopwatch)
 
     def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
         """Complete an epoch: record and judge its results, at the last completed step.
@@ -318,10 +353,12 @@ class Monitor:
 
         It may be called again: a second call finishes one that was interrupted.
         """
+        if self._watchdog is not None:
+            self._watchdog.stop()
         parts: list[Callable[[], None]] = [self._loop.close]
         if not self._closed:
             self._closed = True
-            parts.append(self._judge_the_rest)
+            parts.append(functools.partial(self._judge_the_rest, reason))
         parts.append(self._close_views)
         if self._writer is not None:
             parts.append(functools.partial(self._writer.close, reason))
@@ -338,10 +375,42 @@ class Monitor:
             raise interrupt
         self._finalizer.detach()
 
-    def _judge_the_rest(self) -> None:
+    def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
             self._conclude(self._transfer.receive(wait=True))
             self._keep_what_was_logged()
+            speed, last = self._speed, list[Reading]()
+            if speed.stalls:  # the step that hung never ended
+                last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
+            if any(words in reason for words in _OUT_OF_MEMORY):
+                last.append(Reading("system/out_of_memory", ONE, 1.0))
+            if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
+                self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+
+    @property
+    def _speed(self) -> SpeedProbe:
+        probe = self._probes["speed"]
+        assert isinstance(probe, SpeedProbe)
+        return probe
+
+    def _stalled(self, phase: str, seconds: float) -> None:
+        """Report that the run hangs; called by the thread of the watchdog."""
+        assert self._writer is not None
+        self._speed.stalls[phase] = seconds
+        stacks = self._writer.path / STACKS
+        try:
+            _log.warning(
+                "step %d hangs: no sign of the loop for %.0f s in the phase %r; the stacks of all threads are in %s. "
+                "Time for evaluation or checkpoints is marked by `with monitor.pause(...)`",
+                self.at, seconds, phase, stacks,
+            )  # fmt: skip
+            self._writer.event("stalled", phase=phase, seconds=seconds)
+            with stacks.open("w") as file:
+                faulthandler.dump_traceback(file)
+        except OSError as error:
+            _log.warning("the stacks were not written: %s", error)
+        except Exception as error:
+            self._failed(error)
 
     def _close_views(self) -> None:
         end = None
@@ -452,8 +521,11 @@ class Monitor:
         """Pass on the loss. A wrong one raises at the first step; later it is skipped, because the run matters more."""
         probe = self._probes["loss"]
         assert isinstance(probe, LossProbe)
+        counts = {name: extra.pop(name) for name in COUNTED if name in extra} if extra else {}
         try:
             _checked(probe.give, loss, extra)
+            if counts:
+                _checked(self._speed.give, counts)
         except _WrongArgument as error:
             if not self.history.names():
                 raise
@@ -475,7 +547,7 @@ class Monitor:
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
         self._stop = self._stop or any(action.action == "stop" for action in actions)
-        if any(alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING for alert in changed):
+        if any(_asks_for_detail(alert) for alert in changed):
             self._schedule.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
@@ -519,8 +591,9 @@ class Monitor:
     def _keep(self, probes: Sequence[Probe], context: Step, wait: bool) -> Outcome:
         """Add values given to these probes since the last step to that step."""
         pending = self._loop.collect_from(probes, context)
-        if not pending:
-            return Outcome()
+        return self._keep_now(pending, context, wait) if pending else Outcome()
+
+    def _keep_now(self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool) -> Outcome:
         late = Collected(max(0, self.at - 1), time.time(), context, pending)
         self._transfer.send(late, late.tensors)
         return self._conclude(self._transfer.receive(wait=wait))
@@ -529,6 +602,12 @@ class Monitor:
         """Report a failure of the monitor itself; training always continues."""
         with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
+
+
+def _asks_for_detail(alert: Alert) -> bool:
+    """Whether the steps after it are measured in detail; that says nothing about the speed, and takes time itself."""
+    is_warning = alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING
+    return is_warning and family_of(alert.code) is not Family.PERFORMANCE
 
 
 class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user sees

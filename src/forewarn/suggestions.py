@@ -42,8 +42,8 @@ def closest(name: str, candidates: Iterable[str] | Mapping[str, str], most: int 
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text in lower case: `gradient/global_norm` has three, and so does `valLoss 2`."""
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
+    """The words of a text in lower case: `gradient/global_norm` has three, so does `valLoss 2`, and `NaN` is one."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w\w)", " ", text)
     return re.findall(r"[^\W_]+", apart.casefold())
 
 

@@ -81,7 +81,7 @@ _CAUSE_IN_WORDS = {
     FrozenCause.NOT_IN_OPTIMIZER: "in no optimizer group",
     FrozenCause.REQUIRES_GRAD_OFF: "requires_grad was turned off",
     FrozenCause.NO_GRADIENT: "its gradient is None (detached)",
-    FrozenCause.ZERO_GRADIENT: "its gradient is exactly zero",
+    FrozenCause.ZERO_GRADIENT: "its gradient is exactly zero, as behind dead units or a mask",
     FrozenCause.ZERO_LR: "the learning rate of its group is 0",
     FrozenCause.OPTIMIZER_NOT_STEPPED: "the optimizer did not step",
     FrozenCause.STEP_SKIPPED: "the gradient scaler skipped the step",

@@ -272,6 +272,33 @@ def test_the_page_recovers_when_the_server_comes_back(browser: Any, tmp_path: Pa
     training.close()
 
 
+def test_a_panel_shows_where_the_time_of_a_step_goes(visit: Visitor, runs: Path) -> None:
+    page, panel = visit.open("#run=healthy"), "#speed [aria-label='Step time by phase']"
+    page.click("text=Look closer")
+    page.locator("#speed").scroll_into_view_if_needed()
+    wait_for_text(page, f"{panel} .sub", "forward")
+    colours = """selector => {
+        const canvas = document.querySelector(`${selector} canvas`);
+        const pixels = canvas?.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data ?? [];
+        const counts = new Map();
+        for (let i = 0; i < pixels.length; i += 4) {
+            const colour = pixels.slice(i, i + 3).join();
+            if (pixels[i + 3] === 255) counts.set(colour, (counts.get(colour) ?? 0) + 1);
+        }
+        return [...counts.values()].filter((count) => count > 200).length >= 4;
+    }"""
+    page.wait_for_function(colours, arg=panel)
+    page.hover(panel)
+    page.click(f"{panel} >> text=CSV")
+    page.wait_for_function("async () => (await navigator.clipboard.readText()).includes('speed/phase_seconds')")
+    lines = page.evaluate("() => navigator.clipboard.readText()").splitlines()[1:]
+    copied = {(scope, int(step)): float(value) for _, scope, step, value in (line.split(",") for line in lines)}
+    with forewarn.open_run(runs / "healthy") as run:
+        series = run.series("speed/phase_seconds", "backward")
+    assert {step for scope, step in copied if scope == "backward"} == set(series.steps.tolist())
+    assert copied["backward", int(series.steps[-1])] == pytest.approx(float(series.values[-1]), rel=1e-6)
+
+
 def test_a_run_with_thousands_of_series_is_one_map(visit: Visitor, runs: Path) -> None:
     run = forewarn.open_run(runs / "many")
     assert sum(len(run.scopes(name)) for name in run.names()) > 5000

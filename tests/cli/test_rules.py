@@ -125,8 +125,8 @@ def test_other_words_are_searched_for(forewarn: Call, monkeypatch: pytest.Monkey
     assert any("docs/guide/loss-not-decreasing.md" in hit for hit in hits)
 
 
-def test_a_symptom_without_a_rule_leads_to_its_page(forewarn: Call) -> None:
-    assert "Next: read docs/guide/out-of-memory.md" in forewarn("explain", "oom").out
+def test_a_question_without_a_rule_leads_to_its_page(forewarn: Call) -> None:
+    assert "Next: read docs/guide/what-to-log.md" in forewarn("explain", "what to log").out
 
 
 def test_what_is_nowhere_is_said_to_be_nowhere(forewarn: Call) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pyte
 import pytest
 
+from forewarn.config import Config
 from forewarn.store import RunWriter
 from forewarn.store.reader import StoredSeries
 from forewarn.views.run_screen import _over_steps
@@ -142,6 +143,21 @@ def test_without_a_terminal_it_prints_once(forewarn: Callable[..., Said], tmp_pa
     assert said.code == 0
     assert "Alerts" in said.out
     assert "\x1b" not in said.out, "names from a run are escaped"
+
+
+def test_it_says_where_the_time_of_a_step_goes_as_check_does(forewarn: Callable[..., Said], tmp_path: Path) -> None:
+    with contextlib.closing(RunWriter(tmp_path / "run", info=FACTS, config=Config().to_dict())) as writer:
+        for step, loss in enumerate(falling(40)):
+            seconds = (0.05, 0.05, 0.3) if step < 30 else (0.05, 0.05, 0.1)
+            phases = block(step, "speed/phase_seconds", *seconds, scopes=("data", "\x1b[31m", "backward"))
+            writer.append(step, [*blocks_of(step, loss), *([phases] if step % 10 == 9 else [])])
+    # A reading stands for the ten steps up to it, but the first one for itself alone.
+    shares = f"backward {100 * 7.3 / 10.4:.0f}%, data 15%, "
+    for command in ("watch", "check"):
+        said = forewarn(command, tmp_path / "run")
+        assert "time per step" in said.out
+        assert shares in said.out
+        assert "\x1b" not in said.out
 
 
 def test_a_run_that_has_no_step_yet(forewarn: Callable[..., Said], tmp_path: Path) -> None:

@@ -123,15 +123,27 @@ def test_a_run_that_learns_nothing_has_no_tick_at_its_end():
     assert stream.getvalue().startswith("· forewarn  runs/a: no warnings, but the loss is not falling · 200 steps")
 
 
+noisy = 0.8 + 0.25 * np.random.default_rng(2).standard_normal(160)
+
+
 @pytest.mark.parametrize(
     ("losses", "is_falling"),
     [
         ([5.0] * 10 + [1.0] * 390, True),
         ([2.3] * 400, False),
         (list(2.3 + 0.1 * np.random.default_rng(0).standard_normal(400)), False),
+        (list(noisy + np.linspace(1, 0, 160) ** 4), True),
+        (list(noisy + np.linspace(1, 0, 160) ** 4 + 0.5 * (np.arange(160) > 120)), False),
         (list(0.6 + 4 * np.exp(-np.arange(3000) / 60) + 0.01 * np.random.default_rng(1).standard_normal(3000)), True),
     ],
-    ids=["over after ten steps", "flat", "flat and noisy", "at its floor since the first tenth"],
+    ids=[
+        "over after ten steps",
+        "flat",
+        "flat and noisy",
+        "level and noisy at the end",
+        "risen again",
+        "at its floor since the first tenth",
+    ],
 )
 def test_a_fall_that_is_over_early_is_a_fall(losses, is_falling):
     assert LossCurve.of(range(len(losses)), losses).is_falling is is_falling

@@ -71,10 +71,13 @@ QUERIES = {
     "multitask": "task-imbalance",
     "one task dominates": "task-collapse",
     "disk full": "store-failed",
-    "oom": "docs/guide/out-of-memory.md",
-    "CUDA out of memory": "docs/guide/out-of-memory.md",
-    "memory leak": "docs/guide/out-of-memory.md",
-    "training is slow": "docs/guide/slow-training.md",
+    "oom": "out-of-memory",
+    "CUDA out of memory": "out-of-memory",
+    "memory leak": "memory-leak",
+    "training is slow": "throughput-drop",
+    "slow data loader": "data-starved",
+    "run hangs": "stalled-run",
+    "gpu idle": "gpu-underused",
 }
 """What people type, and what must be among the first three."""
 

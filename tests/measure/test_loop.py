@@ -9,7 +9,7 @@ from torch import nn
 import forewarn
 from forewarn.measure.loop import Loop
 from forewarn.measure.probe import ONE, GradientTap, ModuleTap, Pending, Probe, Reading
-from forewarn.measure.probes.speed import Stopwatch
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import Transfer
 
 

@@ -115,6 +115,7 @@ def test_a_run_that_somebody_else_resumed_meanwhile_is_left_to_them(tmp_path, wr
 
     with monkeypatch.context() as patch:
         patch.setattr("forewarn.store.writer.truncate", _no_room)
+        patch.setattr("forewarn.store.background._RETRY_SECONDS", 1.0)
         late = write(resume_at=10)
         append_all(late, rows[10:15])
     other = write(resume_at=20)

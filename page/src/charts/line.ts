@@ -18,6 +18,8 @@ export interface Curve {
   dash?: number[];
   /** The curve as points, for readings that are far apart. */
   points?: boolean;
+  /** The space below the curve has its colour; what comes later is drawn over it. */
+  fill?: boolean;
   /** There are too many names for the ends of the lines. */
   isNamedInLegend?: boolean;
   /** Drawn faintly, behind its median. */
@@ -43,7 +45,7 @@ export interface LineOptions {
   onClick?: (step: number) => void;
   /** Dragging from a step moves the window. */
   pans?: (step: number) => boolean;
-  /** Never smoothed: what a rule judged. */
+  /** Never smoothed: what a rule judged, or a stack. */
   exact?: boolean;
   /** The window is in milliseconds, not in steps. */
   isTime?: () => boolean;
@@ -150,6 +152,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
               stroke: () => colour(curve.colour ?? "d1") + (curve.faint ? FAINT : ""),
               width: isDense(curve, window(), element.clientWidth) ? 1 : (curve.width ?? 1.5),
               dash: curve.dash,
+              fill: curve.fill ? () => colour(curve.colour ?? "d1") : undefined,
               points: curve.points ? { size: 5, fill: () => colour(curve.colour ?? "d1") } : { show: lonely },
               spanGaps: false,
             }),

@@ -5,7 +5,7 @@ import { histogramChart } from "../charts/histogram";
 import { h } from "../dom";
 import { at, currentRun, go, type Part, state } from "../page";
 import { panel } from "../panel";
-import { label, metricPanel } from "./lines";
+import { label, metricPanel, stackPanel } from "./lines";
 
 const MOST_OWN = 30;
 const MOST_GAINS = 12;
@@ -59,7 +59,18 @@ const recorded = (metrics: string[], height: number) =>
 
 export const tasks = () => recorded(["task/share", "task/remaining", "task/cosine", "task/loss", "task/weight", "eval/task_loss"], 170);
 
-export const speed = () => recorded(["speed/step_seconds", "speed/tokens_per_second", "system/process_memory_bytes", "monitor/overhead_share"], 150);
+const PHASES = "speed/phase_seconds";
+const RESOURCES = [
+  "speed/step_seconds", "speed/tokens_per_second", "speed/samples_per_second", "system/process_memory_bytes", "system/cuda_allocated_bytes",
+  "system/gpu_utilization_share", "monitor/overhead_share",
+];
+
+/** Where the time of a step goes, and what training uses. */
+export function speed(): Part[] {
+  const run = currentRun();
+  const shares = run.overview.checklist.find(({ name }) => name === "time per step")?.detail ?? "";
+  return [...(run.records(PHASES) ? [stackPanel(PHASES, 150, { class: "", sub: shares })] : []), ...recorded(RESOURCES, 150)];
+}
 
 /** What the training loop recorded itself. */
 export function own(): Part[] {

@@ -7,7 +7,7 @@ import { h, say } from "../dom";
 import { withUnit } from "../format";
 import { at, currentRun, faultStep, type Part } from "../page";
 import { panel } from "../panel";
-import { valueAt } from "../scale";
+import { stacked, valueAt } from "../scale";
 
 const MOST_CURVES = 12;
 const MOST_NAMES = 6;
@@ -66,6 +66,30 @@ export function metricPanel(metric: string, height: number, options: { class: st
   const parts: Part[] = [metricChart(metric, height, scopes)];
   if (scopes.length > 1) parts.push(legend(() => curves(run, metric, scopes), (value) => withUnit(value, unitOf(metric)), scopes.length - MOST_CURVES));
   return panel({ title: label(metric), sub, out: single(metric, scopes), class: options.class }, ...parts);
+}
+
+/** The parts of a metric on top of each other, such as the phases of a step. */
+export function stackPanel(metric: string, height: number, options: { class: string; sub: string }): Part {
+  const run = currentRun();
+  let held: { version: string; curves: Curve[] } = { version: "", curves: [] };
+  const parts = () => curves(run, metric).filter(({ line }) => line?.values.some((value) => value > 0));
+  const stack = (): Curve[] => {
+    const shown = parts();
+    const version = shown.map(({ line }) => line!.version).join();
+    if (version !== held.version) {
+      const lines = stacked(shown.map(({ line }) => line!));
+      const piled = shown.map(({ line, name, colour }, index): Curve => ({ name, colour, fill: true, line: { ...line!, ...lines[index] } }));
+      held = { version, curves: piled.reverse() };
+    }
+    return held.curves;
+  };
+  const chart = lineChart({ label: label(metric), height, exact: true, format: tickWords(unitOf(metric)), include: () => [0], curves: stack, since: faultStep });
+  const rows = () => [
+    ["series", "scope", "step", "value"],
+    ...parts().flatMap(({ line }) => line!.steps.map((step, index) => [metric, line!.scope, step, line!.values[index]!])),
+  ];
+  const values = legend(() => parts().map(({ line, name, colour }) => ({ line, name, colour })), (value) => withUnit(value, unitOf(metric)));
+  return panel({ title: label(metric), sub: options.sub, class: options.class }, { ...chart, changeScale: undefined, rows }, values);
 }
 
 /** A small chart without a box of its own. */

@@ -56,6 +56,9 @@ SECTIONS = {
     "Measure the cost": {
         "bench": "forewarn bench --workload mymodel:make",
     },
+    "Test your machine": {
+        "selftest": "forewarn selftest --device cuda",
+    },
     "Measure the rules": {
         "faults": "forewarn faults --quick",
     },
@@ -67,7 +70,7 @@ _NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section
 _EXIT_CODES = """\b
 Exit codes:
   0    success; for check: the run is healthy
-  1    check found warnings
+  1    check found warnings; selftest failed
   2    check found critical alerts
   3    a run, config or rule cannot be read
   64   invalid command line

@@ -38,6 +38,9 @@ MOST_SHOWN = 12
 @click.option("--keep-runs", is_flag=True, help="Also keep each monitored run in --out, for `forewarn check`.")
 @click.option("--judge-again", is_flag=True,
               help="Judge the kept runs with the present rules. Only remedies that are new are trained.")  # fmt: skip
+@click.option(
+    "--no-remedies", is_flag=True, help="Do not run faults again with remedies, which takes most of the time."
+)
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a Markdown page.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Number of processes.")
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -51,6 +54,7 @@ def command(
     out: Path | None,
     keep_runs: bool,
     judge_again: bool,
+    no_remedies: bool,
     page: Path | None,
     jobs: int,
     wants_json: bool,
@@ -88,7 +92,7 @@ def command(
 
     cases = _cases(sets or SETS[: 1 if quick else 2], _selection(workloads, faults, seeds, quick, full))
     with _folder(out) as folder:
-        records = _run(cases, folder, jobs, keep_runs, judge_again)
+        records = _run(cases, folder, jobs, keep_runs, judge_again, not no_remedies)
     _tell_if_stale(records)
     result = scores(records)
     if page is not None:
@@ -151,7 +155,9 @@ def _folder(out: Path | None) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _run(cases: Sequence[Case], folder: Path, jobs: int, keep_runs: bool, judge_again: bool) -> list[Record]:
+def _run(
+    cases: Sequence[Case], folder: Path, jobs: int, keep_runs: bool, judge_again: bool, remedies: bool
+) -> list[Record]:
     """The records of the cases, with a progress bar on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -164,7 +170,7 @@ def _run(cases: Sequence[Case], folder: Path, jobs: int, keep_runs: bool, judge_
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         num_done = 0 if judge_again else sum(case.key in done for case in cases)
         task = bar.add_task("", total=len(cases), completed=num_done)
-        for record in run_cases(cases, folder, jobs, keep_runs, judge_again):
+        for record in run_cases(cases, folder, jobs, keep_runs, judge_again, remedies):
             bar.update(task, advance=1, description=record.case.key)
     stored = stored_records(folder)
     return [stored[case.key] for case in cases if case.key in stored]

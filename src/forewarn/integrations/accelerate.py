@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from forewarn import attach
 from forewarn.measure.probes.loss import as_scalar
+from forewarn.measure.probes.speed import COUNTED
 from forewarn.monitor import Monitor
 from forewarn.types import Outcome
 
@@ -63,9 +64,12 @@ class AcceleratedMonitor:
         self._monitor = monitor
         self._losses: list[Tensor | float] = []
         """The losses of the micro-batches since the last step."""
+        self._counts: dict[str, Any] = {}
+        """Their numbers of tokens and samples."""
         self._undo = [
             report_clipping(accelerator, monitor, model),
             replace_method(accelerator, "end_training", self._closing(accelerator.end_training)),
+            replace_method(accelerator, "save_state", paused(monitor, "checkpoint", accelerator.save_state)),
         ]
 
     def step(self, loss: Tensor | float | None = None, **extra: Tensor | float) -> Outcome:
@@ -75,9 +79,14 @@ class AcceleratedMonitor:
         """
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        for name in COUNTED:
+            if name in extra:
+                self._counts[name] = self._counts.get(name, 0) + extra[name]
         if not self._accelerator.sync_gradients:
             return Outcome()
         losses, self._losses = self._losses, []
+        counts, self._counts = self._counts, {}
+        extra |= counts
         return self._monitor.step(_mean(losses) if len(losses) > 1 else next(iter(losses), None), **extra)
 
     def close(self, reason: str = "completed") -> None:
@@ -138,6 +147,17 @@ def _are_all(parameters: Iterable[nn.Parameter], models: Sequence[nn.Module]) ->
     """Whether these are all parameters of the models that are trained: only then their norm is the global one."""
     given = {id(parameter) for parameter in parameters if parameter.requires_grad}
     return given == {id(one) for model in models for one in model.parameters() if one.requires_grad}
+
+
+def paused(monitor: Monitor, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, as a pause of the training."""
+
+    @functools.wraps(method)
+    def pausing(*args: Any, **kwargs: Any) -> Any:
+        with monitor.pause(kind):
+            return method(*args, **kwargs)
+
+    return pausing
 
 
 def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from forewarn.attach import watch
 from forewarn.config import Config
-from forewarn.integrations.accelerate import replace_method, report_clipping
+from forewarn.integrations.accelerate import paused, replace_method, report_clipping
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
 
@@ -117,6 +117,11 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._undo = [
                 report_clipping(trainer.accelerator, monitor, model),
                 replace_method(trainer, "training_step", self._listening(trainer.training_step)),
+                *(
+                    replace_method(trainer, name, paused(monitor, kind, getattr(trainer, name)))
+                    for name, kind in (("evaluate", "eval"), ("_save_checkpoint", "checkpoint"))
+                    if hasattr(trainer, name)
+                ),
             ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

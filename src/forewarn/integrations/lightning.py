@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         self._open: Monitor | None = None
         """The monitor while it watches."""
         self._hooks = Hooks()
+        self._pauses = ExitStack()
+        """The pause of a validation that is running."""
         self._run = None if run is None else str(run)
         self._val_loss = val_loss
         self._config = Config.with_rules(config, rules)[0]
@@ -172,7 +175,12 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         if self._open.should_stop and trainer.world_size == 1:
             trainer.should_stop = True
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._open is not None:
+            self._pauses.enter_context(self._open.pause("eval"))
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._pauses.close()
         if self._open is None or trainer.sanity_checking:
             return
         loss = self._validation_loss(trainer.callback_metrics)
@@ -227,13 +235,14 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
 
     def _close(self, reason: str) -> None:
         self._hooks.remove()
+        self._pauses.close()
         if self._open is not None:
             self._open.close(reason)
             self._open = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the monitor, for the processes that a strategy such as `ddp_spawn` starts."""
-        return self.__dict__ | {"monitor": None, "_open": None, "_hooks": Hooks()}
+        return self.__dict__ | {"monitor": None, "_open": None, "_hooks": Hooks(), "_pauses": ExitStack()}
 
 
 def _returned_loss(outputs: Any) -> Tensor | None:

@@ -22,11 +22,27 @@ from forewarn.types import Alert, RunInfo, figures, in_words
 
 NO_WARNINGS = "no open warnings"
 COVERED = {
-    "loss falling": ("L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "L109", "E102", "E106", "E107"),
+    "loss falling": (
+        "L101",
+        "L102",
+        "L103",
+        "L104",
+        "L105",
+        "L106",
+        "L107",
+        "L108",
+        "L109",
+        "L110",
+        "E102",
+        "E106",
+        "E107",
+    ),
     "gradient norms in range": ("G101", "G102", "G103", "G104", "G107", "G108", "G109", "G112", "G113"),
-    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114"),
+    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114", "U115", "U116"),
     "gradients even over depth": ("G105", "G106", "G110", "G111"),
     "tasks even": ("T101", "T102"),
+    "throughput stable": ("P101", "P102", "P103", "P106", "P108"),
+    "memory stable": ("P104", "P105", "P107"),
 }
 """By check: the rules that cover the same sign. While one of them has an open alert, the check does not pass."""
 FEWEST_READINGS = 20
@@ -39,6 +55,8 @@ DEPTH_CHECKS = 5
 """Number of recent measured steps in the median of that ratio."""
 SLOWDOWN = 1.5
 """Largest allowed ratio of the median step time of the second half to that of the first."""
+_LEAST_SHARE = 0.005
+"""Smallest share of the time of a step that is shown."""
 GROWTH = 1.2
 """Largest allowed ratio of the median memory of the second half to that of the first."""
 
@@ -69,7 +87,8 @@ def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossC
         _memory_stable(_values(run, "system/process_memory_bytes")),
         *_tasks_even(run, rule_set),
     )
-    return (*(_judged(check, firing) for check in checks), _no_warnings(alerts), *_batch_size(run))
+    notes = (*_time_per_step(run), *_batch_size(run))
+    return (*(_judged(check, firing) for check in checks), _no_warnings(alerts), *notes)
 
 
 def _judged(check: Check, firing: Sequence[Alert]) -> Check:
@@ -179,6 +198,29 @@ def _no_warnings(alerts: Sequence[Alert]) -> Check:
     if exit_code(open_alerts(alerts)):
         return Check(NO_WARNINGS, "fail", alert_words(alerts))
     return _verdict(NO_WARNINGS, exit_code(alerts) == HEALTHY, alert_words(alerts))
+
+
+def _time_per_step(run: Run) -> tuple[Check, ...]:
+    """Where the time of a step goes; empty if the run has no phases."""
+    words = phase_words(run)
+    return (Check("time per step", "info", words),) if words else ()
+
+
+def phase_words(run: Run) -> str:
+    """`forward 46%, backward 40%, optimizer 14%`: the shares of a step's time; empty if the run has no phases."""
+    name = "speed/phase_seconds"
+    series = {phase: run.series(name, phase) for phase in _scopes(run, name)}
+    seconds = {
+        phase: float(np.nansum(np.diff(one.steps, prepend=one.steps[:1] - 1) * one.values))
+        for phase, one in series.items()
+        if len(one)
+    }
+    total = sum(seconds.values())
+    if not total > 0:
+        return ""
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    shares = [f"{phase} {100 * spent / total:.0f}%" for phase, spent in ranked if spent >= _LEAST_SHARE * total]
+    return ", ".join(shares)
 
 
 def _batch_size(run: Run) -> tuple[Check, ...]:

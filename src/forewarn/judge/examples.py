@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _NUMBER = r"(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf)"
 _TOKEN = re.compile(rf"(?:_|(?P<start>[+-]?{_NUMBER})(?:(?P<step>[+-]{_NUMBER})(?=x))?)(?:x(?P<count>\d+))?")
+_WORD = re.compile(r"(?:\{[^}]*\}|\S)+")
 _NAME = re.compile(r"(?P<metric>[a-z][^\s{}]*/[^\s{}]+)(?:\{(?P<scope>[^}]*)\})?")
 _SIZE = 8
 _DECLARED = "facts/"
@@ -99,7 +100,7 @@ def parse(line: str, default_metric: str) -> Example:
         raise ValueError(f"an example begins with 'fires:' or 'quiet:', not {line!r}")
     series: dict[tuple[str, str], tuple[float | None, ...]] = {}
     for part in text.split("|"):
-        words = part.split()
+        words = _WORD.findall(part)
         metric, scope = default_metric, ""
         if words and (named := _NAME.fullmatch(words[0])):
             metric, scope = named["metric"], named["scope"] or ""

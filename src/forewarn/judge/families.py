@@ -27,6 +27,7 @@ class Family(Enum):
     WEIGHTS = "W", "weights", Phase.WEIGHTS
     ACTIVATIONS = "A", "activations and attention", Phase.FORWARD
     DATA = "D", "data", Phase.DATA
+    PERFORMANCE = "P", "performance", Phase.REST
     EVALUATION = "E", "evaluation", Phase.REST
     TASKS = "T", "tasks", Phase.LOSS
     METRICS = "M", "metrics of your own", Phase.REST

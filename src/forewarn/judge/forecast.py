@@ -56,6 +56,8 @@ _CLEAR = 5.0
 """Standard deviations of the noise by which the first losses must lie above the last to count as a fall."""
 _FALL_KEPT = 0.9
 """Fraction of its fall that the loss must keep; with less, it has risen again."""
+_WITHIN_NOISE = 2.0
+"""Standard errors of the difference of two levels up to which it is noise."""
 
 
 class LossCurve:
@@ -130,15 +132,19 @@ class LossCurve:
         if not len(levels):
             return None
         start = max(levels[0], self._begun(levels[-1]))
-        fall = start - levels[-1]
-        return bool(fall > 0 and fall >= _FALL_KEPT * (start - levels.min()))
+        fall, risen = start - levels[-1], levels[-1] - levels.min()
+        noise = _WITHIN_NOISE * math.sqrt(math.pi / len(self.points[1]) * len(levels)) * self._noise(levels[-1])
+        kept = risen <= (1 - _FALL_KEPT) * (fall + risen)
+        return bool(fall > 0 and (kept or risen <= noise < fall))
 
     def _begun(self, level: float) -> float:
         """The first losses, if they are clearly above the noise of the last: the fall may be over in a few steps."""
-        losses = self.points[1]
-        noise = 1.4826 * float(np.median(np.abs(_recent(losses) - level)))
-        begun = float(np.median(losses[:_FIRST_POINTS]))
-        return begun if begun > level + _CLEAR * noise else -np.inf
+        begun = float(np.median(self.points[1][:_FIRST_POINTS]))
+        return begun if begun > level + _CLEAR * self._noise(level) else -np.inf
+
+    def _noise(self, level: float) -> float:
+        """The standard deviation of the last losses around their level."""
+        return 1.4826 * float(np.median(np.abs(_recent(self.points[1]) - level)))
 
     def state_dict(self) -> dict[str, Any]:
         return {

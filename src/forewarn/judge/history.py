@@ -32,6 +32,9 @@ _SLACK = 4
 _UNJUDGED_WINDOW = 8
 """Number of readings kept of metrics that no rule reads, for views and snapshots."""
 
+_SHORT = (Scope.RUN, Scope.GROUP, Scope.PHASE)
+"""Scopes of which there are few, so that many readings fit in memory."""
+
 _FEW_SCOPES = 8
 """Up to this many scopes, a ring is stored scope by scope, because rules then read one series at a time."""
 
@@ -241,7 +244,7 @@ class History:
     def _window_of(self, block: Block) -> int:
         is_judged = self._judged is None or _is_among(block.name, self._judged)
         metric = self._catalogue.find(block.name)
-        if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in (Scope.RUN, Scope.GROUP):
+        if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in _SHORT:
             return self._window
         if block.scopes == ("",):
             stands_for_many = metric is not None and metric.scope is not Scope.RUN

@@ -20,6 +20,8 @@ class Jump:
     after: float
     group: str
     """The group whose rate this is; empty if several groups jumped, of which this is the highest, or there is one."""
+    peak: float
+    """The highest rate of this group before, observed or declared."""
 
 
 class JumpBounds(Protocol):
@@ -76,6 +78,12 @@ def peak_rates(lr: Panel, info: RunInfo) -> list[float]:
     return [max(pair) for pair in zip(declared_peaks(lr, info), observed, strict=True)]
 
 
+def is_above_declared(lr: Panel, plan: Panel, factor: float, info: RunInfo) -> bool:
+    """Whether the learning rate is above this multiple of every rate that was declared; False if none was."""
+    declared = max(declared_peak(info), float(np.fmax.reduce(plan.values, axis=None, initial=0.0)))
+    return declared > 0 and bool(_highest(lr.last[None])[0] > factor * declared)
+
+
 def has_decayed(lr: Panel, share: float, info: RunInfo) -> bool:
     """Whether the learning rate is below this share of its peak, observed or declared; False without a peak."""
     return bool(_highest(lr.last[None])[0] < share * peak_rate(lr, info))
@@ -96,13 +104,13 @@ def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> 
     before, after = lr.values[-2:].tolist()
     if not any(new >= settings.factor * old for old, new in zip(before, after, strict=True)):
         return None
-    return _last(lr, _jumps(lr, plan, settings, info)[-1:])
+    return _last(lr, _jumps(lr, plan, settings, info)[-1:], info)
 
 
 def last_jump(lr: Panel, plan: Panel, since: int, settings: JumpBounds, info: RunInfo) -> Jump | None:
     """The newest jump after step `since`, if any."""
     jumps = _jumps(lr, plan, settings, info)
-    return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :])
+    return _last(lr, jumps[np.searchsorted(lr.steps[1:], since, side="right") :], info)
 
 
 def planned_growth(lr: Panel, plan: Panel, steps: Steps, settings: JumpBounds, info: RunInfo) -> Floats:
@@ -155,7 +163,7 @@ def _declared(lr: Panel, plan: Panel, tolerance: float) -> Bools:
     return near
 
 
-def _last(lr: Panel, jumps: Bools) -> Jump | None:
+def _last(lr: Panel, jumps: Bools, info: RunInfo) -> Jump | None:
     """The last True among the newest rows of `_jumps`."""
     rows = np.flatnonzero(jumps.any(axis=1))
     if not len(rows):
@@ -164,4 +172,5 @@ def _last(lr: Panel, jumps: Bools) -> Jump | None:
     jumped = np.flatnonzero(jumps[rows[-1]])
     highest = jumped[np.argmax(lr.values[row, jumped])]
     group = lr.scopes[highest] if len(jumped) == 1 < len(lr.scopes) else ""
-    return Jump(int(lr.steps[row]), float(lr.values[row - 1, highest]), float(lr.values[row, highest]), group)
+    peak = max(float(np.fmax.reduce(lr.values[:row, highest])), declared_peaks(lr, info)[highest])
+    return Jump(int(lr.steps[row]), float(lr.values[row - 1, highest]), float(lr.values[row, highest]), group, peak)

@@ -14,20 +14,24 @@ _SIGN_CHANGES = 6
 """Number of sign changes from which a loss has no sign of its own: one that falls through zero has a few."""
 
 
+_GAME = 1
+"""What `update/separate_losses` says of a game."""
+
+
 def is_game(separate: Series, info: RunInfo) -> bool:
     """Whether each of several optimizers has a loss of its own, as in a GAN or with an actor and a critic."""
-    return info.objective != "loss" and bool(separate.finite().any())
+    return info.objective != "loss" and bool((separate.finite() == _GAME).any())
 
 
 def is_objective(loss: Series, separate: Series, info: RunInfo) -> bool:
     """Whether a rise of the loss means that the model gets worse.
 
     It does not in reinforcement learning, where the loss follows the data that the policy finds, or in a game, where
-    each side has a loss of its own (`separate`). A policy loss also keeps changing its sign.
+    each side has a loss of its own. `separate` shows both. A policy loss also keeps changing its sign.
     """
     if info.objective != "auto":
         return info.objective == "loss"
-    if is_game(separate, info):
+    if separate.finite().any():
         return False
     signs = np.sign(loss.finite(_WINDOW))
     return bool(np.count_nonzero(np.diff(signs)) < _SIGN_CHANGES)

@@ -42,7 +42,8 @@ _OPENING = 1500
 _IGNORED = frozenset(words_in("""
     a after all also am an and any are as at be but by can did do does doesn during even every for from get go goes
     had has have how i if in is isn it its keep keeps me my not of off on one or our out so some still t than that
-    the then there this to too train training very was we what when where which while why will with won you your
+    should since the then there this to too train trained training very was we what when where which while why will
+    with won would you your
 """))  # fmt: skip
 """Words that say nothing about what is wrong."""
 
@@ -130,7 +131,8 @@ def _alternatives(word: str, vocabulary: Collection[str]) -> dict[str, float]:
         counts |= {other: _OTHER_WORD for other in vocabulary if other.startswith(root) and other not in counts}
     counts = {other: share for other, share in counts.items() if other in vocabulary}
     if not counts and len(root) >= _SHORTEST_BEGINNING:
-        counts = dict.fromkeys(difflib.get_close_matches(root, vocabulary, n=2, cutoff=_SPELLED_ALIKE), _OTHER_WORD)
+        longer = [other for other in vocabulary if len(other) >= _SHORTEST_BEGINNING]
+        counts = dict.fromkeys(difflib.get_close_matches(root, longer, n=2, cutoff=_SPELLED_ALIKE), _OTHER_WORD)
     return counts
 
 

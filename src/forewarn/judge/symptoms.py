@@ -49,8 +49,9 @@ SYMPTOMS = (
              "gradient-changed-before-step", "gradient-imbalance")),
     Symptom("vanishing-gradients", "Gradients vanish",
             ("vanishing-gradient", "gradient-fades-with-depth", "gradient-decay", "saturated-units", "dead-units")),
-    Symptom("slow-training", "Training is slow: each step takes long"),
-    Symptom("out-of-memory", "Training runs out of memory"),
+    Symptom("slow-training", "Training is slow: each step takes long",
+            ("data-starved", "throughput-drop", "slow-step", "gpu-underused", "stalled-run")),
+    Symptom("out-of-memory", "Training runs out of memory", ("out-of-memory", "memory-leak", "memory-high")),
 )  # fmt: skip
 
 

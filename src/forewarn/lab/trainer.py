@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -187,7 +186,8 @@ class Trainer:
             "monitor": self.monitor.state_dict(),
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
-        self.snapshots.save(self.step, state)
+        with self.monitor.pause("checkpoint"):
+            self.snapshots.save(self.step, state)
 
     def _run(self, data: Iterable[Batch], validation: Iterable[Batch] | None) -> None:
         self.model.train()
@@ -213,7 +213,8 @@ class Trainer:
         if is_complete:
             self._steps_in_epoch = 0
         if validation is not None:
-            self.validation_loss = self.validate(validation)
+            with self.monitor.pause("eval"):
+                self.validation_loss = self.validate(validation)
         loss = self.validation_loss if validation is not None else None
         if is_complete:
             self.monitor.end_epoch(val_loss=loss)
@@ -231,7 +232,6 @@ class Trainer:
     def _train_step(self, batches: list[Batch]) -> None:
         """One optimizer step over the batches whose gradients are accumulated."""
         assert self.monitor is not None
-        began = time.perf_counter()
         self._call("on_step_begin")
         losses = []
         for inputs, targets in batches:
@@ -248,8 +248,7 @@ class Trainer:
         self._steps_in_epoch += 1
         self._call("on_step_end")
         elements = sum(targets.numel() for _, targets in batches)
-        self.monitor.log("speed/tokens_per_second", elements / (time.perf_counter() - began))
-        self.monitor.step(self.loss)
+        self.monitor.step(self.loss, tokens=elements)
         if self.monitor.should_stop:
             self.stop("the monitor asked to stop")
 
@@ -276,6 +275,8 @@ class Trainer:
             self._epoch_random = random_state()
             self._epoch_generators = [generator.get_state() for generator in _generators(data)]
             batches = iter(data)
+        assert self.monitor is not None
+        batches = self.monitor.watch_loader(batches)
         limit = self.config.steps_per_epoch
         for _ in range(num_done, limit) if limit is not None else itertools.count():
             group = list(itertools.islice(batches, size))

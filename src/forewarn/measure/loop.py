@@ -23,8 +23,16 @@ from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
 from forewarn.measure.probe import Pending, Probe, Reading
-from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.step import Step
+from forewarn.measure.stopwatch import (
+    BACKWARD_ENDED,
+    IN_BACKWARD,
+    IN_EVALUATION,
+    IN_FORWARD,
+    IN_UPDATE,
+    UPDATE_ENDED,
+    Stopwatch,
+)
 from forewarn.measure.transfer import on_host
 from forewarn.types import Reason
 
@@ -225,6 +233,7 @@ class Loop:
 
     def _stepper(self, event: str, index: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.stopwatch.begin(IN_UPDATE if event == "before_update" else UPDATE_ENDED)
             positional = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer as well
             closure = kwargs.get("closure", positional[0] if positional else None)
             if self.step.measured and event == "before_update":
@@ -257,10 +266,12 @@ class Loop:
         if self._finder.is_nested(module):
             return
         self._finder.inside = module
+        self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
         if self._forward is None and not self.step.measured:
             return
         with self.stopwatch:
             self._end_forward(None)
+            self.step.acted += self._finder.is_acting(module)
             if self.step.measured and self._finder.is_training(module):
                 if not self.step.forwards:
                     self._refused = set()
@@ -286,6 +297,7 @@ class Loop:
         if self._finder.is_nested(module):
             return
         self._finder.inside = None
+        self.stopwatch.forward_ended()
         if self._forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
@@ -316,6 +328,7 @@ class Loop:
         if task == self._graph_task or self.is_closed:
             return
         self._graph_task = task
+        self.stopwatch.begin(IN_BACKWARD)
         self._tell("backward_begins", self.step)
         if self.step.measured:
             self._follow()
@@ -339,6 +352,7 @@ class Loop:
     def _gradients_settled(self) -> None:
         self._parameter_hooks.remove()
         if not self.is_closed:
+            self.stopwatch.begin(BACKWARD_ENDED)
             self._finder.backward_ended()
             self._tell("backward_ended", self.step)
 

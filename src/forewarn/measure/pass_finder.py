@@ -74,6 +74,10 @@ class PassFinder:
         """Whether a pass through this entry point is measured: a wrapper such as DDP may keep another mode."""
         return self._own[id(module)].training and torch.is_grad_enabled() and not is_transformed()
 
+    def is_acting(self, module: nn.Module) -> bool:
+        """Whether a pass in training mode has no gradients, as when a policy acts."""
+        return self._own[id(module)].training and not torch.is_grad_enabled() and not is_transformed()
+
     def remove(self) -> None:
         for hooks in (self._entries, self._candidates, self._parameters):
             hooks.remove()

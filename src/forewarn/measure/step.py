@@ -16,7 +16,7 @@ class Step:
     Probes share facts only through it, and only for this step.
     """
 
-    __slots__ = ("_provided", "ends_epoch", "forwards", "measured", "reasons", "unseen")
+    __slots__ = ("_provided", "acted", "ends_epoch", "forwards", "measured", "reasons", "unseen")
 
     def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
         self.measured = measured
@@ -27,6 +27,8 @@ class Step:
         """By metric: why its reading is missing."""
         self.forwards: Counter[int] = Counter()
         """Measured forward passes in training mode, by the id of the module that the loop called."""
+        self.acted = 0
+        """Number of measured forward passes in training mode without gradients, as when a policy acts."""
         self.unseen: set[int] = set()
         """Indices of the optimizers that used gradients from no backward pass that was seen."""
         self._provided: dict[type, Any] = {}

@@ -11,6 +11,9 @@ from forewarn.store import database, manifest, run_summary
 from forewarn.store.claim import Claim
 from forewarn.store.errors import RunError
 
+STACKS = "stalled.txt"
+"""The stacks of all threads when a run hung."""
+
 
 def delete_run(path: Path, first: Callable[[], None] = lambda: None) -> None:
     """Delete the files of the run in a directory, if there is one; other files stay.
@@ -34,6 +37,7 @@ def delete_run(path: Path, first: Callable[[], None] = lambda: None) -> None:
         first()
         database.delete_database(path / database.NAME)
         (path / run_summary.NAME).unlink(missing_ok=True)
+        (path / STACKS).unlink(missing_ok=True)
         (path / manifest.NAME).unlink(missing_ok=True)  # last, because it shows that the other files are ours
     except (OSError, RunError, sqlite3.Error) as error:
         raise FileExistsError(

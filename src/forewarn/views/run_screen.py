@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.judge.checklist import phase_words
 from forewarn.judge.forecast import LossCurve
 from forewarn.metrics import BUILT_IN, label
 from forewarn.standing import NOT_FALLING, RUNNING, alert_words, exit_code, run_state, verdict
@@ -54,6 +55,8 @@ class Snapshot:
     heading: Text
     standing: Text
     progress: str
+    time: str
+    """Where the time of a step goes; empty if that is not recorded."""
     lines: dict[str, StoredSeries]
     groups: list[tuple[AlertGroup, bool]]
     """Each kind of alert, most important first, and whether it is a symptom of the one before."""
@@ -76,6 +79,7 @@ def snapshot(run: Run, open_layer: str | None = None) -> Snapshot:
         heading=_heading(run),
         standing=_standing(run, groups, lines.get("train/loss")),
         progress=_progress(run, names),
+        time=phase_words(run),
         lines=lines,
         groups=groups,
         layers=layers,
@@ -183,7 +187,9 @@ class RunScreen:
 
     def picture(self, width: int, height: int | None = None) -> RenderableType:
         """The screen; with a `height`, lists are cut to it around what is chosen."""
-        top = [self.shown.heading, self.shown.standing, Text(self.shown.progress, style="dim"), Text()]
+        top = [self.shown.heading, self.shown.standing, Text(self.shown.progress, style="dim")]
+        top += [Text(f"time per step: {literal(self.shown.time)}", style="dim")] * bool(self.shown.time)
+        top.append(Text())
         top += [self._line(name, values, width) for name, values in self.shown.lines.items()]
         top.append(Text())
         if height is None:

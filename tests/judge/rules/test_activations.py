@@ -30,6 +30,15 @@ def test_dead_units_began_when_the_window_did_so_that_they_explain_what_was_seen
     assert alert.finding.evidence["zero_fraction"] == pytest.approx(0.9)
 
 
+def test_dead_units_do_not_claim_to_be_older_than_what_is_remembered_of_them():
+    fine, dead = (
+        {"activation/zero_fraction": {"relu": 0.9}, "activation/dead_fraction": {"relu": share}} for share in (0.1, 0.6)
+    )
+    run = fed("A101", [fine] * 50 + [dead] * 300)
+    (alert,) = run.ledger.alerts
+    assert alert.finding.evidence["lasting_steps"] <= 300 + 10
+
+
 def test_a_layer_with_no_unit_left_is_critical():
     run = fed("A101", [{"activation/dead_fraction": {"a": 1.0, "b": 0.2}}])
     assert [(alert.scope, alert.severity) for alert in run.ledger.alerts] == [("a", Severity.CRITICAL)]

@@ -30,14 +30,21 @@ def test_small_gradients_are_not_the_fault_of_the_default_epsilon():
 
 
 def test_a_large_epsilon_is_common_in_reinforcement_learning():
-    (alert,) = fed("U112", norm=1.0, epsilon=0.2, objective="return")
+    (alert,) = fed("U112", norm=0.1, epsilon=0.02, objective="return")
     assert alert.severity is Severity.INFO
+    (alert,) = fed("U112", norm=1.0, epsilon=0.2, objective="return")  # but not this one
+    assert alert.severity is Severity.WARNING
 
 
 def test_bfloat16_has_the_range_for_it():
     assert fed("U113", 1.0, 1e-8, "float16")
     assert fed("U113", 1.0, 1e-8, "bfloat16") == ()
     assert fed("U113", 1.0, 1e-6, "float16") == ()
+
+
+def test_an_epsilon_of_zero_needs_no_half_precision():
+    (alert,) = fed("U113", 1.0, 0.0)
+    assert [remedy.parameters["to"] for remedy in alert.remedies] == [1e-8]
 
 
 def epsilon_of_one(run):

@@ -263,7 +263,7 @@ def clipped_fed(clip, optimizers=("SGD",), losses=(2.3, 2.3, 2.3), groups=({"lr"
     run = Run("G112", info=known)
     for step in range(96):
         level = {"train/loss_level": losses[(step + 1) // 32 - 1]} if step % 32 == 31 else {}
-        run.feed({"gradient/global_norm": 5.0, "train/clip": clip, **level})
+        run.feed({"gradient/global_norm": 5.0, "train/clip": clip, "weight/global_norm": 10.0, **level})
     return [alert.severity for alert in run.ledger.alerts]
 
 
@@ -275,6 +275,8 @@ def test_clipping_that_is_always_active_is_not_too_tight():
 def test_a_tight_limit_alone_does_no_harm_to_adam():
     assert clipped_fed(1e-3, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.INFO]
     assert clipped_fed(1e-5, ("AdamW",), groups=({"eps": 1e-8},)) == [Severity.WARNING]
+    assert clipped_fed(1e-3, ("AdamW",), groups=({"weight_decay": 0.01},)) == [Severity.INFO]
+    assert clipped_fed(1e-3, ("Adam",), groups=({"weight_decay": 0.01},)) == [Severity.WARNING], "0.01 x 10 is more"
 
 
 def test_a_tight_limit_is_information_where_the_loss_halves_all_the_same():

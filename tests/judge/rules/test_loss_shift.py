@@ -100,10 +100,19 @@ def inputs_of_other_samples(run):
     return it.train(260)
 
 
-def ascent_from_the_start(run):
-    it = Breakable(run)
-    it.change_loss = lambda step, loss: -loss
-    return it.train(200)
+def ascent_of_a_regression(run):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, maximize=True)
+    with forewarn.watch(model, optimizer, run, every=20) as monitor:
+        for _ in range(200):
+            inputs = torch.randn(64, 16)
+            loss = functional.mse_loss(model(inputs), inputs[:, :1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor
 
 
 def divergence_subtracted(run):
@@ -123,4 +132,4 @@ def divergence_subtracted(run):
     return monitor
 
 
-FAULTS = {"L107": inputs_of_other_samples, "L108": ascent_from_the_start, "L109": divergence_subtracted}
+FAULTS = {"L107": inputs_of_other_samples, "L108": ascent_of_a_regression, "L109": divergence_subtracted}

@@ -210,7 +210,7 @@ def test_a_step_without_a_ratio_that_nothing_moved_in_is_no_start_at_zero():
 def test_a_hopeless_lr_is_named_and_says_how_far_to_raise_it():
     run = train(lambda step: 1e-10, codes=("U103",), steps=10)
     assert {alert.scope for alert in run.ledger.firing} == set(WEIGHTS)
-    assert str(run.ledger.firing[0].remedies[0]) == "raise_lr 1e-10 → 1e-9"
+    assert str(run.ledger.firing[0].remedies[0]) == "raise_lr 1e-10 → 1e-6"
 
 
 def test_an_lr_that_decays_to_almost_nothing_is_a_plan():

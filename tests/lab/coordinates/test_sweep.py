@@ -27,6 +27,7 @@ def sweeps():
     return found
 
 
+@pytest.mark.ci
 def test_standard_updates_of_every_hidden_layer_grow_with_width(sweeps):
     growths = sweeps[Parametrization.STANDARD].growths()
     for layer in [*HIDDEN, "head"]:
@@ -36,6 +37,7 @@ def test_standard_updates_of_every_hidden_layer_grow_with_width(sweeps):
     assert {*HIDDEN, "head"} <= set(unstable(growths))
 
 
+@pytest.mark.ci
 def test_mup_updates_of_every_layer_stay(sweeps):
     growths = sweeps[Parametrization.MUP].growths()
     for layer, terms in growths.items():
@@ -45,6 +47,7 @@ def test_mup_updates_of_every_layer_stay(sweeps):
     assert growths["head"][Term.PASSED_ON].trend is Trend.SHRINKS  # by design: its first weights matter less and less
 
 
+@pytest.mark.ci
 def test_at_the_narrowest_width_both_are_the_same_model(sweeps):
     standard, mup = (sweeps[each] for each in Parametrization)
     assert standard.losses[0] == pytest.approx(mup.losses[0], rel=1e-4)
@@ -52,6 +55,7 @@ def test_at_the_narrowest_width_both_are_the_same_model(sweeps):
     assert standard.num_steps == mup.num_steps == 4
 
 
+@pytest.mark.ci
 def test_an_embedding_has_its_own_term_only(sweeps):
     values = sweeps[Parametrization.MUP].values
     assert set(values["token_embedding"]) == {Term.UPDATE}
@@ -59,6 +63,7 @@ def test_an_embedding_has_its_own_term_only(sweeps):
     assert len(values) == 2 + 6 * DEPTH + 2
 
 
+@pytest.mark.ci
 def test_coordinates_equal_those_of_a_training_by_hand(sweeps):
     torch.manual_seed(1)
     width, layer = 64, "blocks.1.mlp.input"

@@ -24,10 +24,10 @@ from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.portable_state import to_arrays
 from forewarn.measure.probe import GradientTap, ModuleTap, Pending, Probe
 from forewarn.measure.probes.gradients import GradientNorms
-from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.probes.stepping import Stepping
 from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.step import Step
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import on_host
 
 STEPS = 8

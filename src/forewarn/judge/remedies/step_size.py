@@ -31,11 +31,11 @@ _LR = "the learning rate"
 
 
 def lower_lr(factor: float, why: str = "smaller steps keep the weights where the loss is low") -> Prescription:
-    """Multiply the learning rate by `factor`; None where it is 0."""
+    """Multiply the learning rate by the `lr_factor` of the finding, or else by `factor`; None where it is 0."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         lr = current("lr", finding, history, info)
-        numbers = scaled(lr.value, factor) | lr.named_group
+        numbers = scaled(lr.value, _own(factor, finding)) | lr.named_group
         do = change("Lower", _LR, numbers, differs=lr.differs)
         return Remedy("lower_lr", numbers, why, safety="opt_in", do=do) if lr.value != 0 else None
 
@@ -77,7 +77,7 @@ def raise_lr(
     scope_is_group: bool = False,
     of_peak: bool = False,
 ) -> Prescription:
-    """Multiply the learning rate by `factor`; where that changes nothing, back to the initial one.
+    """Multiply the learning rate by the finding's `lr_factor`, or else `factor`; if nothing changes, the initial one.
 
     In a cyclic schedule that is the lowest rate, not `peak_lr`: a stalled run is not restarted at full speed. A group
     that began at 0 gets the rate of the others. With `of_peak`, the peak of a schedule that has decayed is raised.
@@ -87,11 +87,11 @@ def raise_lr(
         lr = current("lr", finding, history, info, scope_is_group=scope_is_group)
         peak = peak_rate(history.panel("train/lr"), info) if of_peak else 0.0
         if peak > lr.value:
-            numbers = scaled(peak, factor)
+            numbers = scaled(peak, _own(factor, finding))
             do = filled("Raise the peak learning rate from {from} to {to}", numbers)
             return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
         if factor != 1 and lr.value * factor != lr.value:
-            numbers = scaled(lr.value, factor) | lr.named_group
+            numbers = scaled(lr.value, _own(factor, finding)) | lr.named_group
             do = change("Raise", _LR, numbers, differs=lr.differs)
             return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
         begun = {str(number): group.get("initial_lr", group.get("lr", 0.0)) for number, group in enumerate(info.groups)}
@@ -106,6 +106,12 @@ def raise_lr(
         return Remedy("raise_lr", numbers, why, safety="opt_in", do=do)
 
     return prescribe
+
+
+def _own(factor: float, finding: Finding) -> float:
+    """The factor that the finding computed from its readings, or else this one."""
+    own = finding.evidence.get("lr_factor", factor)
+    return own if isinstance(own, float) else factor
 
 
 def _set_back(action: str, lr: Setting, to: float, why: str) -> Remedy:

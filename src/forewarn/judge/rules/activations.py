@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
-from forewarn.judge.series import Bools, Floats, Panel, Series, usual_levels
-from forewarn.judge.tensor_kinds import layer_of, never_called
+from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
+from forewarn.judge.tensor_kinds import is_matrix, layer_of, never_called
 from forewarn.settings import Settings, between
-from forewarn.types import BatchNormState, Finding, RunInfo, Severity
+from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
 
+_ZERO_GRADIENT = float(FrozenCause.ZERO_GRADIENT)
 _PARTS = 10
 """The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
@@ -28,6 +30,9 @@ class DeadUnits(Settings):
     """Fraction of a layer's units that must be dead to warn."""
     critical: float = between(0.99, 0.0, 1.0)
     """Fraction of dead units that is critical: almost nothing passes through the layer."""
+    starving_share: float = between(0.25, 0.0, 1.0)
+    """The same while a matrix of the model has a gradient of exactly zero. A module that is called for several layers
+    has one reading for all of them, and a dead layer among them stops the gradient."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -35,8 +40,15 @@ class DeadUnits(Settings):
 
 
 @rule(
-    "A101", "dead-units", reads=("activation/dead_fraction", "activation/zero_fraction"), per_scope=True, keep=200,
-    explains=("G103", "U101", "U103"),
+    "A101", "dead-units",
+    reads=(
+        "activation/dead_fraction", "activation/zero_fraction", "update/frozen_cause", "train/loss",
+        "update/separate_losses",
+    ),
+    when=("activation/dead_fraction",), per_scope=True, keep=200,
+    explains=(
+        "L104", "L105", "G103", "G107", "U101", "U102", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
+    ),
     settings=DeadUnits,
     message=Message(
         "{value:%} of the units in {scope} are always zero",
@@ -52,7 +64,9 @@ class DeadUnits(Settings):
                "a unit that is off for every input has no gradient and cannot recover", scope_is="layer"),
     ),
 )  # fmt: skip
-def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) -> Iterator[Finding]:
+def dead_units(
+    dead: Panel, zeros: Panel, causes: Panel, loss: Panel, separate: Panel, settings: DeadUnits, info: RunInfo
+) -> Iterator[Finding]:
     """Many units of a ReLU layer are zero for every input.
 
     ## Why is this bad?
@@ -60,26 +74,37 @@ def dead_units(dead: Panel, zeros: Panel, settings: DeadUnits, info: RunInfo) ->
     width. Large steps, strongly negative biases and inputs that are not centred cause this.
 
     A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
-    zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count.
+    zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count. A
+    quarter of them is enough if a weight has a gradient of exactly zero and others move. In reinforcement learning and
+    in a GAN, many units rest while the others learn, and the severity is one level lower.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
+    fires: activation/dead_fraction{relu} 0.3x2 | update/frozen_cause{a.weight} 5x2 | update/frozen_cause{b.weight} 0x2
     quiet: activation/dead_fraction{relu} 0.1x9 | activation/zero_fraction{relu} 0.9x9
     """
-    marked = np.flatnonzero(dead.last >= settings.share)
+    starved = is_matrix(causes.scopes, info) & (causes.last == _ZERO_GRADIENT)
+    starving = causes.at == dead.at and starved.any() and (causes.last == FrozenCause.MOVING.value).any()
+    share = min(settings.share, settings.starving_share) if starving else settings.share
+    marked = np.flatnonzero(dead.last >= share)
     if not len(marked):
         return
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
-    # The first reading covers as many measured steps as any later one.
     window = info.dead_unit_window
-    began = int(zeros.steps[-window]) if len(zeros) >= window else dead.at
+    is_meant = is_objective(loss.series(), separate.series(), info)
     for index in marked:
         critical = dead.last[index] >= settings.critical
-        bound = settings.critical if critical else settings.share
+        bound = settings.critical if critical else share
         scope = dead.scopes[index]
+        # A reading is about a window of measured steps, so the units died before the first of these readings.
+        readings = trailing(dead.values[:, index] >= share)
+        first = int(dead.steps[-readings])
+        earlier = zeros.steps[zeros.steps <= first][-window:]
+        began = int(earlier[0]) if len(earlier) else first
+        severity = Severity.CRITICAL if critical else Severity.WARNING
         yield finding(
-            Severity.CRITICAL if critical else Severity.WARNING, dead.last[index], bound, scope,
-            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=max(1, dead.at - began + 1),
+            severity if is_meant or starving else Severity(severity - 1), dead.last[index], bound, scope,
+            zero_fraction=zero_of.get(scope, math.nan), lasting_steps=dead.at - began + 1,
         )  # fmt: skip
 
 

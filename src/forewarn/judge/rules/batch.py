@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Panel, Series, trailing
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -148,7 +148,8 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
 
     ## Why is this bad?
     The model memorizes this batch and sees no other sample. The loss falls to zero, and the validation loss rises. It
-    is information, because training on the full batch looks the same. If an epoch has several steps, it is a warning.
+    is information, because training on the full batch looks the same. If an epoch has several steps, or earlier batches
+    differed, it is a warning.
 
     ## Example
     fires: 1x8
@@ -159,7 +160,12 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
         return None
     steps = np.searchsorted(loss.steps, epoch.steps[-2:], side="right")
     in_epochs = len(steps) > 0 and float(np.diff(steps, prepend=0 if len(steps) < 2 else steps[0])[-1]) > 1
-    return finding(Severity.WARNING if in_epochs else Severity.INFO, len(same), settings.batches)
+    others = (repeated.values == 0).any()
+    since = int(repeated.steps[-trailing(repeated.values > 0)])
+    return finding(
+        Severity.WARNING if in_epochs or others else Severity.INFO, len(same), settings.batches,
+        lasting_steps=repeated.at - since + 1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import settings_of
 from forewarn.judge.registry import Gate, finding, rule
-from forewarn.judge.remedies import advise, keep_in_float32
+from forewarn.judge.remedies import advise, for_cause, keep_in_float32
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median
 from forewarn.judge.tensor_kinds import in_float16, is_matrix, num_elements
@@ -32,6 +32,8 @@ class EpsilonDominates(Settings):
     """Epsilon below which the gradients are to blame, not epsilon: `vanishing-gradient` is about them."""
     learned: float = between(0.5, 0.0, 1.0)
     """Fraction of the first loss below which it does not fire: gradients are small in a minimum."""
+    unusual: float = between(0.1, 0.0)
+    """Epsilon from which it is a warning even if the loss is not the objective, as in reinforcement learning."""
 
 
 @rule(
@@ -74,50 +76,71 @@ def epsilon_dominates(
     ratio = median(sizes[judged] / epsilons[judged])
     if not ratio < settings.share:
         return None
-    severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
     epsilon = float(epsilons[judged].max())
+    matters = epsilon >= settings.unusual or is_objective(loss.series(), separate.series(), info)
+    severity = Severity.WARNING if matters else Severity.INFO
     return finding(severity, median(sizes[judged]), settings.share * epsilon, epsilon=epsilon)
 
 
-def _in_half_precision(settings: None, info: RunInfo) -> Gate:
-    is_likely = any(parameter.dtype == "float16" for parameter in info.parameters.values())
+def _without_epsilon(info: RunInfo) -> bool:
+    """Whether a group has an epsilon of exactly zero."""
+    return any(group.get("eps") == 0 for group in info.groups)
+
+
+def _may_divide_by_zero(settings: None, info: RunInfo) -> Gate:
+    is_likely = _without_epsilon(info) or any(parameter.dtype == "float16" for parameter in info.parameters.values())
     return lambda _step, _norm: is_likely
 
 
 @rule(
     "U113", "epsilon-underflow", reads=("gradient/global_norm", "gradient/norm"),
     when=("gradient/global_norm",), per_scope=True, keep=100,
-    gate=_in_half_precision,
+    gate=_may_divide_by_zero,
     explains=("L101", "L102", "L103", "L107", "L108", "G101", "U102", "W101", "W102", "A103"),
-    message=Message(
-        "The epsilon of the optimizer is zero in float16",
-        "epsilon {value} · expected at least {bound} · tensors affected {num_tensors}",
+    message=(
+        Message(
+            "The epsilon of the optimizer is zero in float16",
+            "epsilon {value} · expected at least {bound} · tensors affected {num_tensors}",
+        ),
+        Message("The epsilon of the optimizer is zero", "epsilon {value} · expected at least {bound}"),
     ),
     remedies=(
-        keep_in_float32(),
-        advise("raise_epsilon", "Raise the epsilon of the optimizer to {to}",
-               "the smallest positive float16 is 6e-8: a smaller epsilon is rounded to zero", to=1e-4),
+        for_cause("rounded", keep_in_float32()),
+        for_cause("rounded", advise(
+            "raise_epsilon", "Raise the epsilon of the optimizer to {to}",
+            "the smallest positive float16 is 6e-8: a smaller epsilon is rounded to zero", to=1e-4,
+        )),
+        for_cause("zero", advise(
+            "raise_epsilon", "Raise the epsilon of the optimizer to {to}",
+            "it keeps the optimizer from dividing by zero", to=1e-8,
+        )),
     ),
 )  # fmt: skip
 def epsilon_underflow(norm: Panel, gradient: Panel, info: RunInfo) -> Finding | None:
-    """The optimizer's epsilon is rounded to zero, because the weights are in float16.
+    """The optimizer's epsilon is zero, or rounded to zero because the weights are in float16.
 
     ## Why is this bad?
     Adam divides by √v + epsilon. In float16 the square of a small gradient is zero, and so is an epsilon of 1e-8. The
     division then gives infinity or NaN, and the first such step destroys the weight. Keep the weights in float32 and
-    use autocast, or raise epsilon.
+    use autocast, or raise epsilon. With an epsilon of 0, one gradient of exactly zero is enough.
 
     ## Example
     fires: 0.1 | gradient/norm{half.weight} 0.1 | group/eps 1e-8
+    fires: 0.1 | gradient/norm{layer.weight} 0.1 | group/eps 0.0
     quiet: 0.1 | gradient/norm{layer.weight} 0.1 | group/eps 1e-8
     """
+    if _without_epsilon(info) and not math.isnan(norm.series().last):
+        return finding(Severity.WARNING, 0.0, _SMALLEST_HALF, cause="zero")
     if gradient.at != norm.at or math.isnan(norm.series().last):
         return None
     epsilons = settings_of(gradient.scopes, "eps", info)
     lost = in_float16(gradient.scopes, info) & (epsilons > 0) & (epsilons < _SMALLEST_HALF)
     if not lost.any():
         return None
-    return finding(Severity.WARNING, epsilons[lost].min(), _SMALLEST_HALF, num_tensors=np.count_nonzero(lost).item())
+    return finding(
+        Severity.WARNING, epsilons[lost].min(), _SMALLEST_HALF, num_tensors=np.count_nonzero(lost).item(),
+        cause="rounded",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,12 @@ _SCALE = "train/loss_level"
 """Metric with the highest loss of the run, which tells whether a loss is near zero."""
 _STEPS = "train/loss"
 """Metric read at every step, which tells how many steps an epoch has."""
-_EPOCH_STEPS = 32
-"""Number of epochs that count as one if each has a single step, as in training on the full batch."""
+_SHORT_EPOCH = 8
+"""Number of steps below which an epoch is too short to be judged alone."""
+_JOINED_STEPS = 100
+"""Number of steps over which short epochs count as one, such as those of training on the full batch."""
+_ENOUGH_JOINED = 3
+"""Number of such joined epochs from which on they are compared instead of the short ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +59,25 @@ class Overfitting(Settings):
     improvement: float = between(0.0, 0.0, 1.0)
     """Largest improvement of the validation loss on its best that counts as no improvement."""
     negligible_share: float = between(0.05, 0.0, 1.0)
-    """Fraction of the highest loss below which a validation loss is near zero: a solved task has large gaps."""
+    """Fraction of the highest loss below which a loss is near zero: a solved task has large gaps."""
+    unlearned: float = between(0.5, 0.0, 1.0)
+    """Fraction of the highest loss above which little was learned for unseen samples, while training is near zero."""
 
 
 @rule(
     "E101", "overfitting", reads=(*_LOSSES, _SCALE, _STEPS), when=_LOSSES[:1], keep=1,
     explains=("E103", "E104", "E109"),
     settings=Overfitting,
-    message=Message(
-        "Overfitting: only the training loss still improves",
-        "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss}",
+    message=(
+        Message(
+            "Overfitting: only the training loss still improves",
+            "gap {value:%} · limit {bound:%} · training loss {train_loss} · validation loss {val_loss} · "
+            "training gain {training_gain:%}",
+        ),
+        Message(
+            "Overfitting: the training samples are memorized",
+            "training loss {train_loss} · validation loss {val_loss} · highest loss {highest}",
+        ),
     ),
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data(), smooth_labels(), shrink()),
 )  # fmt: skip
@@ -76,10 +89,12 @@ def overfitting(
     ## Why is this bad?
     The model memorizes its training samples, and every further epoch makes it better at those alone. A large gap is not
     a fault by itself. It is overfitting once the validation loss no longer improves on its best while the training loss
-    gains 5% or more.
+    gains 5% or more. It is overfitting too if the training loss is near zero and the validation loss still above half
+    of where it began.
 
     ## Example
     fires: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.7
+    fires: 3.5 1.1 0.01 0.009 | eval/loss 3.6 2.8 2.7 2.6
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.4
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     """
@@ -87,6 +102,13 @@ def overfitting(
     if len(epochs) < 2 or _is_negligible(epochs.validation, level, settings.negligible_share):
         return None
     share = gap(epochs.train[-1], epochs.validation[-1])
+    highest = max([*epochs.validation, *epochs.train, *level.finite()])
+    near_zero, unlearned = settings.negligible_share * highest, settings.unlearned * highest
+    if 0 < epochs.train[-1] <= near_zero and epochs.validation[-1] > unlearned:
+        return finding(
+            Severity.WARNING, share, settings.gap, train_loss=epochs.train[-1], val_loss=epochs.validation[-1],
+            highest=highest,
+        )  # fmt: skip
     learnt = improvement(*epochs.train[-2:])
     gained = improvement(min(epochs.validation[:-1]), epochs.validation[-1])
     if not (share > settings.gap and learnt >= settings.training_gain and gained <= settings.improvement):
@@ -205,8 +227,8 @@ def validation_plateau(
 
     ## Why is this bad?
     The run takes time and gains nothing. If the learning rate is still high, a lower one may help. Once it has decayed,
-    the run is finished, and a plateau is information only. If each epoch is a single step, as in training on the full
-    batch, 32 epochs count as one.
+    the run is finished, and a plateau is information only. If epochs are shorter than 8 steps, as in training on the
+    full batch, those of 100 steps count as one.
 
     ## Example
     fires: 3.0 2.0 2.0 2.01 | evaluation/epoch 1+1x4
@@ -223,7 +245,7 @@ def validation_plateau(
     severity = Severity.INFO if has_decayed(lr, settings.decayed_share, info) else Severity.WARNING
     ends, (at_ends, _) = aligned(losses, epoch.series())
     finite = np.isfinite(at_ends)
-    by_epoch = at_ends[finite][_apart(ends[finite], loss.series())].tolist()
+    (by_epoch,) = _joined(ends[finite], at_ends[finite][None], loss.series()).tolist()
     if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))
         return finding(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
@@ -246,7 +268,7 @@ class ValidationRising(Settings):
 
 
 @rule(
-    "E104", "validation-rising", reads=("eval/loss", _SCALE), keep=1,
+    "E104", "validation-rising", reads=("eval/loss", _SCALE, _STEPS), when=("eval/loss",), keep=1,
     settings=ValidationRising,
     message=Message(
         "The validation loss is rising",
@@ -257,19 +279,22 @@ class ValidationRising(Settings):
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(), smooth_labels(), shrink(),
     ),
 )  # fmt: skip
-def validation_rising(validation: Series, level: Series, settings: ValidationRising) -> Finding | None:
+def validation_rising(validation: Series, level: Series, loss: Series, settings: ValidationRising) -> Finding | None:
     """The validation loss is more than 10% above its best.
 
     ## Why is this bad?
     What the run has learned since its best evaluation makes it worse on unseen samples. Either it overfits, or it
-    diverges; the training loss tells which. One evaluation is information, two in a row are a warning.
+    diverges; the training loss tells which. One evaluation is information, two in a row are a warning. Evaluations that
+    are fewer than 8 steps apart are joined to one for every 100 steps.
 
     ## Example
     fires: 3.0 2.0 2.5 2.6
     quiet: 3.0 2.0 2.1 2.1
     quiet: 3.0 0.01 0.02 0.03
     """
-    losses = validation.finite()
+    finite = np.isfinite(validation.values)
+    steps, losses = validation.steps[finite], validation.finite()
+    (losses,) = _joined(steps, losses[None], loss)
     if len(losses) < 2 or not math.isfinite(validation.last):
         return None
     best = np.minimum.accumulate(losses)[:-1]
@@ -277,7 +302,7 @@ def validation_rising(validation: Series, level: Series, settings: ValidationRis
     if not above[-1] or _is_negligible(losses, level, settings.negligible_share):
         return None
     lasting = trailing(above)
-    began = int(validation.steps[np.isfinite(validation.values)][-lasting])
+    began = int(steps[-lasting])
     severity = Severity.WARNING if lasting >= settings.lasting else Severity.INFO
     return finding(
         severity, losses[-1], best[-1] + settings.rise * abs(best[-1]), best=best[-1], evaluations=lasting,
@@ -391,7 +416,7 @@ class _Epochs:
     def of(cls, train: Series, validation: Series, loss: Series | None = None) -> _Epochs:
         """Empty unless the newest epoch has both losses: old readings are not judged again.
 
-        With the losses of all steps, epochs of a single step are counted together.
+        With the losses of all steps, short epochs are joined.
         """
         steps, pairs = aligned(train, validation)
         if not len(steps) or steps[-1] != train.at or train.at != validation.at:
@@ -399,7 +424,7 @@ class _Epochs:
         if not np.isfinite(pairs[:, -1]).all():
             return cls([], [], False)
         finite = np.isfinite(pairs).all(axis=0)
-        ours, theirs = pairs[:, finite] if loss is None else pairs[:, finite][:, _apart(steps[finite], loss)]
+        ours, theirs = pairs[:, finite] if loss is None else _joined(steps[finite], pairs[:, finite], loss)
         return cls(ours.tolist(), theirs.tolist(), bool(steps[0] == train.steps[0]))
 
     def __len__(self) -> int:
@@ -410,16 +435,20 @@ class _Epochs:
         return [improvement(*pair) for pair in pairwise(self.validation)]
 
 
-def _apart(ends: Steps, loss: Series) -> list[int]:
-    """The indices of the epochs to compare, up to the newest: at least 32 steps apart if each epoch is one step."""
+def _joined(ends: Steps, rows: Floats, loss: Series) -> Floats:
+    """The values of the epochs in each row; if epochs are short, the medians over the epochs of every 100 steps.
+
+    Epochs of several steps are joined only once there are enough of them to compare.
+    """
     counts = np.searchsorted(loss.steps, ends, side="right")
-    if not len(loss) or (np.diff(counts[-2:]) > 1).any():
-        return list(range(len(ends)))
-    kept = [len(ends) - 1] if len(ends) else []
-    for index in range(len(ends) - 2, -1, -1):
-        if counts[kept[-1]] - counts[index] >= _EPOCH_STEPS:
-            kept.append(index)
-    return kept[::-1]
+    if not len(loss) or len(ends) < 2:
+        return rows
+    length, steps = counts[-1] - counts[-2], counts[-1] - counts[0] + 1
+    if length >= _SHORT_EPOCH or (length > 1 and steps < _ENOUGH_JOINED * _JOINED_STEPS):
+        return rows
+    age = (counts[-1] - counts) // _JOINED_STEPS
+    groups = range(steps // _JOINED_STEPS - 1, -1, -1)  # those that are complete, oldest first
+    return np.array([np.median(rows[:, age == group], axis=1) for group in groups]).reshape(-1, len(rows)).T
 
 
 def _is_negligible(losses: Sequence[float] | Floats, level: Series, share: float) -> bool:

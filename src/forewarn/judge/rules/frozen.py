@@ -156,7 +156,7 @@ class OptimizerNotStepping(Settings):
 @rule(
     "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
     gate=lambda _settings, _info: lambda _step, num_steps: not num_steps > 0,
-    explains=("U101",),
+    explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=OptimizerNotStepping,
     message=(
         Message(
@@ -215,7 +215,7 @@ def optimizer_not_stepping(
 
 @rule(
     "U106", "parameter-not-in-optimizer", reads=("update/frozen_cause",), per_scope=True, keep=100,
-    explains=("U101", "G109"),
+    explains=("L104", "L105", "U101", "G109", "E102", "E103", "E105", "E106"),
     message=Message("{scope} is not in any optimizer", "", "it is trainable, but no parameter group contains it"),
     remedies=(
         add_to_optimizer(),

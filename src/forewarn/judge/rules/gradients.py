@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.objective import is_objective
-from forewarn.judge.optimizers import steps_grow_with_gradients
+from forewarn.judge.optimizers import decays_apart, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
@@ -215,7 +215,7 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    explains=("U103",),
+    explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
         Message(
@@ -270,19 +270,22 @@ class GradientSpike(Spike):
 
     floor: float = between(math.log(2.0), 0.0)
     lasting_steps: int = between(3, 1, counts="steps")
-    """Number of steps in a row that make a spike a warning, unless the loss falls; a single one is information."""
+    """Number of steps in a row that make a spike a warning, if the loss rises; a single one is information."""
     warning_factor: float = between(10.0, 1.0)
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
     loss_spread: float = between(5.0, 0.0)
     """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
-    """Fraction by which the loss must just have fallen for larger gradients to be a sign of learning."""
+    """Fraction by which the loss must have fallen for larger gradients to be a sign of learning, or risen for lasting
+    ones to matter."""
     negligible_share: float = between(0.2, 0.0, 1.0)
     """Fraction of the highest loss below which a spike is information: a solved task jumps by large factors."""
 
 
 @rule(
-    "G104", "gradient-spike", reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip"), keep=20,
+    "G104", "gradient-spike",
+    reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
+    when=("gradient/global_norm",), keep=20,
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
@@ -298,18 +301,21 @@ class GradientSpike(Spike):
                "an unusual batch, or a single wrong label in it, has an unusual gradient"),
     ),
 )  # fmt: skip
-def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, settings: GradientSpike) -> Finding | None:
+def gradient_spike(
+    norm: Series, loss: Series, levels: Series, clip: Series, separate: Series, settings: GradientSpike, info: RunInfo
+) -> Finding | None:
     """The global gradient norm, before clipping, is far above its recent level.
 
     ## Why is this bad?
     A gradient spike comes one or more steps before a loss spike and is the last chance to skip the batch. Several in a
     row, or a tall one, mean that the run is at the edge of stability.
 
-    Four kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
+    Five kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
     clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second is a single
     spike below a hundred times the level whose loss is no higher than usual. The third comes when the loss has just
     begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning. The fourth
-    comes on an almost solved task, where a single sample can make a tiny gradient many times larger.
+    comes on an almost solved task, where a single sample can make a tiny gradient many times larger. The fifth comes
+    where the loss is not the objective, as in a GAN: gradients follow the other side there.
 
     ## Example
     fires: 1.0+0.001x100 30.0
@@ -326,10 +332,11 @@ def gradient_spike(norm: Series, loss: Series, levels: Series, clip: Series, set
     tall = extreme or (clipped_ratio > settings.warning_factor and _stands_out(loss, norm.at, settings))
     before, now = loss.median(settings.window // 2, skip=settings.minimum // 4), loss.median(settings.minimum // 4)
     falls = now < before - settings.learning * abs(before)
-    severe = tall or (lasting >= settings.lasting_steps and not now < before)
+    severe = tall or (lasting >= settings.lasting_steps and not now <= before + settings.learning * abs(before))
     highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
     solved = loss.finite().min(initial=0.0) >= 0 and loss.last < settings.negligible_share * highest
-    severity = Severity.WARNING if severe and not falls and not solved else Severity.INFO
+    harmless = falls or solved or not is_objective(loss, separate, info)
+    severity = Severity.WARNING if severe and not harmless else Severity.INFO
     return finding(
         severity, deviation.value, deviation.bound, level=deviation.level, ratio=ratio, lasting_steps=lasting
     )
@@ -357,7 +364,7 @@ class MissingGradient(Settings):
 @rule(
     "G108", "missing-gradient", reads=("gradient/missing", "activation/mean"), when=("gradient/missing",),
     per_scope=True, hold=3, keep=100,
-    explains=("U101",),
+    explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=MissingGradient,
     message=(
         Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
@@ -415,7 +422,10 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
 
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
-    explains=("L101", "L102", "L103", "L107", "L108", "G102", "G104", "U102", "U104", "W102"),
+    explains=(
+        "L101", "L102", "L103", "L104", "L106", "L107", "L108", "G102", "G104", "G106", "G107", "G110", "G111", "U102",
+        "U104", "U115", "W102", "W104", "A101", "A102", "A103", "A104", "A106", "A107", "A108", "E102", "E103", "E104",
+    ),
     message=Message(
         "Gradients pile up: `zero_grad()` is missing",
         "leftover gradient norm {value} · expected {bound} · gradient norm {global_norm}",
@@ -462,8 +472,11 @@ class ClipTooTight(Settings):
 
 
 @rule(
-    "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip"), keep=128,
-    explains=("L104", "L105", "G103", "G105", "G106", "U103", "W104", "W106", "E102", "E103", "E105", "E106"),
+    "G112", "clip-too-tight", reads=("train/loss_level", "gradient/global_norm", "train/clip", "weight/global_norm"),
+    when=("train/loss_level",), keep=128,
+    explains=(
+        "L104", "L105", "G103", "G105", "G106", "U101", "U103", "W104", "W106", "A104", "E102", "E103", "E105", "E106",
+    ),
     settings=ClipTooTight,
     message=Message(
         "Clipping removes almost all of every gradient",
@@ -474,14 +487,16 @@ class ClipTooTight(Settings):
         raise_lr(10.0, "if the limit is meant, the steps are too small for it"),
     ),
 )  # fmt: skip
-def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipTooTight, info: RunInfo) -> Finding | None:
+def clip_too_tight(
+    levels: Series, norm: Series, clip: Series, weight: Series, settings: ClipTooTight, info: RunInfo
+) -> Finding | None:
     """Clipping cuts almost every gradient down to a small part of its norm.
 
     ## Why is this bad?
     With plain SGD the step is as small as the clipped gradient, and the run crawls. Clipping is meant for outliers: a
     limit near the usual norm. Adam and its kin divide the gradient by its size, so a tight limit alone does no harm.
-    There it is information, unless the clipped gradients come close to the epsilon of the optimizer. It is information
-    too if the loss has halved all the same.
+    There it is information, unless the clipped gradients come close to the epsilon of the optimizer, or weight decay
+    that is part of the gradient outweighs them. It is information too if the loss has halved all the same.
 
     ## Example
     fires: 2.3 _x62 2.3 | gradient/global_norm 5.0x64 | train/clip 0.0001x64
@@ -497,17 +512,24 @@ def clip_too_tight(levels: Series, norm: Series, clip: Series, settings: ClipToo
     epsilon = max((group.get("eps", 0.0) for group in info.groups), default=0.0)
     near_epsilon = clip.last < settings.epsilons * epsilon * math.sqrt(max(1, info.num_parameters))
     losses = levels.finite()
-    learns = len(losses) > 1 and losses[-1] < (1 - settings.learning) * losses[0]
+    fall = (losses[0] - losses[-1]) / abs(losses[0]) if len(losses) > 1 and losses[0] else 0.0
     plain = steps_grow_with_gradients(info) or not info.optimizers
-    severity = Severity.WARNING if (plain or near_epsilon) and not learns else Severity.INFO
+    decay = 0.0 if decays_apart(info) else max((group.get("weight_decay", 0.0) for group in info.groups), default=0.0)
+    outweighed = clip.last < decay * weight.last
+    harms = fall < settings.learning and (plain or near_epsilon or outweighed)
+    severity = Severity.WARNING if harms else Severity.INFO
     return finding(
         severity, clip.last / usual, settings.kept, clip=clip.last, usual=usual, lasting_steps=_clipped_for(norm, clip)
     )  # fmt: skip
 
 
+_SAME_LIMIT = 0.05
+"""Largest difference of two clipping norms that are the same, as a fraction: some are told from rounded norms."""
+
+
 def _clipped_for(norm: Series, clip: Series) -> int:
     """Number of steps with this limit; all in memory if no other was seen: it takes two measured steps to see one."""
-    others = clip.steps[clip.values != clip.last]
+    others = clip.steps[~np.isclose(clip.values, clip.last, rtol=_SAME_LIMIT)]
     return norm.at - int(others[-1] + 1 if len(others) else norm.steps[0]) + 1
 
 

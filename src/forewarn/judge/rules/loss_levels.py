@@ -15,12 +15,15 @@ from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
+from forewarn.judge.rules.updates import lr_factor, typical_ratios
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _MOST_POINTS = 64
 """Maximum number of levels that a slope is fitted to; if there are more, every n-th is used."""
+_LEVEL_ERROR = 1.2533 / math.sqrt(32)
+"""The standard error of the median of 32 losses, relative to their standard deviation."""
 _SLOPE_ERROR = math.sqrt(12)
 """The standard error of a fitted fall is this times that of one point, divided by the root of their number."""
 
@@ -35,19 +38,32 @@ class LossNotStarting(Settings):
     """Minimum fall from the first loss, as a fraction of it: a smaller one may only fit the scale of the output."""
     significance: float = between(2.0, 0.0)
     """Standard errors of the slope added to the fall as a margin for noise, before it is compared with `gain`."""
-    levels: int = between(8, 4, counts="readings")
+    levels: int = between(6, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
-    settled_steps: int = between(224, 1, counts="steps")
+    settled_steps: int = between(190, 1, counts="steps")
     """Steps without a rise of the lr before the rule can fire, so that it waits for the end of a warm-up; half of the
     run if that is less."""
-    small_ratio: float = between(3e-4, 0.0)
-    """Largest median update/weight ratio so far below which the learning rate is too low."""
-    tiny_ratio: float = between(1e-5, 0.0)
-    """The same, from which a slow fall of the loss counts as none either."""
+    slow: float = between(5e-5, 0.0)
+    """Largest median update ratio so far below which the rule does not wait as long: the learning rate is to blame."""
+    slow_levels: int = between(3, 2, counts="readings")
+    """Minimum number of loss levels then."""
+    slow_steps: int = between(90, 1, counts="steps")
+    """Steps without a rise of the lr then."""
+    wanted: float = between(1e-3, 0.0)
+    """Update ratio that the first remedy aims at then."""
+    moving: float = between(3e-4, 0.0)
+    """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
+    blame."""
+    large: float = between(1e-2, 0.0)
+    """Median update ratio above which the learning rate may be too high."""
+    tiny: float = between(1e-5, 0.0)
+    """Median update ratio below which a slow fall of the loss counts as none either."""
     tiny_gain: float = between(0.05, 0.0, 1.0)
     """Minimum steady fall, as a fraction of the first loss, if the steps are that small."""
-    large_ratio: float = between(1e-2, 0.0)
-    """Largest median update/weight ratio so far from which the learning rate may be too high."""
+    chance: float = between(0.97, 0.0, 1.0)
+    """Fraction of ln(number of classes) above which a softmax loss is no better than chance."""
+    constant: float = between(1e-3, 0.0)
+    """Robust standard deviation of the loss, as a fraction of it, below which it is the same for every batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +135,9 @@ def loss_plateau(
     bound = settings.gain * min(1.0, span / half) * now
     if not (now > 0 and steepest < bound and error < 2 * bound):  # with a larger error nothing can be concluded
         return None
-    if _not_started(level.series(), LossNotStarting()):  # it needs a higher lr, not a lower one
+    if _not_started(
+        level.series(), LossNotStarting(), LossNotStarting().levels
+    ):  # it needs a higher lr, not a lower one
         return None
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
@@ -128,14 +146,31 @@ def loss_plateau(
 
 @rule(
     "L105", "loss-not-starting",
-    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "monitor/update_ratio_median"),
-    when=("train/loss_level",), per_scope=True, hold=2, keep=256,
-    explains=("L104", "L106", "G103", "G107", "U103", "A104", "E102", "E103", "E105", "E106"),
+    reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "update/ratio",
+           "batch/num_classes"),
+    when=("train/loss_level",), per_scope=True, keep=256,
+    explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "T101", "T102", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
     message=(
         Message(
             "The training loss has barely moved since the start",
-            "first loss {first} · now {level} · after {lasting_steps} steps · largest update/weight ratio {ratio}",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the learning rate is too low: a step changes the weights by {slow_ratio} of their size",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the weights do move, by {moving_ratio} of their size per step: the inputs may not belong to their labels",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the weights move far in each step, by {large_ratio} of their size, but the loss does not fall",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps · standard deviation {spread}",
+            "it is the same for every batch, so it does not depend on the labels",
         ),
         Message(
             "The training loss has barely moved since the start",
@@ -143,17 +178,33 @@ def loss_plateau(
         ),
     ),
     remedies=(
-        for_cause("small_steps", raise_lr(10.0, "the steps are too small to change the weights", of_peak=True)),
-        for_cause("large_steps", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
+        for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well", of_peak=True)),
+        for_cause("large", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
+        for_cause("moving", advise(
+            "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
+        )),
+        for_cause("constant", advise(
+            "check_objective", "Check the targets that the loss gets: label smoothing, masks and the reduction",
+            "a loss that is the same for every batch has nothing to teach",
+        )),
+        for_cause("unknown", raise_lr(10.0, "most often the learning rate is too low", of_peak=True)),
         advise("overfit_one_batch", "Try to overfit one batch",
                "a model that cannot memorize one batch has a bug that no learning rate fixes"),
-        advise("inspect_labels", "Check that each label belongs to its input",
-               "a model cannot learn from shuffled labels"),
-        for_cause("other", raise_lr(10.0, "if all else is right, the learning rate is too low", of_peak=True)),
+        for_cause("unknown", advise(
+            "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
+        )),
+        for_cause("moving", raise_lr(10.0, "the steps may still be too small", of_peak=True)),
     ),
 )  # fmt: skip
 def loss_not_starting(
-    level: Panel, lr: Panel, loss: Panel, separate: Panel, typical: Panel, settings: LossNotStarting, info: RunInfo
+    level: Panel,
+    lr: Panel,
+    loss: Panel,
+    separate: Panel,
+    ratios: Panel,
+    classes: Panel,
+    settings: LossNotStarting,
+    info: RunInfo,
 ) -> Finding | None:
     """The training loss has barely moved from its first value.
 
@@ -165,42 +216,74 @@ def loss_not_starting(
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
 
+    How far a step moves the weights tells the two cases apart. If it is almost nothing, the rule does not wait as long.
+    Otherwise the loss must be no better than chance, the same for every batch, or without any trend: a loss with a high
+    floor falls by little.
+
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
-    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
-    fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | monitor/update_ratio_median 1e-6x301
-    fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | monitor/update_ratio_median 0.02x301
-    quiet: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-3x301 | monitor/update_ratio_median 1e-3x301
+    fires: 4.6 _x280 4.6x20 | update/ratio{a.weight} 1e-3x301 | train/loss 4.5+0.001x301 | batch/num_classes 100x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | train/loss 4.6x301
+    fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | update/ratio{a.weight} 1e-6x100
+    quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | update/ratio{a.weight} 1e-3x100
+    fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | update/ratio{a.weight} 1e-6x301
+    fires: 4.6 _x280 4.6x20 | train/lr{0} 1.0x301 | update/ratio{a.weight} 0.02x301
+    quiet: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-3x301 | update/ratio{a.weight} 1e-3x301
     quiet: 4.6 _x280 4.6-0.02x20 | train/lr{0} 1e-3x301
     quiet: 9.0 _x280 4.6x20 | train/lr{0} 1e-3x301
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
-    settled = min(settings.settled_steps, level.at // 2)
-    if level.at < settings.settled_steps or is_rising(lr, level.at - settled):
+    typical = typical_ratios(ratios, info)
+    largest = float(np.fmax.reduce(typical, initial=math.nan))  # it outlasts a decay of the learning rate
+    is_slow = largest < settings.slow
+    settled = settings.slow_steps if is_slow else settings.settled_steps
+    if level.at < settled or is_rising(lr, level.at - min(settled, level.at // 2)):
         return None
     if not is_objective(loss.series(), separate.series(), info):
         return None
-    ratio = float(np.fmax.reduce(typical.series().values, initial=math.nan))
-    gain = settings.tiny_gain if ratio < settings.tiny_ratio else settings.gain
-    flat = _not_started(level.series(), dataclasses.replace(settings, gain=gain))
-    if flat is None:
+    gain = settings.tiny_gain if largest < settings.tiny else settings.gain
+    least = settings.slow_levels if is_slow else settings.levels
+    stuck = _not_started(level.series(), dataclasses.replace(settings, gain=gain), least)
+    if stuck is None:
         return None
-    if math.isnan(ratio):
-        return flat
-    if ratio < settings.small_ratio:
-        cause = "small_steps"
-    else:
-        cause = "large_steps" if ratio >= settings.large_ratio else "other"
-    return dataclasses.replace(flat, evidence={**flat.evidence, "ratio": ratio, "cause": cause})
+    recent = loss.series().values[-_MOST_POINTS:]
+    num_classes = classes.series().median(_MOST_POINTS)
+    at_chance = num_classes > 1 and median(recent) > settings.chance * math.log(num_classes)
+    is_constant = len(recent) > 0 and _spread(recent) < settings.constant * median(recent)
+    if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), recent, settings)):
+        return None
+    evidence: dict[str, float | str] = {"cause": "unknown"}
+    if is_constant and not is_slow:
+        evidence = {"cause": "constant", "spread": _spread(recent)}
+    elif largest < settings.moving:
+        evidence = {"cause": "slow", "slow_ratio": largest, "lr_factor": lr_factor(settings.wanted, largest)}
+    elif median(typical) >= settings.large:
+        evidence = {"cause": "large", "large_ratio": median(typical)}
+    elif largest >= settings.moving:
+        evidence = {"cause": "moving", "moving_ratio": median(typical)}
+    return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
 
 
-def _not_started(level: Series, settings: LossNotStarting) -> Finding | None:
-    """What `loss-not-starting` finds, whatever the learning rate does.
+def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting) -> bool:
+    """Whether the noise hides any fall. A loss with a high floor falls by little, but surely.
+
+    A few levels may lie on a line by chance, so the noise of the single losses counts as well.
+    """
+    steps, levels = _finite(level)
+    slope = theil_sen(steps[1:], levels[1:])
+    fall = -slope * float(steps[-1] - steps[1])
+    of_level = _LEVEL_ERROR * _spread(recent) if len(recent) else 0.0
+    error = max(_fall_error(steps[1:], levels[1:], slope), _SLOPE_ERROR * of_level / math.sqrt(len(levels) - 1))
+    return levels[0] > 0 and fall <= settings.significance * error
+
+
+def _not_started(level: Series, settings: LossNotStarting, least: int) -> Finding | None:
+    """What `loss-not-starting` finds with at least this many levels, whatever the learning rate does.
 
     The slope shows a steady fall; a fall within the first steps shows only in the very first loss.
     """
     steps, levels = _finite(level)
-    if len(levels) <= settings.levels or int(level.steps[0]) > 0:
+    if len(levels) <= least or int(level.steps[0]) > 0:
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)

@@ -9,11 +9,12 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
+from forewarn.judge.lr_course import rates
 from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Floats, Panel, Series, median
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Remedy, RunInfo, Severity
 
@@ -21,6 +22,8 @@ _LEVEL_LOSSES = 32
 """Number of losses whose median is one level."""
 _LOWER_QUARTILE = 0.25
 """Most losses lie above it."""
+_AROUND = 8
+"""Number of losses on either side of a rise that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +32,16 @@ class LossShift(Settings):
 
     lost: float = between(0.25, 0.0, 1.0)
     """Fraction of the run's gain, from its highest to its best level, that the loss must have given up."""
-    rise: float = between(0.2, 0.0)
-    """Fraction of its best level by which the loss must have risen as well, and fallen before."""
+    rise: float = between(0.1, 0.0)
+    """Fraction of its best level by which the loss must have risen as well."""
+    fallen: float = between(0.2, 0.0)
+    """Fraction of its best level by which the loss must have fallen before: little gained is little lost."""
     critical: float = between(0.9, 0.0)
     """Fraction of the gain that is critical: almost nothing of it is left."""
     comparable_lr: float = between(0.5, 0.0, 1.0)
     """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
+    sudden: float = between(0.5, 0.0, 1.0)
+    """Fraction of the rise within a few steps from which it was sudden, so that something must have changed there."""
 
 
 def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
@@ -52,10 +59,18 @@ def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
     when=("train/loss_level",), per_scope=True, keep=256,
     explains=("L102", "L103", "L106", "G102", "G104", "U102", "U104", "E104"),
     settings=LossShift,
-    message=Message(
-        "The training loss has risen to a new level",
-        "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
-        "it rose around step {rose_at}",
+    message=(
+        Message(
+            "The training loss has risen to a new level",
+            "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
+            "it rose suddenly around step {rose_at}, at the same learning rate of {steady_lr}: most likely the data, "
+            "its labels or the mode of a layer changed there",
+        ),
+        Message(
+            "The training loss has risen to a new level",
+            "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
+            "it rose around step {rose_at}",
+        ),
     ),
     remedies=(
         _inspect_data,
@@ -80,6 +95,7 @@ def loss_shift(
 
     ## Example
     fires: 5.0 3.0 2.0 1.5 1.2 2.5 | train/loss 2.5x32
+    fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x129
     quiet: 5.0 3.0 2.0 1.5 1.2 1.4 | train/loss 1.4x32
     quiet: 5.0 3.0 1.0 0.01 0.02 | train/loss 0.02x32
     """
@@ -95,7 +111,7 @@ def loss_shift(
     best = float(medians[best_at])
     gain = float(medians[: best_at + 1].max()) - best
     bound = best + max(settings.lost * gain, settings.rise * abs(best))
-    if not (now > bound and gain > settings.rise * abs(best)):
+    if not (now > bound and gain > settings.fallen * abs(best)):
         return None
     if not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None
@@ -105,9 +121,17 @@ def loss_shift(
         severity = Severity.INFO
     last_low = int(steps[medians <= bound][-1])
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
-    return finding(
-        severity, now, bound, best=best, lost=min(lost, 1.0), lasting_steps=level.at - rose_at + 1, rose_at=rose_at
-    )
+    evidence = {"best": best, "lost": min(lost, 1.0), "lasting_steps": level.at - rose_at + 1, "rose_at": rose_at}
+    before, after = rates(lr, np.array([rose_at - 1, rose_at + 1]))
+    if after <= before and _leap(loss.series(), rose_at) > settings.sudden * (now - best):
+        evidence["steady_lr"] = after
+    return finding(severity, now, bound, "", **evidence)
+
+
+def _leap(loss: Series, step: int) -> float:
+    """How much the median of a few losses rose at a step."""
+    index = int(np.searchsorted(loss.steps, step))
+    return median(loss.values[index : index + _AROUND]) - median(loss.values[max(0, index - _AROUND) : index])
 
 
 def _onset(loss: Series, last_low: int, low: float, high: float) -> int:
@@ -197,9 +221,11 @@ class LossWithoutFloor(Settings):
     """When `loss-without-floor` fires."""
 
     factor: float = between(2.0, 0.0)
-    """Multiple of the first loss that a loss below zero must exceed in size."""
-    levels: int = between(6, 4, counts="readings")
+    """Multiple of the first loss by which the loss must have fallen, beyond zero or a negative start."""
+    levels: int = between(4, 4, counts="readings")
     """Minimum number of loss levels; one level is the median of 32 steps."""
+    explosion: float = between(1000.0, 1.0)
+    """Multiple of the first loss that needs no more than one level."""
 
 
 @rule(
@@ -207,7 +233,7 @@ class LossWithoutFloor(Settings):
     when=("train/loss_level",), per_scope=True, keep=256,
     explains=(
         "L101", "L102", "G101", "G102", "G104", "G105", "G106", "G107", "U102", "U104", "W102", "A101", "A103", "A104",
-        "A106", "A107", "A108",
+        "A106", "A107", "A108", "G110", "G111", "W101", "E101", "E104", "E109",
     ),
     settings=LossWithoutFloor,
     message=Message(
@@ -227,27 +253,37 @@ def loss_without_floor(
 
     ## Why is this bad?
     A loss that can always be lowered further teaches nothing: the optimizer found a direction without an end. Usually
-    a term has the wrong sign, such as a KL divergence that is subtracted, or the whole loss does. A log-likelihood may
-    be negative too, but its fall slows down, and it does not fire.
+    a term has the wrong sign, such as a KL divergence that is subtracted, or the whole loss does: then it is negative
+    from the start. A log-likelihood may be negative too, but its fall slows down, and it does not fire.
 
     ## Example
     fires: 2.0 1.9 1.0 -1.0 -5.0 -12.0 -30.0
-    fires: -2.0 -2.1 -3.0 -5.0 -9.0 -20.0 -50.0
+    fires: -2.3 -3.0 -9.0 -40.0 -200.0
     quiet: 2.0 1.0 -1.0 -3.0 -4.5 -5.0 -5.2
+    quiet: -2.0 -8.0 -12.0 -14.0 -15.0 -15.2
     """
     level = levels.series()
     medians = level.finite()
-    if len(medians) < settings.levels or level.steps[0] > 0 or not medians[-1] == level.last < 0:
+    if len(medians) < 2 or level.steps[0] > 0 or not medians[-1] == level.last < 0 != medians[0]:
         return None
-    bound = -settings.factor * abs(float(medians[0]))
-    third = len(medians) // 3
-    earlier, later = medians[-2 * third - 1] - medians[-third - 1], medians[-third - 1] - medians[-1]
-    if not (medians[-1] < bound and medians[-1] == medians.min() and later > earlier):
+    first = float(medians[0])
+    bound = min(first, 0.0) - settings.factor * abs(first)
+    if not (medians[-1] < -settings.explosion * abs(first) or _falls_faster(medians, settings)):
+        return None
+    if not medians[-1] < bound:
         return None
     above = level.steps[level.values >= 0]
-    lasting = level.at - int(above[-1] if len(above) else level.steps[0])
+    lasting = level.at - int(above[-1]) if len(above) else level.at + 1
     severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
-    return finding(severity, medians[-1], bound, first=float(medians[0]), lasting_steps=lasting)
+    return finding(severity, medians[-1], bound, first=first, lasting_steps=lasting)
+
+
+def _falls_faster(medians: Floats, settings: LossWithoutFloor) -> bool:
+    """Whether the newest level is the lowest, and the last third of them fell further than the one before."""
+    third = len(medians) // 3
+    if len(medians) < settings.levels or medians[-1] > medians.min():
+        return False
+    return bool(medians[-third - 1] - medians[-1] > medians[-2 * third - 1] - medians[-third - 1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,11 @@ class LrJumpOnResume(Settings):
 
 @rule(
     "U108", "lr-jump-on-resume", reads=("monitor/resumed", "train/lr", "train/lr_plan"), per_scope=True, keep=50,
-    explains=("L102", "L103", "L107", "L108", "U104", "U107"),
+    explains=(
+        "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
+        "G111", "U101", "U102", "U104", "U107", "W101", "W102", "W104", "A101", "A102", "A103", "A104", "A106", "A107",
+        "A108", "E104", "E107", "M102", "M103",
+    ),
     settings=LrJumpOnResume,
     message=Message(
         "The learning rate changed on resume",

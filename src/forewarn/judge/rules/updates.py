@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.lr_course import last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.lr_course import is_above_declared, last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
@@ -23,10 +24,14 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.rules.loss import is_solved
-from forewarn.judge.series import Bools, Floats, Panel, Series, median, trailing
+from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, nanmedian, trailing
 from forewarn.judge.tensor_kinds import is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
+
+_HALF_DECADE = math.sqrt(10)
+_LOWEST_FACTOR, _HIGHEST_FACTOR = 1e-2, 1e4
+"""Largest changes of the learning rate that are advised at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +54,29 @@ class UpdateRatioHigh(Settings):
     much fires at once."""
     first_losses: int = between(10, 0, counts="readings")
     """Number of losses to wait for at the start of a run with SGD, if the loss neither falls nor rises by that much."""
+    gone: float = between(0.01, 0.0, 1.0)
+    """Fraction of the first loss below which it has not been learned, if it gets there while the rule would wait."""
     waiting_factor: float = between(2.0, 1.0)
     """Multiple of the limits above which it does not wait."""
+    kept: float = between(0.9, 0.0, 1.0)
+    """Fraction of the largest fall so far that the loss must have kept to make progress. It is then information, unless
+    the median exceeds `start_ratio`."""
+    significance: float = between(3.0, 0.0)
+    """Standard deviations of the recent losses that this fall must exceed."""
+    declared_factor: float = between(1.25, 1.0)
+    """Multiple of the highest declared learning rate above which the loss no longer makes it information."""
+    game_factor: float = between(2.0, 1.0)
+    """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
+    wanted: float = between(3e-3, 0.0)
+    """Median update ratio that the first remedy aims at."""
 
 
 @rule(
-    "U102", "update-ratio-high", reads=("update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm"),
+    "U102", "update-ratio-high",
+    reads=(
+        "update/ratio", "monitor/update_ratio_median", "train/loss", "update/norm", "update/separate_losses",
+        "train/loss_level", "train/lr", "train/lr_plan",
+    ),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
@@ -73,7 +95,16 @@ class UpdateRatioHigh(Settings):
     ),
 )  # fmt: skip
 def update_ratio_high(
-    ratios: Panel, median: Panel, loss: Panel, norms: Panel, settings: UpdateRatioHigh, info: RunInfo
+    ratios: Panel,
+    median: Panel,
+    loss: Panel,
+    norms: Panel,
+    separate: Panel,
+    levels: Panel,
+    lr: Panel,
+    plan: Panel,
+    settings: UpdateRatioHigh,
+    info: RunInfo,
 ) -> Iterator[Finding]:
     """Each step changes too much of the weights.
 
@@ -85,7 +116,8 @@ def update_ratio_high(
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
     the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
-    shrink with the gradients, the loss gets ten steps to begin.
+    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress,
+    unless the learning rate is above every declared one: that was not meant.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -99,10 +131,14 @@ def update_ratio_high(
     overall = median.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
-    if starting and _has_fallen(loss.series(), settings.learning):
+    if starting and _has_fallen(loss.series(), settings):
         return
     waits = starting and _may_settle(loss.series(), settings) and steps_grow_with_gradients(info)
     patience = settings.waiting_factor**waits  # 1 if it does not wait
+    if not starting and not is_objective(loss.series(), separate.series(), info):
+        patience *= settings.game_factor
+    learns = _makes_progress(loss.series(), levels.series(), settings)
+    learns = learns and not is_above_declared(lr, plan, settings.declared_factor, info)
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
     if overall.at == now:
         near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
@@ -110,20 +146,48 @@ def update_ratio_high(
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= patience * bound:
-            yield finding(Severity.WARNING, typical, bound)
+            harmless = learns and typical < settings.start_ratio
+            severity = Severity.INFO if harmless else Severity.WARNING
+            yield finding(severity, typical, bound, lr_factor=lr_factor(settings.wanted, typical))
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := ratios.last > patience * bound).any():
         return
     for index in matrices(high & ~from_zero, ratios.scopes, info):
         moves = ratios.values[ratios.values[:, index] > 0, index]
         if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield finding(Severity.WARNING, ratios.last[index], bound, ratios.scopes[index])
+            yield finding(
+                Severity.INFO if learns else Severity.WARNING, ratios.last[index], bound, ratios.scopes[index]
+            )
 
 
-def _has_fallen(loss: Series, share: float) -> bool:
-    """Whether the latest losses are below the first one by this share of it; False if unknown."""
+def lr_factor(wanted: float, ratio: float) -> float:
+    """The factor on the learning rate that brings an update ratio near the wanted one, rounded to half a decade."""
+    factor = min(max(wanted / ratio, _LOWEST_FACTOR), _HIGHEST_FACTOR)
+    return float(_HALF_DECADE ** round(math.log(factor, _HALF_DECADE)))
+
+
+def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether the latest losses are well below the first one; False if unknown.
+
+    A positive loss that is gone within a few steps has not been learned: a policy may have become deterministic.
+    """
     losses = loss.finite()
-    return len(losses) > 2 and bool(np.median(losses[-3:]) < losses[0] - share * abs(losses[0]))
+    if len(losses) < 3:
+        return False
+    now, first = float(np.median(losses[-3:])), float(losses[0])
+    is_gone = len(losses) <= settings.first_losses and losses[-1] < settings.gone * first and first > 0
+    return now < first - settings.learning * abs(first) and not is_gone
+
+
+def _makes_progress(loss: Series, levels: Series, settings: UpdateRatioHigh) -> bool:
+    """Whether the loss is well below its start, by its own noise, and near its best level; False if unknown."""
+    medians, recent = levels.finite(), loss.finite(settings.first_losses)
+    if not len(medians) or not len(recent):
+        return False
+    now = median(recent)
+    gain = float(medians[0]) - min(now, float(medians.min()))
+    noise = MAD_TO_STD * median(np.abs(recent - now))
+    return gain > settings.significance * noise and now <= float(medians[0]) - settings.kept * gain
 
 
 def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
@@ -142,6 +206,12 @@ def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
     return np.array((np.isnan(rows) & (moved > 0)).any(axis=0), bool)
 
 
+def typical_ratios(ratios: Panel, info: RunInfo) -> Floats:
+    """The median update ratio of the matrices that moved, at each reading."""
+    moved = ratios.values[:, is_matrix(ratios.scopes, info)]
+    return nanmedian(np.where(moved > 0, moved, np.nan).T)
+
+
 def _median_of_matrices(ratios: Panel, info: RunInfo, eligible: Bools) -> float:
     """The median over eligible tensors with two or more dimensions that moved."""
     moved = ratios.last[is_matrix(ratios.scopes, info) & eligible]
@@ -156,6 +226,8 @@ class UpdateRatioLow(Settings):
     """Update ratio of one tensor below which it barely trains; at exactly zero it is frozen."""
     negligible_share: float = between(1e-6, 0.0, 1.0)
     """Fraction of the highest loss below which this is only information: the task is solved."""
+    wanted: float = between(1e-3, 0.0)
+    """Update ratio that the first remedy aims at."""
 
 
 @rule(
@@ -203,8 +275,9 @@ def update_ratio_low(
     for index in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
         if ratios.scopes[index] not in frozen:
             yield finding(
-                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index])
-            )
+                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index]),
+                lr_factor=lr_factor(settings.wanted, float(at_peak[index])),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +296,8 @@ class UpdateRatioJump(Settings):
     """Measured steps in a row after which a jump of any size is a warning."""
     restart_tolerance: float = between(0.01, 0.0)
     """Distance from its earlier peak, as a fraction, within which a jump of the lr is a planned restart."""
+    known_factor: float = between(1.25, 1.0)
+    """Multiple of its earlier peak up to which a jump of the lr is information only: the run has trained there."""
 
 
 @rule(
@@ -266,7 +341,8 @@ def update_ratio_jump(
 
     The rule compares the median over all tensors with its usual level, raised by any planned rise of the learning rate.
     So a warm-up, a slow schedule and another cycle do not fire. Nor does a restart to the group's earlier peak, or
-    anything in a declared plan. Neither does a jump whose measured updates are no larger than usual.
+    anything in a declared plan. Neither does a jump whose measured updates are no larger than usual. A jump to a rate
+    that is not much above an earlier or declared one is information only.
 
     ## Example
     fires: 0.001x12 0.03 | train/lr{0} 1e-3x12 3e-2
@@ -301,6 +377,7 @@ def update_ratio_jump(
         jump = last_jump(lr, plan, int(typical.steps[-len(recent)]), settings, info)
     lasting = trailing(recent > bound)
     severe = jump is not None or value >= settings.warning_factor * level or lasting >= settings.lasting_checks
+    severe &= jump is None or jump.after > settings.known_factor * jump.peak
     evidence: dict[str, float | str] = {}
     if jump is not None:
         evidence = {"lr_before": jump.before, "lr_after": jump.after} | ({"group": jump.group} if jump.group else {})

@@ -260,6 +260,9 @@ class WeightDecayDominates(Settings):
     """Fraction of the matrices with weight decay for which that must hold."""
     learned: float = between(0.5, 0.0, 1.0)
     """Fraction of the first loss below which it does not fire: in a minimum, decay and gradient balance."""
+    strong: float = between(3e-3, 0.0)
+    """Decay per step, as a fraction of the weight, from which it fires all the same: what was learned is gone after a
+    few hundred steps."""
 
 
 @rule(
@@ -296,8 +299,8 @@ def weight_decay_dominates(
     a weight decay of 1 is far too high for most runs.
 
     The decay of a step is lr × weight decay, with momentum several times that. If the decay is part of the gradient and
-    the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. A
-    loss that has already halved does not fire: in a minimum the two balance.
+    the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. If
+    the loss has already halved, only a strong decay fires, since in a minimum the two balance.
 
     ## Example
     fires: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 1.0
@@ -307,7 +310,7 @@ def weight_decay_dominates(
         return None
     decays = settings_of(ratios.scopes, "weight_decay", info)
     decayed = is_matrix(ratios.scopes, info) & (decays > 0) & (ratios.last > 0)
-    if not decayed.any() or is_solved(loss, levels, settings.learned):
+    if not decayed.any():
         return None
     rate = float(np.fmax.reduce(lr.last, initial=np.nan)) if len(lr) else np.nan
     moved = ratios.last.astype(np.float64)
@@ -322,7 +325,8 @@ def weight_decay_dominates(
             decay = moved * pull / (pull + gradient.last)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = decay / moved
-    dominated = decayed & (shares >= settings.share) & (decay >= settings.decay)
+    least = (settings.decay, settings.strong)[is_solved(loss, levels, settings.learned)]
+    dominated = decayed & (shares >= settings.share) & (decay >= least)
     if np.count_nonzero(dominated) < settings.part * np.count_nonzero(decayed):
         return None
     return finding(

@@ -101,7 +101,7 @@ class Record(Noun):
 FIRST, CHANCE, LOWERED, TWIN = "first remedy", "random remedy", "lower the lr", "healthy twin"
 
 
-def run_case(case: Case, folder: Path | None = None) -> Record:
+def run_case(case: Case, folder: Path | None = None, *, remedies: bool = True) -> Record:
     """Run a case with the monitor; then, if it is a fault, again with each remedy and without the monitor."""
     began = time.monotonic()
     with _directory(folder, case) as directory, warnings.catch_warnings():
@@ -111,7 +111,7 @@ def run_case(case: Case, folder: Path | None = None) -> Record:
     if session.refusal:
         warned = (Warned("refused", "watch-refused", Severity.CRITICAL, 0, 0, True, "", session.refusal),)
         num_warnings = 1
-    remedied = _remedied(case, warned, onset) if case.is_fault else {}
+    remedied = _remedied(case, warned, onset, {}) if remedies else {}
     objective = tuple(_rounded(value) for value in session.objective)
     return Record(
         case, session.step, onset, score, objective, warned, num_warnings, published, remedied, error,
@@ -122,7 +122,7 @@ def run_case(case: Case, folder: Path | None = None) -> Record:
 def judged(directory: Path) -> tuple[tuple[Warned, ...], int, tuple[Remark, ...]]:
     """What the rules, and those that others published, say about a recorded run."""
     with open_run(directory) as run:
-        diagnosis = replay(run, Config.from_stored(run.config).rule_set())
+        diagnosis = replay(run, Config().rule_set())  # a kept run has the thresholds of its time
         published = remarks_about(run)
     loud = [alert for alert in diagnosis.ranked if alert.severity >= Severity.WARNING]
     return _most_important(diagnosis, loud), len(loud), published
@@ -165,27 +165,34 @@ def trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session,
     return session, score if math.isfinite(score) else math.inf, error or session.refusal, change.onset if change else 0
 
 
-def judged_again(record: Record, runs: Path) -> Record:
-    """The record with what the present rules say about its kept run. A first remedy that is new is carried out."""
+def judged_again(record: Record, runs: Path, *, remedies: bool = True) -> Record:
+    """The record with what the present rules say about its kept run. Remedies that are new are carried out."""
     directory = runs / record.case.key
     if not directory.exists():
         return record
     warned, num_warnings, published = judged(directory)
-    remedied = dict(record.remedied)
-    if record.case.is_fault and _first_remedy(warned) != _first_remedy(record.warned):
-        others = {who: score for who, score in remedied.items() if who in (CHANCE, LOWERED)}
-        remedied = others | _with_first_remedy(record.case, warned)
+    is_same = _first_remedy(warned) == _first_remedy(record.warned)
+    remedied = {who: score for who, score in record.remedied.items() if is_same or who in (CHANCE, LOWERED)}
+    if remedies:
+        remedied = _remedied(record.case, warned, record.onset, remedied)
     return replace(
         record, warned=warned, num_warnings=num_warnings, published=published, remedied=remedied, rules=rules_hash()
     )
 
 
-def _remedied(case: Case, warned: Sequence[Warned], onset: int) -> dict[str, float | None]:
-    """The scores of the same case with remedies: one by chance, a lower rate, and the one that is named first."""
+def _remedied(
+    case: Case, warned: Sequence[Warned], onset: int, earlier: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """The scores of a fault with remedies: one by chance, a lower rate, and the one that is named first."""
+    if not case.is_fault:
+        return {}
     first = _first_remedy(warned)
     seen = first[1] if first else onset
-    scores = {CHANCE: _with(case, random_remedy(case.key), seen), LOWERED: _with(case, LOWER, seen)}
-    return scores | _with_first_remedy(case, warned)
+    scores = dict(earlier)
+    for who, remedy in ((CHANCE, random_remedy(case.key)), (LOWERED, LOWER)):
+        if who not in scores:
+            scores[who] = _with(case, remedy, seen)
+    return scores if FIRST in scores else scores | _with_first_remedy(case, warned)
 
 
 def _first_remedy(warned: Sequence[Warned]) -> tuple[Remedy, int] | None:

@@ -12,7 +12,9 @@ from forewarn.lab.faults.cases import Case, Record, judged_again, run_case
 
 RECORDS = "records.jsonl"
 CASES_PER_PROCESS = 50
-"""Cases after which a process is replaced, so that memory does not grow over hours."""
+"""Cases after which processes are replaced, so that memory does not grow over hours.
+
+Not with `max_tasks_per_child`: a pool of one process then waits forever for its successor (python/cpython#115634)."""
 
 
 def stored_records(folder: Path) -> dict[str, Record]:
@@ -28,7 +30,9 @@ def stored_records(folder: Path) -> dict[str, Record]:
     return records
 
 
-def run_cases(cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again: bool = False) -> Iterator[Record]:
+def run_cases(
+    cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again: bool = False, remedies: bool = True
+) -> Iterator[Record]:
     """Run the cases that have no record in the folder, or judge the kept runs of those that have one.
 
     Each record is appended to the folder before it is yielded. With `keep`, the monitored runs are kept in it too.
@@ -36,25 +40,23 @@ def run_cases(cases: Sequence[Case], folder: Path, jobs: int, keep: bool, again:
     folder.mkdir(parents=True, exist_ok=True)
     done, runs = stored_records(folder), folder / "runs"
     left = [case for case in cases if (case.key in done) == again]
-    context = multiprocessing.get_context("spawn")
-    with (
-        (folder / RECORDS).open("a") as file,
-        ProcessPoolExecutor(jobs, context, _prepare, max_tasks_per_child=CASES_PER_PROCESS) as pool,
-    ):
-        tasks = [
-            pool.submit(judged_again, done[case.key], runs)
-            if again
-            else pool.submit(run_case, case, runs if keep else None)
-            for case in left
-        ]
-        try:
-            for task in as_completed(tasks):
-                record = task.result()
-                file.write(json.dumps(record.to_json(int)) + "\n")
-                file.flush()
-                yield record
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with (folder / RECORDS).open("a") as file:
+        for begin in range(0, len(left), CASES_PER_PROCESS * jobs):
+            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare) as pool:
+                tasks = [
+                    pool.submit(judged_again, done[case.key], runs, remedies=remedies)
+                    if again
+                    else pool.submit(run_case, case, runs if keep else None, remedies=remedies)
+                    for case in left[begin : begin + CASES_PER_PROCESS * jobs]
+                ]
+                try:
+                    for task in as_completed(tasks):
+                        record = task.result()
+                        file.write(json.dumps(record.to_json(int)) + "\n")
+                        file.flush()
+                        yield record
+                finally:
+                    pool.shutdown(cancel_futures=True)
 
 
 def _prepare() -> None:

@@ -18,8 +18,8 @@ from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import children_of, named_modules
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
-from forewarn.measure.probes.speed import Stopwatch
 from forewarn.measure.step import Step
+from forewarn.measure.stopwatch import Stopwatch
 from forewarn.types import Reason
 
 MAX_LOGITS = 2**20

@@ -25,6 +25,12 @@ _FEWEST_ROWS = 64
 _CLEAR_ROWS = 0.9
 """Minimum fraction of the rows with one negative value, the target: there are more if the loss has the wrong sign."""
 
+_FEW_CLEAR_ROWS = 0.25
+"""Minimum fraction of the rows with one negative or one positive value that tells in which direction the loss goes."""
+
+_FEWEST_CLASSES = 3
+"""Minimum number of classes that tells the target from the others."""
+
 _SUM_ERROR = 1e-2
 """Largest distance of the sum of probabilities from 1, for rounding in bfloat16."""
 
@@ -36,7 +42,8 @@ for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the n
 class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
-    Also `activation/probability_rows`: how many rows are probabilities already, and the classes in the targets.
+    Also `activation/probability_rows`: how many rows are probabilities already, `activation/reversed_rows`: how many
+    are pushed away from their target, and the classes in the targets.
 
     The backward pass shows whether it is. Shifting a whole row does not change a softmax loss, so its gradient sums to
     zero over each row. That freedom is also why log Z can drift unnoticed. Some losses without a softmax ignore a shift
@@ -58,7 +65,10 @@ class LogitsProbe(Probe):
         self._total: Tensor | None = None
         self._rows = 0
         self._shift: Tensor | None = None
-        """Over sampled rows of the gradient: Σ (row sum)², Σ (values)² and the number with one negative value."""
+        """Over sampled rows of the gradient: Σ (row sum)², Σ (values)² and the numbers with one negative value and with
+        one positive value."""
+        self._is_directed = False
+        """Whether there are enough classes to see in which direction the loss goes."""
         self._targets: Tensor | None = None
         """What is counted of the targets. In a row of the gradient of a softmax loss, the lowest value is the target;
         for a loss on log-probabilities, it is the only value."""
@@ -105,8 +115,9 @@ class LogitsProbe(Probe):
                 return
             with torch.no_grad():
                 rows = _rows(gradient, every).to(wide(gradient.device))
-                num_targets = ((rows < 0).sum(-1) == 1).sum(dtype=rows.dtype)
-                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum(), num_targets])
+                num_targets, num_reversed = ((side.sum(-1) == 1).sum(dtype=rows.dtype) for side in (rows < 0, rows > 0))
+                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum(), num_targets, num_reversed])
+                self._is_directed = rows.shape[-1] >= _FEWEST_CLASSES
                 if self._targets is None:
                     self._targets = count_targets(rows.argmin(-1))
             self._total = total if self._total is None else self._total + total
@@ -129,14 +140,18 @@ class LogitsProbe(Probe):
             raise failure
         if total is None or shift is None or targets is None:
             return None
+        is_directed = self._is_directed
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            (of_rows, of_values, num_targets), (log_z, probabilities), counted = arrays
+            (of_rows, of_values, num_targets, num_reversed), (log_z, probabilities), counted = arrays
             is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values and not other_loss
             names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
             if is_softmax:
                 yield Reading("activation/log_z", ONE, log_z / rows)
                 yield Reading("activation/probability_rows", ONE, probabilities / rows)
+                num_clear = num_targets + num_reversed
+                if is_directed and num_clear >= _FEW_CLEAR_ROWS * rows:
+                    yield Reading("activation/reversed_rows", ONE, num_reversed / num_clear)
             is_shown = (is_softmax or names_one) and num_targets >= _CLEAR_ROWS * rows
             if is_shown and not (given is not None and given.were_given):
                 yield from target_readings(counted)

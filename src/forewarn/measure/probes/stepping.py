@@ -28,6 +28,10 @@ _RESTING_STEPS = 100
 """Number of steps that an optimizer may skip before it counts as idle: one of several may step less often."""
 
 
+_ACTING_PASSES = 2
+"""Minimum number of forward passes without gradients in a step that shows a policy at work. One may be for a teacher or
+for pseudo-labels."""
+
 _SCALER_CODE = {
     inspect.unwrap(method).__code__ for method in (torch.amp.GradScaler.step, torch.amp.GradScaler._maybe_opt_step)
 }
@@ -116,8 +120,9 @@ class SteppingProbe(Probe):
             skipped = overflow or (steps == 0 and fell)
             step.provide(Stepping(steps > 0 and not skipped, skipped, resting))
             yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
-            if step.measured and len(self._optimizers) > 1:
-                yield Reading("update/separate_losses", ONE, separate)
+            acts = step.acted >= _ACTING_PASSES
+            if step.measured and (acts or len(self._optimizers) > 1):
+                yield Reading("update/separate_losses", ONE, 1 if separate else 2 * acts)
             if scale is not None or overflows:
                 yield Reading("update/skipped", ONE, skipped)
 

@@ -22,15 +22,16 @@ AIM_BYTES = 1_000_000
 MOST_BYTES = 2_000_000
 MOST_TEXT_BYTES = 64_000
 """Maximum size of a report in Markdown or JSON, so that it fits a comment on a pull request or a prompt."""
-MOST_SCOPES = 6
+MOST_SCOPES = 8
 MOST_BLOCKS = 12
 MOST_HISTOGRAMS = 4
 RUN_SERIES = (
     "train/loss", "train/loss_ema", "eval/loss", "gradient/global_norm", "weight/global_norm",
     "monitor/update_ratio_median", "gain/mean", "speed/step_seconds", "speed/tokens_per_second",
-    "system/process_memory_bytes", "monitor/overhead_share",
+    "speed/samples_per_second", "system/process_memory_bytes", "system/cuda_allocated_bytes",
+    "system/gpu_utilization_share", "monitor/overhead_share",
 )  # fmt: skip
-SCOPED_SERIES = ("train/lr", "task/share", "task/remaining", "task/cosine")
+SCOPED_SERIES = ("train/lr", "task/share", "task/remaining", "task/cosine", "speed/phase_seconds")
 MAPS = ("update/ratio", "gradient/norm", "weight/norm", "activation/abs_max", "attention/entropy", "gain/block")
 
 

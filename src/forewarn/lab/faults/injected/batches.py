@@ -105,7 +105,7 @@ def nan_batch(draw: Draw) -> Change:
     return NanOnce(draw, draw.onset())
 
 
-@fault("corrupt-batches", causes="L102 G104", words="batch|input", needs={Trait.TARGETS}, is_dynamic=True,
+@fault("corrupt-batches", causes="L102 G104", words="batch|input|the data", needs={Trait.TARGETS}, is_dynamic=True,
        fixes="skip_batch inspect_batch clip_gradient inspect_data")  # fmt: skip
 def corrupt_batches(draw: Draw) -> Change:
     """Some batches hold noise instead of inputs."""

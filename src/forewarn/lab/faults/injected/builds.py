@@ -181,8 +181,8 @@ def double_softmax(draw: Draw) -> Change:
     return OutputChanged(lambda logits: torch.softmax(logits, -1))
 
 
-@fault("saturated-tanh", causes="A102", words="saturat", needs={Trait.TANH}, fixes="lower_initial_scale "
-       "shrink_inputs replace_activation change_activation normalize_blocks")  # fmt: skip
+@fault("saturated-tanh", causes="A102", words="saturat|initial weights are too large", needs={Trait.TANH},
+       fixes="lower_initial_scale shrink_inputs replace_activation change_activation normalize_blocks")  # fmt: skip
 def saturated_tanh(draw: Draw) -> Change:
     """The first layers' weights are so large that every tanh is at an end of its range."""
     factor = draw.magnitude(30, 100)

@@ -1,0 +1,63 @@
+"""Rules about the direction in which the loss pushes the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forewarn.judge.headlines import Message
+from forewarn.judge.registry import finding, rule
+from forewarn.judge.remedies import advise
+from forewarn.judge.series import Series
+from forewarn.settings import Settings, between
+from forewarn.types import Finding, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMaximized(Settings):
+    """When `loss-maximized` fires."""
+
+    share: float = between(0.95, 0.0, 1.0)
+    """Fraction of the rows that the gradient must push away from their target."""
+
+
+@rule(
+    "L110", "loss-maximized", reads=("activation/reversed_rows",), hold=2, keep=500,
+    explains=(
+        "L101", "L102", "L103", "L107", "L108", "L109", "G101", "G102", "G104", "G105", "G106", "G107", "G110", "G111",
+        "U101", "U102", "U104", "W101", "W102", "W106", "A101", "A102", "A103", "A104", "A106", "A107", "A108", "D102",
+        "E101", "E102", "E103", "E104", "E107",
+    ),
+    settings=LossMaximized,
+    message=Message(
+        "The loss is maximized: its sign is wrong",
+        "rows pushed away from their target {value:%} · limit {bound:%}",
+        "each step lowers the probability of the right class",
+    ),
+    remedies=(
+        advise("check_sign", "Check the sign of the loss, and of its weight",
+               "`cross_entropy` is to be minimized as it is; a log-likelihood needs a minus sign"),
+    ),
+)  # fmt: skip
+def loss_maximized(reversed_rows: Series, settings: LossMaximized) -> Finding | None:
+    """The gradient of the loss pushes the output away from the targets.
+
+    ## Why is this bad?
+    The optimizer does what it is told: every step makes the right class less likely. The loss falls without limit and
+    soon overflows. In the gradient of a softmax loss, the value of the target alone is negative. If it is the only
+    positive one in almost every row, the sign is wrong. A policy gradient has some of both.
+
+    ## Example
+    fires: 1.0x2
+    quiet: 0.0x2
+    quiet: 0.5x9
+    """
+    if not reversed_rows.last >= settings.share:
+        return None
+    return finding(Severity.WARNING, reversed_rows.last, settings.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDirectionThresholds(Settings):
+    """The settings of the rules in this file, by the name of the rule."""
+
+    loss_maximized: LossMaximized = LossMaximized()
