@@ -425,9 +425,8 @@ export class RunData {
     }
     if (!held.busy && held.fetched < this.last && Date.now() >= this.retryAt) {
       const seen = held;
-      const wait = seen.packed ? REFRESH_MILLISECONDS : 0;
       seen.busy = true;
-      setTimeout(() => {
+      const ask = () => {
         const last = this.last;
         getPacked(path, query)
           .then((packed) => Object.assign(seen, { packed, version: ++version, fetched: last }))
@@ -436,7 +435,9 @@ export class RunData {
             seen.busy = false;
             this.changed("data");
           });
-      }, wait);
+      };
+      if (seen.packed) setTimeout(ask, REFRESH_MILLISECONDS);
+      else ask();
     }
     return held;
   }

@@ -12,7 +12,7 @@ import { parseLink } from "./state";
 import { compareView } from "./views/compare";
 import { drawDrawer, forgetDrawer, moveLayer } from "./views/drawer";
 import { help } from "./views/help";
-import { runView } from "./views/run";
+import { askAhead, runView } from "./views/run";
 import { runsView } from "./views/runs";
 import { nextSmoothing } from "./views/smoothing";
 import { mainSeries, zoomToFault } from "./views/strip";
@@ -118,6 +118,9 @@ function open(name: string): Promise<void> {
     run = found;
     document.title = `${name} · forewarn`;
     show(run);
+    askAhead(run);
+    await Promise.resolve(); // the requests go out before the page is built
+    if (mine !== opening) throw new Error("Another run was opened meanwhile.");
     run.follow();
     top.choose(rows);
     return build();

@@ -9,12 +9,12 @@ import { panel } from "../panel";
 import { lane, metricPanel, reading } from "./lines";
 import { mainSeries } from "./strip";
 
-const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
-const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm"];
+export const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
+export const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm"];
 const MEDIAN_WIDTH = 16;
 const MARK_PIXELS = 34;
 
-function lossCurves(): Curve[] {
+export function lossCurves(): Curve[] {
   const run = currentRun();
   const loss = run.line(mainSeries());
   const curves: Curve[] = [{ line: loss, width: 1.6 }];
