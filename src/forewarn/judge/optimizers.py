@@ -33,7 +33,7 @@ def settings_of(scopes: tuple[str, ...], name: str, info: RunInfo) -> Floats:
 
 def of_group(scopes: tuple[str, ...], scope: str, info: RunInfo) -> Bools:
     """Which of these parameters are in the same group of an optimizer as this one."""
-    groups = [None if (held := info.parameters.get(each)) is None else held.group for each in (*scopes, scope)]
+    groups = [None if (held := info.parameters.get(name)) is None else held.group for name in (*scopes, scope)]
     return np.array([group == groups[-1] for group in groups[:-1]], bool)
 
 
