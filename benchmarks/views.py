@@ -7,15 +7,21 @@ Each metric of every tensor is recorded every 100 steps, and ten metrics of the 
 process of their own and are asked over HTTP. TensorBoard runs only if it is installed; it reads an event file with the
 same values, and keeps 1,000 points of a series at most, as it does by default. Its time to open is until it returns the
 last loss of the run.
+
+With playwright and chromium, as in .venv-browser, the page is opened as well: a new server and an empty cache each
+time, from the click to the last frame of what fits on a screen. It has an alert, so the map of all layers is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import math
+import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +31,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,7 +41,7 @@ from numpy.typing import NDArray
 
 from forewarn.judge.rules import all_rules
 from forewarn.store import RunWriter
-from forewarn.types import Block, ParameterInfo, RuleInfo, RunInfo
+from forewarn.types import Alert, AlertState, Block, Finding, ParameterInfo, RuleInfo, RunInfo, Severity
 
 EVERY = 100
 TENSOR_METRICS = (
@@ -68,7 +76,7 @@ def main() -> None:
         root = Path(directory)
         scopes = tuple(f"blocks.{number // 10}.layer{number % 10}.weight" for number in range(given.tensors))
         _write(root / "runs" / "large", scopes, given.steps)
-        rows = _measured(root / "runs", scopes)
+        rows = _measured(root / "runs", scopes) + _measured_browser(root / "runs")
         if has_tensorboard:
             _write_events(root / "events", scopes, given.steps)
             rows += _measured_tensorboard(root / "events", given.steps)
@@ -108,6 +116,10 @@ def _write(path: Path, scopes: tuple[str, ...], steps: int) -> None:
         writer.append(step, [Block(step, float(step), *reading) for reading in readings])
         if step % 1000 == 0:
             writer.flush()
+    half = steps // 2
+    finding = Finding("G104", "", half, Severity.CRITICAL, 9.0, 2.0)
+    alert = Alert("G104", "gradient-spike", "", Severity.CRITICAL, AlertState.FIRING, half, half, half, finding)
+    writer.record(half, alerts=[alert])
     writer.close("completed")
 
 
@@ -142,6 +154,55 @@ def _measured(root: Path, scopes: tuple[str, ...]) -> list[tuple[str, str]]:
         rows.append(("forewarn opens, with starting the server", _both(start + total, worked + opening)))
         rows.append(("forewarn memory, before and after", f"{before:6.0f} MB  {_megabytes(process):6.0f} MB"))
     return rows
+
+
+_OPENINGS = 5
+_WATCH = """
+window.opened = { pending: 0, asked: 0 };
+const fetched = window.fetch;
+window.fetch = (...given) => {
+  opened.pending++, opened.asked++;
+  const answer = fetched(...given);
+  answer.then((response) => response.clone().arrayBuffer()).finally(() => opened.pending--);
+  return answer;
+};
+const look = () => {
+  if (!opened.verdict && document.querySelector(".verdict .sign")) opened.verdict = performance.now();
+  if (opened.pending) opened.quiet = 0, opened.drawn = NaN;
+  else if (opened.asked && ++opened.quiet === 3) opened.drawn = performance.now();
+  requestAnimationFrame(look);
+};
+requestAnimationFrame(look);
+"""
+"""Notes when the verdict was there, and the third frame after the last answer: by then its lines are on the screen."""
+
+
+def _measured_browser(root: Path) -> list[tuple[str, str]]:
+    chromium = shutil.which("chromium")
+    if chromium is None or importlib.util.find_spec("playwright") is None:
+        return [("forewarn in a browser", "needs chromium and playwright")]
+    playwright_api: Any = importlib.import_module("playwright.sync_api")
+    times: list[tuple[float, float, float]] = []
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for _ in range(_OPENINGS):
+            port = _free_port()
+            with _process([sys.executable, "-c", _SERVE, str(root), str(port)]):
+                _until(partial(_get, f"http://127.0.0.1:{port}/page.js"))
+                page = browser.new_page(viewport={"width": 1440, "height": 900})
+                page.add_init_script(_WATCH)
+                worked = _cpu_seconds(psutil.Process())
+                page.goto(f"http://127.0.0.1:{port}/#run=large")
+                page.wait_for_function("() => opened.verdict && performance.now() - opened.drawn > 1000")
+                verdict, drawn = page.evaluate("[opened.verdict, opened.drawn]")
+                times.append((verdict, drawn, 1000 * (_cpu_seconds(psutil.Process()) - worked)))
+                page.close()  # the server ends when nobody listens any more
+        browser.close()
+    verdict, drawn, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    return [
+        ("forewarn in a browser, to the verdict", f"{verdict:6.0f} ms"),
+        ("forewarn in a browser, to the last chart", f"{drawn:6.0f} ms, and {cpu:.0f} ms of CPU in all processes"),
+    ]
 
 
 def _write_events(path: Path, scopes: tuple[str, ...], steps: int) -> None:

@@ -123,6 +123,7 @@ def test_alerts_in_words():
     ("end", "age", "state"),
     [
         (None, 1.0, "running"),
+        (None, 310.0, "stalled"),
         (None, 3600.0, "interrupted"),
         ("completed", 3600.0, "completed"),
         ("KeyboardInterrupt", 1.0, "interrupted"),

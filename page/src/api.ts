@@ -94,6 +94,8 @@ export interface RunRow {
   num_steps: number;
   last_step: number | null;
   last_loss: number | null;
+  /** The last loss as text, such as NaN. */
+  loss_words: string;
   updated: number | null;
   /** How many are open of each severity; a severity without any may be missing. */
   alerts: Partial<Record<"critical" | "warning" | "info", number>>;

@@ -7,7 +7,7 @@
 
 import type { Overview } from "./api";
 import { decode, fromBase64, type Packed } from "./packed";
-import { type Points, reduce, type Span } from "./scale";
+import { type Points, reduce, type Span, timed } from "./scale";
 
 /** A series, maybe reduced to the lowest and highest value per pixel column. */
 export interface Line extends Points {
@@ -143,6 +143,8 @@ export class RunData {
   private retryAt = 0;
   private scopes = new Map<string, Set<string>>();
   private offline: Map<string, Packed> | null = null;
+  private clock: { steps: number[]; times: number[] } | null = null;
+  private timedLines = new WeakMap<Line, Line>();
 
   constructor(public overview: Overview, private changed: (what: "data" | "overview") => void, blobs?: Record<string, string>) {
     this.index();
@@ -179,6 +181,29 @@ export class RunData {
       this.want(key);
     }
     return held?.line ?? (held === undefined && this.offline ? this.fromMap(name, scope) : undefined);
+  }
+
+  /** Reads when each step was, for `timed`. */
+  async readClock(name: string): Promise<void> {
+    if (this.clock || !this.records(name, "")) return;
+    const { arrays } = await getPacked("series", [["run", this.id], ["series", `${name}@`], ["times", 1]]);
+    this.clock = { steps: Array.from(arrays["steps:0"]!), times: Array.from(arrays["times:0"]!, (seconds) => 1000 * seconds) };
+  }
+
+  /** Milliseconds from the first step to the last. */
+  get duration(): number {
+    return this.clock?.times.at(-1) ?? 0;
+  }
+
+  /** A line over milliseconds since the first step, in place of steps. */
+  timed(line: Line | undefined): Line | undefined {
+    if (!line || !this.clock?.steps.length) return undefined;
+    let result = this.timedLines.get(line);
+    if (!result || result.version !== -line.version) {
+      result = { ...line, ...timed(line, this.clock), version: -line.version };
+      this.timedLines.set(line, result);
+    }
+    return result;
   }
 
   map(metric: string): DepthMap | undefined {
@@ -400,9 +425,8 @@ export class RunData {
     }
     if (!held.busy && held.fetched < this.last && Date.now() >= this.retryAt) {
       const seen = held;
-      const wait = seen.packed ? REFRESH_MILLISECONDS : 0;
       seen.busy = true;
-      setTimeout(() => {
+      const ask = () => {
         const last = this.last;
         getPacked(path, query)
           .then((packed) => Object.assign(seen, { packed, version: ++version, fetched: last }))
@@ -411,7 +435,9 @@ export class RunData {
             seen.busy = false;
             this.changed("data");
           });
-      }, wait);
+      };
+      if (seen.packed) setTimeout(ask, REFRESH_MILLISECONDS);
+      else ask();
     }
     return held;
   }

@@ -23,6 +23,14 @@ export function matcher(filter: string): (name: string) => boolean {
   }
 }
 
+/** The scopes of each metric that a text or a regular expression finds in `metric@scope` or in the label. */
+export function findSeries(series: { name: string; scopes: string[] }[], text: string, labelOf: (name: string) => string): { name: string; scopes: string[] }[] {
+  const matches = matcher(text);
+  return series
+    .map(({ name, scopes }) => ({ name, scopes: scopes.filter((scope) => matches(`${name}@${scope}`) || matches(labelOf(name))) }))
+    .filter(({ scopes }) => scopes.length);
+}
+
 /** The block of a scope is the longest one that it lies in. */
 function blockOf(scope: string, blocks: string[]): string | null {
   const homes = blocks.filter((block) => scope === block || scope.startsWith(`${block}.`));

@@ -6,14 +6,15 @@ import type { RunRow } from "./api";
 import { embedded, getJson, RunData } from "./data";
 import { copy, h, setTheme, toast } from "./dom";
 import { header } from "./header";
-import { acceptVerdict, at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pin, redraw, removeAll, show, state } from "./page";
+import { acceptVerdict, at, currentRun, drawAll, go, isPaused, lastShown, onRedraw, pan, pin, redraw, removeAll, show, span, state } from "./page";
 import { indexAt } from "./scale";
 import { parseLink } from "./state";
 import { compareView } from "./views/compare";
 import { drawDrawer, forgetDrawer, moveLayer } from "./views/drawer";
 import { help } from "./views/help";
-import { runView } from "./views/run";
+import { askAhead, runView } from "./views/run";
 import { runsView } from "./views/runs";
+import { nextSmoothing } from "./views/smoothing";
 import { mainSeries, zoomToFault } from "./views/strip";
 import { MAP_METRICS, mapMetrics, mapMetric } from "./views/where";
 
@@ -117,6 +118,9 @@ function open(name: string): Promise<void> {
     run = found;
     document.title = `${name} · forewarn`;
     show(run);
+    askAhead(run);
+    await Promise.resolve(); // the requests go out before the page is built
+    if (mine !== opening) throw new Error("Another run was opened meanwhile.");
     run.follow();
     top.choose(rows);
     return build();
@@ -128,10 +132,7 @@ function openView(view: "run" | "runs" | "compare"): Promise<void> {
   if (view === "compare" && state.runs.length > 1) {
     go({ view });
     return present(() =>
-      compareView(state.runs, (runs) => {
-        compared = runs;
-        show(null, Math.max(...runs.map((other) => other.last)));
-      }),
+      compareView(state.runs, (runs) => (compared = runs)),
     );
   }
   if (view === "compare") toast("Choose two or more runs to compare.");
@@ -202,6 +203,8 @@ function key(event: KeyboardEvent): void {
   if (event.key === "?") dialog.showModal();
   else if (event.key === "t") toggleTheme();
   else if (event.key === "c") void copy(location.href, "Link copied: run, step, zoom, alert and layer");
+  else if (event.key === "s") nextSmoothing();
+  else if (event.shiftKey && event.key.startsWith("Arrow")) pan(((span()[1] - span()[0]) / 4) * (event.key === "ArrowLeft" ? -1 : 1));
   else if (!report && "123".includes(event.key)) void openView(views[Number(event.key) - 1]!);
   else if (!run) return;
   else if (event.key === "Escape") go(state.layer ? { layer: null } : state.alert ? { alert: null } : { step: null });

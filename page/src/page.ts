@@ -2,7 +2,7 @@
 
 import type { Overview } from "./api";
 import type { RunData } from "./data";
-import { faultWindow, shifted, type Span } from "./scale";
+import { faultWindow, moved, shifted, type Span } from "./scale";
 import { formatLink, parseLink, type State } from "./state";
 
 export interface Part {
@@ -112,8 +112,13 @@ export function go(change: Partial<State>): void {
 /** Pins a step and moves the window so that it is in view. */
 export function pin(step: number): void {
   const window = span();
-  const moved = shifted(window, step, lastShown());
-  go(moved === window ? { step } : { step, zoom: moved });
+  const next = shifted(window, step, lastShown());
+  go(next === window ? { step } : { step, zoom: next });
+}
+
+/** Moves the window by a number of steps. */
+export function pan(by: number): void {
+  if (!isWhole()) go({ zoom: moved(span(), by, lastShown()) });
 }
 
 export function zoom(window: Span): void {

@@ -1,8 +1,8 @@
 /** A titled box around charts, with the values under the cursor in its header and the charts as PNG and CSV. */
 
-import { colour, copy, h, say, toast } from "./dom";
+import { colour, h, say, toast } from "./dom";
 import { fileName, plural } from "./format";
-import { currentRun, type Part } from "./page";
+import { type Part, redraw, state } from "./page";
 
 interface Options {
   title: string;
@@ -25,8 +25,9 @@ export function panel({ title, sub, out, class: name = "", id, note }: Options, 
     "span",
     { class: "tools" },
     first?.changeScale && h("button", { type: "button", title: "Logarithmic or linear scale", onclick: first.changeScale }, "log"),
+    first?.changeScale && h("button", { type: "button", title: "Large or small", "aria-label": "Large or small", onclick: () => (element.classList.toggle("large"), redraw()) }, "⤢"),
     first && h("button", { type: "button", onclick: () => void copyPicture(title, first) }, "PNG"),
-    first?.rows && h("button", { type: "button", onclick: () => copyTable(first) }, "CSV"),
+    first?.rows && h("button", { type: "button", onclick: () => void copyTable(title, first) }, "CSV"),
   );
   const element = h(
     "section",
@@ -44,10 +45,27 @@ export function panel({ title, sub, out, class: name = "", id, note }: Options, 
   return { element, draw, destroy: () => parts.forEach((part) => part.destroy?.()) };
 }
 
-function copyTable(part: Part): void {
+/** What a file or a picture is about: the run, or the runs that are compared. */
+const subject = () => (state.view === "compare" ? state.runs.join(", ") : state.run);
+
+function save(blob: Blob, title: string, ending: string): void {
+  const link = h("a", { href: URL.createObjectURL(blob), download: `${fileName(subject(), title)}.${ending}` });
+  link.click();
+  URL.revokeObjectURL(link.href);
+  toast(`Saved as ${link.download}`);
+}
+
+/** Copies the numbers of a chart; saves them where the browser does not let text be copied. */
+async function copyTable(title: string, part: Part): Promise<void> {
   const rows = part.rows!();
   const quoted = (cell: string | number) => (/[",\n]/.test(String(cell)) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell));
-  void copy(rows.map((row) => row.map(quoted).join(",")).join("\n"), `${plural(rows.length - 1, "row")} copied as CSV`);
+  const text = rows.map((row) => row.map(quoted).join(",")).join("\n");
+  try {
+    await navigator.clipboard.writeText(text);
+    toast(`${plural(rows.length - 1, "row")} copied as CSV`);
+  } catch {
+    save(new Blob([text], { type: "text/csv" }), title, "csv");
+  }
 }
 
 /** Copies a chart with its title; saves it where the browser does not let pictures be copied. */
@@ -61,7 +79,7 @@ async function copyPicture(title: string, part: Part): Promise<void> {
   context.fillRect(0, 0, picture.width, picture.height);
   context.fillStyle = colour("ink");
   context.font = `600 ${14 * ratio}px system-ui, sans-serif`;
-  context.fillText(`${title} · ${currentRun().overview.path}`, 8 * ratio, 22 * ratio);
+  context.fillText(`${title} · ${subject()}`, 8 * ratio, 22 * ratio);
   context.drawImage(chart, 0, 34 * ratio);
   const blob = await new Promise<Blob | null>((done) => picture.toBlob(done));
   if (!blob) return;
@@ -69,9 +87,6 @@ async function copyPicture(title: string, part: Part): Promise<void> {
     await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
     toast("Copied as PNG");
   } catch {
-    const link = h("a", { href: URL.createObjectURL(blob), download: `${fileName(currentRun().id, title)}.png` });
-    link.click();
-    URL.revokeObjectURL(link.href);
-    toast(`Saved as ${link.download}`);
+    save(blob, title, "png");
   }
 }

@@ -19,8 +19,12 @@ export function indexAt(steps: ArrayLike<number>, step: number): number {
   return low - 1;
 }
 
-export function valueAt(points: Points | undefined, step: number): number | undefined {
-  return points?.values[indexAt(points.steps, step)];
+/** The newest value at or before a step. Of a layer, NaN only means that there was nothing to read. */
+export function valueAt(points: (Points & { scope?: string }) | undefined, step: number): number | undefined {
+  if (!points) return undefined;
+  let index = indexAt(points.steps, step);
+  while (points.scope && Number.isNaN(points.values[index])) index--;
+  return points.values[index];
 }
 
 /** Lines on top of each other, the first lowest, at the steps of all of them; between its readings a line stays level. */
@@ -30,17 +34,20 @@ export function stacked(lines: Points[]): Points[] {
   return lines.map((line) => ({ steps, values: steps.map((step, index) => (heights[index]! += valueAt(line, step) || 0)) }));
 }
 
-export function median(values: number[]): number {
-  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
-  const half = sorted.length >> 1;
-  if (!sorted.length) return NaN;
-  return sorted.length % 2 ? sorted[half]! : (sorted[half - 1]! + sorted[half]!) / 2;
-}
-
 /** Median of `width` values around each value, so that it lags nowhere and no spike moves it. */
 export function centredMedian(values: number[], width: number): number[] {
   const half = width >> 1;
-  return values.map((_, index) => median(values.slice(Math.max(0, index - half), index + half)));
+  const sorted: number[] = [];
+  const place = (value: number) => indexAt(sorted, value) + 1;
+  let end = 0;
+  return values.map((_, index) => {
+    for (; end < Math.min(values.length, index + half); end++) if (Number.isFinite(values[end])) sorted.splice(place(values[end]!), 0, values[end]!);
+    const gone = values[index - half - 1];
+    if (gone !== undefined && Number.isFinite(gone)) sorted.splice(place(gone) - 1, 1);
+    const middle = sorted.length >> 1;
+    if (!sorted.length) return NaN;
+    return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+  });
 }
 
 /** Value below which a share of the sorted values lies, linear between two of them. */
@@ -48,6 +55,14 @@ export function quantile(sorted: ArrayLike<number>, share: number): number {
   const place = (sorted.length - 1) * share;
   const low = Math.floor(place);
   return sorted.length ? sorted[low]! + (sorted[Math.ceil(place)]! - sorted[low]!) * (place - low) : NaN;
+}
+
+/** The points in a window, and the nearest one on either side of it. */
+export function within(points: Points, [from, to]: Span): Points {
+  const { steps, values } = points;
+  const start = Math.max(0, indexAt(steps, from - 1e-9));
+  const end = indexAt(steps, to) + 2;
+  return start === 0 && end >= steps.length ? points : { steps: steps.slice(start, end), values: values.slice(start, end) };
 }
 
 /** At most two points per column, its lowest and its highest; values that are not finite are all kept. */
@@ -115,6 +130,32 @@ export function stepTicks(low: number, high: number, width: number): number[] {
   return ticks(low, high, Math.max(2.5, width / 80)).filter((step) => Number.isInteger(step) && step <= high - 0.03 * (high - low));
 }
 
+const TIME_UNITS = [{ size: 86_400_000, unit: "days" }, { size: 3_600_000, unit: "h" }, { size: 60_000, unit: "min" }, { size: 1000, unit: "s" }];
+
+/** The largest unit, in milliseconds, that fits a range at least twice. */
+export function timeUnit(low: number, high: number): { size: number; unit: string } {
+  return TIME_UNITS.find(({ size }) => high - low >= 2 * size) ?? TIME_UNITS.at(-1)!;
+}
+
+/** Milliseconds below an axis, at round numbers of their unit. */
+export function timeTicks(low: number, high: number, width: number): number[] {
+  const { size } = timeUnit(low, high);
+  const places = ticks(low / size, high / size, Math.max(2.5, width / 80)).map((tick) => tick * size);
+  return places.filter((tick) => tick <= high - 0.03 * (high - low));
+}
+
+/** The time of each step, straight between the known ones. */
+export function timed(points: Points, clock: { steps: number[]; times: number[] }): Points {
+  const { steps, times } = clock;
+  const time = (step: number) => {
+    const index = Math.max(0, Math.min(steps.length - 2, indexAt(steps, step)));
+    const [from, to] = [steps[index]!, steps[index + 1] ?? steps[index]! + 1];
+    const share = Math.max(0, Math.min(1, (step - from) / (to - from)));
+    return times[index]! + share * ((times[index + 1] ?? times[index]!) - times[index]!);
+  };
+  return { steps: points.steps.map(time), values: points.values };
+}
+
 /** Place of a value on the colour scale, 0 to 1, logarithmic where the ends allow it. */
 export function heat(value: number, low: number, high: number): number {
   const log = low > 0;
@@ -139,11 +180,14 @@ export function faultWindow(since: number, last: number): Span {
   return [Math.max(0, Math.round(since - before)), Math.max(last, since + 1)];
 }
 
-/** The span moved, not resized, so that a step is inside. */
+/** The span moved, not resized, but for the ends of the run. */
+export function moved([from, to]: Span, by: number, last: number): Span {
+  const start = Math.max(0, Math.min(last - (to - from), Math.round(from + by)));
+  return [start, start + to - from];
+}
+
+/** The span moved so that a step is inside. */
 export function shifted(span: Span, step: number, last: number): Span {
   const [from, to] = span;
-  if (step >= from && step <= to) return span;
-  const width = to - from;
-  const start = Math.max(0, Math.min(last - width, Math.round(step - width * 0.4)));
-  return [start, start + width];
+  return step >= from && step <= to ? span : moved(span, step - (to - from) * 0.4 - from, last);
 }

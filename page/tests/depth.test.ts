@@ -1,11 +1,20 @@
 import { expect, it } from "vitest";
-import { depthRows, matcher, profileFromMap } from "../src/depth";
+import { depthRows, findSeries, matcher, profileFromMap } from "../src/depth";
 
 it("a filter is a regular expression, or text if it is not a valid one", () => {
   expect(matcher("qkv|out")("blocks.0.QKV.weight")).toBe(true);
   expect(matcher("^mlp")("blocks.0.mlp")).toBe(false);
   expect(matcher("a[")("data[0].a[1]")).toBe(true);
   expect(matcher("")("anything")).toBe(true);
+});
+
+it("series are found by metric, layer or label", () => {
+  const series = [{ name: "gradient/norm", scopes: ["a.weight", "b.weight"] }, { name: "train/lr", scopes: ["0"] }];
+  const find = (text: string) => findSeries(series, text, (name) => (name === "train/lr" ? "Learning rate" : name)).map(({ name, scopes }) => [name, ...scopes]);
+  expect(find("^gradient/norm@")).toEqual([["gradient/norm", "a.weight", "b.weight"]]);
+  expect(find("gradient.*b\\.")).toEqual([["gradient/norm", "b.weight"]]);
+  expect(find("learning")).toEqual([["train/lr", "0"]]);
+  expect(find("nothing")).toEqual([]);
 });
 
 const overview = {

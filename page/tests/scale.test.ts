@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { centredMedian, type Colour, faultWindow, heat, indexAt, median, padded, quantile, ramp, reduce, shifted, stacked, stepTicks, ticks, valueAt } from "../src/scale";
+import { centredMedian, type Colour, faultWindow, heat, indexAt, moved, padded, quantile, ramp, reduce, shifted, stacked, stepTicks, ticks, timed, timeTicks, timeUnit, valueAt, within } from "../src/scale";
 
 describe("reading a series", () => {
   const points = { steps: [0, 10, 20], values: [1, NaN, 3] };
@@ -7,6 +7,8 @@ describe("reading a series", () => {
     expect([-1, 0, 9, 10, 25].map((step) => indexAt(points.steps, step))).toEqual([-1, 0, 0, 1, 2]);
     expect(valueAt(points, 9)).toBe(1);
     expect(valueAt(points, 15)).toBeNaN();
+    expect(valueAt({ ...points, scope: "layer" }, 15)).toBe(1);
+    expect(valueAt({ steps: [0], values: [NaN], scope: "layer" }, 15)).toBeUndefined();
     expect(valueAt(points, -1)).toBeUndefined();
     expect(valueAt(undefined, 3)).toBeUndefined();
   });
@@ -24,10 +26,14 @@ describe("a stack of lines", () => {
 });
 
 describe("medians and quantiles", () => {
-  it("skip what is not finite", () => {
-    expect(median([3, NaN, 1, Infinity, 2])).toBe(2);
-    expect(median([4, 1])).toBe(2.5);
-    expect(median([])).toBeNaN();
+  it("are those of the sorted values, without what is not finite", () => {
+    const values = Array.from({ length: 300 }, (_, index) => (index % 17 === 3 ? NaN : index % 29 === 5 ? Infinity : Math.sin(index * index) + (index % 7)));
+    const plain = values.map((_, index) => {
+      const sorted = values.slice(Math.max(0, index - 16), index + 16).filter(Number.isFinite).sort((a, b) => a - b);
+      return (sorted[Math.floor((sorted.length - 1) / 2)]! + sorted[Math.ceil((sorted.length - 1) / 2)]!) / 2;
+    });
+    expect(centredMedian(values, 32)).toEqual(plain);
+    expect(centredMedian([NaN, NaN], 8)).toEqual([NaN, NaN]);
     expect(quantile([1, 2, 3, 4, 5], 0.25)).toBe(2);
     expect(quantile([0, 10], 0.05)).toBeCloseTo(0.5);
   });
@@ -55,6 +61,13 @@ describe("reduction", () => {
     expect(kept.steps.at(-1)).toBe(9999);
     expect(kept.steps).toEqual([...kept.steps].sort((a, b) => a - b));
     kept.steps.forEach((step, index) => expect(kept.values[index]).toBe(values[step]));
+  });
+  it("of a window leaves the points around it, so that lines reach its edges", () => {
+    const points = { steps: [0, 10, 20, 30, 40], values: [0, 1, 2, 3, 4] };
+    expect(within(points, [15, 25]).steps).toEqual([10, 20, 30]);
+    expect(within(points, [20, 20]).steps).toEqual([10, 20, 30]);
+    expect(within(points, [50, 60]).steps).toEqual([40]);
+    expect(within(points, [0, 40])).toBe(points);
   });
   it("leaves a short series as it is", () => {
     const points = { steps: [1, 2], values: [3, 4] };
@@ -122,4 +135,24 @@ describe("windows", () => {
     expect(shifted([100, 200], 395, 400)).toEqual([300, 400]);
     expect(shifted([100, 200], 5, 400)).toEqual([0, 100]);
   });
+});
+
+describe("time", () => {
+  it("ticks are round numbers of a unit that fits", () => {
+    const hour = 3_600_000;
+    expect(timeUnit(0, 5 * hour).unit).toBe("h");
+    expect(timeTicks(0, 5 * hour, 400)).toEqual([0, 1, 2, 3, 4].map((hours) => hours * hour));
+    expect(timeUnit(0, 90_000).unit).toBe("s");
+    expect(timeTicks(0, 90_000, 400)).toEqual([0, 20_000, 40_000, 60_000, 80_000]);
+  });
+  it("a step lies straight between those whose time is known", () => {
+    const clock = { steps: [0, 10, 20], times: [0, 1000, 4000] };
+    expect(timed({ steps: [0, 5, 10, 15, 20, 25], values: [1, 2, 3, 4, 5, 6] }, clock).steps).toEqual([0, 500, 1000, 2500, 4000, 4000]);
+  });
+});
+
+it("a window moves up to the ends of the run and keeps its width", () => {
+  expect(moved([20, 40], 5, 100)).toEqual([25, 45]);
+  expect(moved([20, 40], -50, 100)).toEqual([0, 20]);
+  expect(moved([20, 40], 500, 100)).toEqual([80, 100]);
 });

@@ -353,9 +353,9 @@ class Monitor:
 
         It may be called again: a second call finishes one that was interrupted.
         """
-        if self._watchdog is not None:
-            self._watchdog.stop()
         parts: list[Callable[[], None]] = [self._loop.close]
+        if self._watchdog is not None:
+            parts.append(self._watchdog.stop)
         if not self._closed:
             self._closed = True
             parts.append(functools.partial(self._judge_the_rest, reason))

@@ -17,13 +17,13 @@ RECOVERED = "recovered"
 """The verdict on a run whose warnings are all resolved and whose loss has fallen."""
 TOO_EARLY = "too early to tell"
 NO_ALERTS = "no alerts"
-RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+RUNNING, STALLED, COMPLETED, FAILED, INTERRUPTED = "running", "stalled", "completed", "failed", "interrupted"
 _NEVER_CLOSED = ("not closed", "not started")
 """What is recorded for a run that the program left without closing it."""
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Failure)\b")
 """The name of an exception that ended a run; any other reason is one for which somebody stopped it."""
-SILENT_SECONDS = 600.0
-"""Seconds without a new record after which a run that was not closed counts as killed."""
+STALLED_SECONDS, SILENT_SECONDS = 300.0, 600.0
+"""Seconds without a new record after which a run that was not closed counts as stalled, and as killed."""
 
 
 def exit_code(alerts: Iterable[Alert], is_falling: bool | None = None) -> int:
@@ -70,12 +70,13 @@ def alert_words(alerts: Iterable[Alert]) -> str:
 
 
 def run_state(end: str | None, updated: float) -> str:
-    """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed).
+    """running, stalled (silent for minutes), completed, failed (by an error) or interrupted (by hand, or killed).
 
     `end` is why the run ended, None if it was not closed; `updated` is when it last recorded something.
     """
     if end is None:
-        return INTERRUPTED if time.time() - updated > SILENT_SECONDS else RUNNING
+        silence = time.time() - updated
+        return INTERRUPTED if silence > SILENT_SECONDS else STALLED if silence > STALLED_SECONDS else RUNNING
     if end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return INTERRUPTED
     return FAILED if end in _NEVER_CLOSED or _EXCEPTION.match(end) else COMPLETED

@@ -117,6 +117,59 @@ def test_dragging_zooms_every_chart_and_a_double_click_shows_the_whole_run(visit
     wait_for_link(page, "zoom=all")
 
 
+def test_the_window_moves_with_the_keys_and_by_dragging_it(visit: Visitor) -> None:
+    page = visit.open("#run=healthy&zoom=20-40")
+    wait_for_count(page, ".vitals .u-over", 4, 99)
+    page.keyboard.press("Shift+ArrowRight")
+    wait_for_link(page, "zoom=25-45")
+    box = page.locator(".strip .u-over").bounding_box()
+    middle, pixels = box["y"] + box["height"] / 2, box["width"] / 99
+    page.mouse.move(box["x"] + 35 * pixels, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 55 * pixels, middle, steps=5)
+    page.mouse.up()
+    page.wait_for_function("() => /zoom=4[4-6]-6[4-6]/.test(location.hash)")
+
+
+def test_lines_are_smoothed_and_the_raw_ones_stay(visit: Visitor) -> None:
+    page = visit.open("#run=healthy")
+    wait_for_count(page, ".vitals .u-over", 4, 99)
+    page.select_option("[aria-label='Smoothing of all lines']", "8")
+    wait_for_link(page, "smooth=8")
+    for _ in range(4):
+        page.keyboard.press("s")
+    page.wait_for_function("() => !location.hash.includes('smooth')")
+
+
+def test_any_recorded_series_can_be_found_and_copied(visit: Visitor, runs: Path) -> None:
+    page = visit.open("#run=faulty")
+    page.click("text=Any series")
+    page.click(".any .chip >> text=/^gradient.mean$/")
+    wait_for_link(page, "find=")
+    wait_for_text(page, ".any .values", "middle.weight")
+    page.hover(".any .grid .panel >> nth=0")
+    page.click(".any .grid .panel >> nth=0 >> text=CSV")
+    wait_for_text(page, ".toast", "copied as CSV")
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    series = forewarn.open_run(runs / "faulty").series("gradient/mean", "middle.weight")
+    copied = [line.split(",") for line in lines if ",middle.weight," in line]
+    assert [int(step) for _, _, step, _ in copied] == series.steps.tolist()
+    assert [float(value) for *_, value in copied] == pytest.approx(series.values.tolist(), nan_ok=True)
+    other = visit.open(page.url.removeprefix(visit.server.address))
+    wait_for_text(other, ".any .values", "middle.weight")
+
+
+def test_runs_are_compared_over_time(visit: Visitor, runs: Path) -> None:
+    page = visit.open("#view=compare&run=healthy&run=faulty")
+    wait_for_count(page, ".compare .u-over", 4, 99)
+    page.click("text=Time")
+    wait_for_link(page, "axis=time")
+    series = forewarn.open_run(runs / "faulty").series("train/loss")
+    wait_for_text(page, ".compare .values", f"{series.values[-1]:.2}"[:4])
+    page.click("text=Steps")
+    page.wait_for_function("() => !location.hash.includes('axis')")
+
+
 def test_runs_are_found_and_compared(visit: Visitor) -> None:
     page = visit.open("#view=runs")
     page.fill("input[type=search]", "healthy|faulty")

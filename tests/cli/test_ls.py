@@ -39,15 +39,20 @@ def test_the_state_follows_from_how_the_run_ended(forewarn: Call, tmp_path: Path
     assert f" {state} " in line_of(forewarn("ls", tmp_path / "runs"), "one")
 
 
-def test_a_run_that_fell_silent_without_an_end_was_interrupted(forewarn: Call, tmp_path: Path) -> None:
-    long_ago = time.time() - 7200
+@pytest.mark.parametrize(("seconds", "state", "age"), [(400, "stalled", "6 minutes"), (7200, "interrupted", "2 hours")])
+def test_a_run_that_fell_silent_without_an_end_is_stalled_and_then_interrupted(
+    forewarn: Call, tmp_path: Path, seconds: int, state: str, age: str
+) -> None:
+    long_ago = time.time() - seconds
     writer = RunWriter(tmp_path / "runs/old", info=dataclasses.replace(FACTS, started=long_ago), config={})
     writer.append(0, [dataclasses.replace(block(0, "train/loss", 1.5), time=long_ago)])
     writer.flush()
     line = line_of(forewarn("ls", tmp_path / "runs"), "old")
+    (row,) = json.loads(forewarn("ls", tmp_path / "runs", "--json").out)
     writer.close()
-    assert " interrupted " in line
-    assert "2 hours" in line
+    assert f" {state} " in line
+    assert age in line
+    assert row["state"] == state
 
 
 def test_each_run_is_a_line_with_its_numbers(forewarn: Call, healthy: Path, tmp_path: Path) -> None:

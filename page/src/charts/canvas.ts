@@ -4,7 +4,7 @@ import { colour, h } from "../dom";
 import { stepWords } from "../format";
 import { at, currentRun, type Part, span } from "../page";
 import { pointAtSteps } from "../pointer";
-import { type Colour, stepTicks } from "../scale";
+import { type Colour, ramp, stepTicks } from "../scale";
 
 export interface Frame {
   context: CanvasRenderingContext2D;
@@ -115,16 +115,26 @@ export function paintColumns(frame: Frame, picture: HTMLCanvasElement, starts: n
   }
 }
 
-/** A picture with one pixel per cell; the colour of a cell is undefined where there is no reading. */
-export function picture(columns: number, rows: number, cell: (row: number, column: number) => Colour | undefined): HTMLCanvasElement {
+/** A colour as a pixel of a picture; 0 is no pixel. */
+export function pixel([red, green, blue]: Colour): number {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+/** The colours of heat as pixels, by their place between 0 and 1. */
+export function heatPixels(): (place: number) => number {
+  const tones = stops();
+  const pixels = Uint32Array.from({ length: 256 }, (_, index) => pixel(ramp(index / 255, tones)));
+  return (place) => pixels[Math.round(Math.min(1, Math.max(0, place)) * 255)]!;
+}
+
+/** A picture with one pixel per cell. */
+export function picture(columns: number, rows: number, cell: (row: number, column: number) => number): HTMLCanvasElement {
   const canvas = h("canvas", { width: Math.max(1, columns), height: Math.max(1, rows) });
   const context = canvas.getContext("2d")!;
   const image = context.createImageData(canvas.width, canvas.height);
+  const pixels = new Uint32Array(image.data.buffer);
   for (let row = 0; row < rows; row++) {
-    for (let column = 0; column < columns; column++) {
-      const tone = cell(row, column);
-      if (tone) image.data.set([...tone, 255], 4 * (row * columns + column));
-    }
+    for (let column = 0; column < columns; column++) pixels[row * columns + column] = cell(row, column);
   }
   context.putImageData(image, 0, 0);
   return canvas;

@@ -3,11 +3,19 @@
 import uPlot from "uplot";
 import type { Alert } from "../api";
 import { colour, h, mark } from "../dom";
-import { number } from "../format";
+import { withUnit } from "../format";
 import { currentRun, type Part } from "../page";
 import { lineChart } from "./line";
 
-const usualWords = ([low, high]: [number, number]) => (low === high ? `usual level ${number(low)}` : `usual ${number(low)} to ${number(high)}`);
+/** A number of an alert in the unit of the judged series, unless it was computed from it. */
+export function inItsUnit(alert: Alert, value: number): string {
+  const judged = alert.computed === null ? alert.judged : null;
+  return withUnit(value, (judged && currentRun().overview.metrics[judged.name]?.unit) ?? "");
+}
+
+function usualWords(alert: Alert, [low, high]: [number, number]): string {
+  return low === high ? `usual level ${inItsUnit(alert, low)}` : `usual ${inItsUnit(alert, low)} to ${inItsUnit(alert, high)}`;
+}
 
 export const severityColour = { critical: "crit", warning: "warn-line", info: "note" } as const;
 
@@ -58,11 +66,11 @@ export function evidenceChart(alert: Alert, height: number, bare = false): Part 
       ctx.lineTo(bbox.left + bbox.width, y);
       ctx.stroke();
       ctx.setLineDash([]);
-      if (!bare) text(self, `limit${alert.side === "below" ? ", at least" : ""} ${number(limit)}`, bbox.left + 6 * ratio, y - 5 * ratio, "limit", "left");
+      if (!bare) text(self, `limit${alert.side === "below" ? ", at least" : ""} ${inItsUnit(alert, limit)}`, bbox.left + 6 * ratio, y - 5 * ratio, "limit", "left");
     }
     if (usual && !bare) {
       const y = self.valToPos(Math.max(...usual), "y", true);
-      text(self, usualWords(usual), bbox.left + 6 * ratio, y - 4 * ratio, "ink-3", "left");
+      text(self, usualWords(alert, usual), bbox.left + 6 * ratio, y - 4 * ratio, "ink-3", "left");
     }
     ctx.restore();
     if (!bare) fired(self);
@@ -105,13 +113,15 @@ export function evidenceChart(alert: Alert, height: number, bare = false): Part 
     const [x, y] = [self.valToPos(alert.fired, "x", true), self.valToPos(alert.value, "y", true)];
     mark(self.ctx, alert.severity, x, y, 12 * ratio, colour(severityColour[alert.severity]), colour("surface"));
     const isRight = x > self.bbox.left + self.bbox.width * 0.62;
-    text(self, `${number(alert.value)} at step ${alert.fired}`, x + (isRight ? 6 : -6) * ratio, Math.max(y - 9 * ratio, self.bbox.top + 10 * ratio), "ink", isRight ? "right" : "left");
+    text(self, `${inItsUnit(alert, alert.value)} at step ${alert.fired}`, x + (isRight ? 6 : -6) * ratio, Math.max(y - 9 * ratio, self.bbox.top + 10 * ratio), "ink", isRight ? "right" : "left");
   }
 
   const chart = lineChart({
     label: `Evidence: ${alert.numbers}`,
     height,
     bare,
+    exact: true,
+    format: (value) => inItsUnit(alert, value),
     log: judged ? run.overview.metrics[judged.name]?.log : false,
     curves: () => [{ line: line(), width: bare ? 1.2 : 1.6 }],
     since: () => alert.since,
@@ -129,7 +139,7 @@ export function evidenceKey(alert: Alert): HTMLElement {
     { class: "keys" },
     key("judged", "judged value"),
     alert.limit !== null && key("past", "past the limit"),
-    alert.limit !== null && key("limit", `limit ${number(alert.limit)}`),
+    alert.limit !== null && key("limit", `limit ${inItsUnit(alert, alert.limit)}`),
     alert.usual && key("band", alert.usual[0] === alert.usual[1] ? "usual level" : "usual range before"),
     alert.computed && h("span", {}, alert.computed),
   );

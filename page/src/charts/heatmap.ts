@@ -6,8 +6,8 @@ import { columnAt, type Row } from "../depth";
 import { colour, mark } from "../dom";
 import { number } from "../format";
 import { at, go, type Part, redraw } from "../page";
-import { heat, ramp } from "../scale";
-import { cursorLine, paintColumns, picture, rgb, stepAxis, stepCanvas, stops } from "./canvas";
+import { heat } from "../scale";
+import { cursorLine, heatPixels, paintColumns, picture, pixel, rgb, stepAxis, stepCanvas } from "./canvas";
 import { severityColour } from "./evidence";
 import { shortened } from "./line";
 
@@ -54,11 +54,11 @@ export function heatmap({ map, rows, alerts, chosen, open }: HeatmapOptions): Pa
       if (!data) return;
       const content = [data.metric, data.version, shown.map((row) => row.index).join(), document.documentElement.dataset.theme].join("|");
       if (content !== drawn) {
-        const [tones, alarm, columns] = [stops(), rgb(colour("crit")), data.starts.length];
+        const [tone, alarm, columns] = [heatPixels(), pixel(rgb(colour("crit"))), data.starts.length];
         image = picture(columns, shown.length, (row, column) => {
           const value = data.cells[shown[row]!.index * columns + column]!;
-          if (Number.isNaN(value)) return undefined;
-          return Number.isFinite(value) ? ramp(heat(value, data.low, data.high), tones) : alarm;
+          if (Number.isNaN(value)) return 0;
+          return Number.isFinite(value) ? tone(heat(value, data.low, data.high)) : alarm;
         });
         drawn = content;
       }

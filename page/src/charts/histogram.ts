@@ -4,8 +4,8 @@ import type { Histograms } from "../data";
 import { colour } from "../dom";
 import { number } from "../format";
 import type { Part } from "../page";
-import { ramp, ticks } from "../scale";
-import { cursorLine, paintColumns, picture, stepAxis, stepCanvas, stops } from "./canvas";
+import { ticks } from "../scale";
+import { cursorLine, heatPixels, paintColumns, picture, stepAxis, stepCanvas } from "./canvas";
 
 const BOTTOM = 22;
 const TOP = 4;
@@ -22,7 +22,12 @@ export function histogramChart(label: string, data: () => Histograms | undefined
     right: 8,
     draw: (frame) => {
       const found = data();
-      if (!found?.steps.length) return;
+      if (!found) return;
+      if (!found.steps.length) {
+        frame.context.fillStyle = colour("ink-3");
+        frame.context.fillText("There is no reading of this tensor.", 0, TOP + 12);
+        return;
+      }
       const bins = found.exponents.length;
       const used = found.exponents.map((_, bin) => bin).filter((bin) => found.steps.some((_, column) => found.shares[column * bins + bin]! > 0));
       const [lowest, highest] = [used[0] ?? 0, used.at(-1) ?? 0];
@@ -30,8 +35,8 @@ export function histogramChart(label: string, data: () => Histograms | undefined
       const hasZeros = found.zeros?.some((share) => share > 0) ?? false;
       const content = `${found.version}|${document.documentElement.dataset.theme}`;
       if (content !== drawn) {
-        const tones = stops();
-        const tone = (share: number) => (share > 0 ? ramp(0.12 + 0.88 * Math.min(1, Math.sqrt(share / 0.3)), tones) : undefined);
+        const pixels = heatPixels();
+        const tone = (share: number) => (share > 0 ? pixels(0.12 + 0.88 * Math.sqrt(share / 0.3)) : 0);
         image = picture(found.steps.length, rows, (row, column) => tone(found.shares[column * bins + highest - row]!));
         zeros = hasZeros ? picture(found.steps.length, 1, (_, column) => tone(found.zeros[column]!)) : null;
         drawn = content;

@@ -4,9 +4,9 @@ import uPlot from "uplot";
 import type { Line } from "../data";
 import { colour, h } from "../dom";
 import { number, stepWords } from "../format";
-import { at, lastShown, type Part, redraw, span } from "../page";
+import { at, lastShown, type Part, redraw, span, state } from "../page";
 import { pointAtSteps } from "../pointer";
-import { centredMedian, padded, type Span, stepTicks, ticks } from "../scale";
+import { centredMedian, indexAt, padded, reduce, type Span, stepTicks, ticks, timeTicks, timeUnit, within } from "../scale";
 
 export interface Curve {
   line: Line | undefined;
@@ -20,6 +20,10 @@ export interface Curve {
   points?: boolean;
   /** The space below the curve has its colour; what comes later is drawn over it. */
   fill?: boolean;
+  /** There are too many names for the ends of the lines. */
+  isNamedInLegend?: boolean;
+  /** Drawn faintly, behind its median. */
+  faint?: boolean;
 }
 
 export interface LineOptions {
@@ -39,14 +43,38 @@ export interface LineOptions {
   paint?: (plot: uPlot) => void;
   paintUnder?: (plot: uPlot) => void;
   onClick?: (step: number) => void;
+  /** Dragging from a step moves the window. */
+  pans?: (step: number) => boolean;
+  /** Never smoothed: what a rule judged, or a stack. */
+  exact?: boolean;
+  /** The window is in milliseconds, not in steps. */
+  isTime?: () => boolean;
 }
 
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif';
 const MOST_NAME_PIXELS = 120;
+const LARGE_PIXELS = 460;
+/** Opacity of a line behind its median. */
+const FAINT = "55";
 
-/** The curves as uPlot wants them: one column of steps, gaps where a value is not finite. */
-function aligned(curves: Curve[]): uPlot.AlignedData {
-  const tables = curves.map(({ line }): uPlot.AlignedData => [line?.steps ?? [], (line?.values ?? []).map((value) => (Number.isFinite(value) ? value : null))]);
+/** Each curve faintly, and its median over it, if the reader asks for smooth lines. */
+function smoothed(curves: Curve[]): Curve[] {
+  const width = state.smooth ?? 0;
+  const isLong = ({ line, points }: Curve) => width > 1 && !points && line !== undefined && line.steps.length > width;
+  return [...curves.map((curve) => (isLong(curve) ? { ...curve, faint: true, name: undefined } : curve)), ...curves.filter(isLong).map((curve) => ({ ...curve, line: medianLine(curve.line, width) }))];
+}
+
+/** Whether a curve has more points in the window than pixels can show: a thin line is clearer, and drawn several times faster. */
+function isDense({ line }: Curve, [from, to]: Span, pixels: number): boolean {
+  return line !== undefined && indexAt(line.steps, to) - indexAt(line.steps, from) > 2 * pixels;
+}
+
+/** The curves as uPlot wants them: one column of steps, gaps where a value is not finite, no more than pixels can show. */
+function aligned(curves: Curve[], window: Span, pixels: number): uPlot.AlignedData {
+  const tables = curves.map(({ line }): uPlot.AlignedData => {
+    const { steps, values } = line ? reduce(within(line, window), pixels) : { steps: [], values: [] };
+    return [steps, values.map((value) => (Number.isFinite(value) ? value : null))];
+  });
   return tables.length > 1 ? uPlot.join(tables) : (tables[0] ?? [[]]);
 }
 
@@ -61,10 +89,14 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
   let nameWidth = 0;
 
   const include = () => options.include?.() ?? [];
+  const shown = () => (options.bare || options.exact ? options.curves() : smoothed(options.curves()));
+  const height = () => (element.closest(".large") ? Math.max(LARGE_PIXELS, options.height) : options.height);
+
+  const data = (curves: Curve[]) => aligned(curves, window(), element.clientWidth * uPlot.pxRatio);
 
   function build(curves: Curve[], log: boolean): uPlot {
     plot?.destroy();
-    nameWidth = options.bare ? 0 : Math.min(MOST_NAME_PIXELS, Math.max(0, ...curves.map((curve) => textWidth(curve.name ?? ""))));
+    nameWidth = options.bare ? 0 : Math.min(MOST_NAME_PIXELS, Math.max(0, ...curves.map(({ name, isNamedInLegend }) => textWidth(isNamedInLegend ? "" : (name ?? "")))));
     const axis: uPlot.Axis = {
       stroke: () => colour("ink-3"),
       grid: { stroke: () => colour("grid"), width: 1 },
@@ -76,7 +108,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     const made = new uPlot(
       {
         width: element.clientWidth,
-        height: options.height,
+        height: height(),
         padding: [air, options.bare ? 2 : nameWidth + 12, options.bare ? 4 : 0, options.bare ? 2 : 0],
         legend: { show: false },
         cursor: {
@@ -101,14 +133,14 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
             grid: { show: false },
             size: 24,
             gap: 4,
-            splits: (self, _, low, high) => stepTicks(low, high, self.width),
-            values: (_, splits) => splits.map(stepWords),
+            splits: (self, _, low, high) => (options.isTime?.() ? timeTicks(low, high, self.width) : stepTicks(low, high, self.width)),
+            values: (self, splits) => (options.isTime?.() ? splits.map(timeWords(self.scales.x!.min!, self.scales.x!.max!)) : splits.map(stepWords)),
           },
           {
             ...axis,
             size: 48,
             gap: 4,
-            splits: (_self, _, low, high) => ticks(low, high, Math.max(2, options.height / 48), log),
+            splits: (_self, _, low, high) => ticks(low, high, Math.max(2, height() / 48), log),
             filter: (_, splits) => splits,
             values: (_, splits) => splits.map(options.format ?? number),
           },
@@ -117,8 +149,8 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
           {},
           ...curves.map(
             (curve): uPlot.Series => ({
-              stroke: () => colour(curve.colour ?? "d1"),
-              width: curve.width ?? 1.5,
+              stroke: () => colour(curve.colour ?? "d1") + (curve.faint ? FAINT : ""),
+              width: isDense(curve, window(), element.clientWidth) ? 1 : (curve.width ?? 1.5),
               dash: curve.dash,
               fill: curve.fill ? () => colour(curve.colour ?? "d1") : undefined,
               points: curve.points ? { size: 5, fill: () => colour(curve.colour ?? "d1") } : { show: lonely },
@@ -128,10 +160,10 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
         ],
         hooks: { drawClear: [painted(shade), painted(options.paintUnder)], draw: [painted(gaps), painted(options.paint), painted(names)] },
       },
-      aligned(curves),
+      data(curves),
       element,
     );
-    pointAtSteps(made.over, { stepAt: (x) => made.posToVal(x, "x"), onClick: options.onClick });
+    pointAtSteps(made.over, { stepAt: (x) => made.posToVal(x, "x"), onClick: options.onClick, pans: options.pans });
     return made;
   }
 
@@ -162,7 +194,7 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
     if (!nameWidth) return;
     const ratio = uPlot.pxRatio;
     const right = (self.bbox.left + self.bbox.width) / ratio + 6;
-    const labels = options.curves().flatMap(({ line, name, colour: tone }, index) => {
+    const labels = shown().flatMap(({ line, name, colour: tone }, index) => {
       const last = line?.steps.findLastIndex((step, place) => step <= self.scales.x!.max! && Number.isFinite(line.values[place])) ?? -1;
       if (!name || last < 0) return [];
       return [{ name, tone: tone ?? "d1", y: self.valToPos(line!.values[last]!, "y", true) / ratio, index }];
@@ -183,20 +215,23 @@ export function lineChart(options: LineOptions): Part & { plot: () => uPlot | nu
   function draw(): void {
     const width = element.clientWidth;
     if (!width) return;
-    const curves = options.curves();
-    const values = [...curves.flatMap(({ line }) => line?.values ?? []).filter(Number.isFinite), ...include()];
-    const log = wantsLog && values.every((value) => value > 0);
-    const signature = JSON.stringify([log, curves.map(({ colour: tone, dash, name, points }) => [tone, dash, name, points])]);
-    const content = JSON.stringify([curves.map(({ line }) => line?.version ?? 0), window(), width, include(), options.since?.(), document.documentElement.dataset.theme]);
-    if (!plot || signature !== built) plot = build(curves, log);
-    else if (content !== drawn) {
-      if (plot.width !== width) plot.setSize({ width, height: options.height });
-      plot.setData(aligned(curves));
+    const curves = shown();
+    const looks = curves.map((curve) => [curve.colour, curve.dash, curve.name, curve.points, curve.faint, isDense(curve, window(), width)]);
+    const content = JSON.stringify([looks, curves.map(({ line }) => line?.version), window(), width, height(), include(), options.since?.(), wantsLog, document.documentElement.dataset.theme]);
+    if (content !== drawn) {
+      const log = wantsLog && curves.every(({ line }) => line?.values.every((value) => !(value <= 0) || value === -Infinity) ?? true) && include().every((value) => value > 0);
+      const signature = JSON.stringify([log, looks]);
+      element.style.height = `${height()}px`;
+      if (!plot || signature !== built) plot = build(curves, log);
+      else {
+        if (plot.width !== width || plot.height !== height()) plot.setSize({ width, height: height() });
+        plot.setData(data(curves));
+      }
+      [built, drawn] = [signature, content];
     }
-    [built, drawn] = [signature, content];
     const [from, to] = window();
     const step = at();
-    plot.setCursor({ left: step >= from && step <= to ? plot.valToPos(step, "x") : -10, top: 1 }, false);
+    plot!.setCursor({ left: step >= from && step <= to ? plot!.valToPos(step, "x") : -10, top: 1 }, false);
   }
 
   return {
@@ -227,6 +262,12 @@ const painted = (paint: ((plot: uPlot) => void) | undefined) => (self: uPlot) =>
 
 let ruler: CanvasRenderingContext2D | null = null;
 
+/** Times below an axis; the first says in what unit they are. */
+const timeWords = (low: number, high: number) => (time: number, index: number) => {
+  const { size, unit } = timeUnit(low, high);
+  return `${number(time / size)}${index ? "" : ` ${unit}`}`;
+};
+
 /** Width of a name at the end of a line. */
 function textWidth(text: string): number {
   ruler ??= h("canvas").getContext("2d")!;
@@ -244,15 +285,19 @@ export function shortened(context: CanvasRenderingContext2D, text: string, pixel
   return `…${kept}`;
 }
 
-const medians = new WeakMap<Line, { version: number; line: Line }>();
+const medians = new WeakMap<Line, { of: string; line: Line }>();
+let versions = 0;
 
-/** The centred median of a line, as a line; computed once per version of its data. */
+/** The centred median of a line, as a line; computed once per version of its data and width. */
 export function medianLine(line: Line | undefined, width: number): Line | undefined {
   if (!line) return undefined;
   const known = medians.get(line);
-  if (known?.version === line.version) return known.line;
-  const smooth = { ...line, name: `${line.name}, median of ${width}`, values: centredMedian(line.values, width) };
-  medians.set(line, { version: line.version, line: smooth });
+  const of = `${line.version}:${width}`;
+  if (known?.of === of) return known.line;
+  const every = Math.max(1, width >> 3); // it changes slowly: fewer points look the same
+  const isKept = (_: number, index: number) => index % every === 0 || index === line.steps.length - 1;
+  const smooth = { ...line, name: `${line.name}, median of ${width}`, steps: line.steps.filter(isKept), values: centredMedian(line.values, width).filter(isKept), version: --versions };
+  medians.set(line, { of, line: smooth });
   return smooth;
 }
 

@@ -4,20 +4,21 @@ import type uPlot from "uplot";
 import { type Curve, lineChart, medianLine } from "../charts/line";
 import type { Alert } from "../api";
 import { h, sign } from "../dom";
-import { currentRun, faultStep, type Part } from "../page";
+import { currentRun, faultStep, type Part, state } from "../page";
 import { panel } from "../panel";
 import { lane, metricPanel, reading } from "./lines";
 import { mainSeries } from "./strip";
 
-const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
-const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm", "eval/loss"];
+export const LANES = ["train/lr", "gradient/global_norm", "weight/global_norm", "monitor/update_ratio_median", "gain/mean", "eval/loss"];
+export const VITALS = ["train/loss", "gradient/global_norm", "monitor/update_ratio_median", "train/lr", "gain/mean", "speed/step_seconds", "weight/global_norm"];
 const MEDIAN_WIDTH = 16;
 const MARK_PIXELS = 34;
 
-function lossCurves(): Curve[] {
+export function lossCurves(): Curve[] {
   const run = currentRun();
   const loss = run.line(mainSeries());
-  const curves: Curve[] = [{ line: medianLine(loss, MEDIAN_WIDTH), colour: "median", width: 3.5 }, { line: loss, width: 1.6 }];
+  const curves: Curve[] = [{ line: loss, width: 1.6 }];
+  if (state.smooth === null) curves.unshift({ line: medianLine(loss, MEDIAN_WIDTH), colour: "median", width: 3.5 });
   if (run.records("train/loss_ema", "")) curves.push({ line: run.line("train/loss_ema"), colour: "r4", dash: [6, 3], width: 1.2, name: "EMA" });
   if (run.records("eval/loss", "")) curves.push({ line: run.line("eval/loss"), colour: "r3", points: true, name: "evaluation" });
   return curves;
@@ -56,7 +57,11 @@ function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
     );
   }
 
-  const sub = () => (run.line(mainSeries())?.reduced ? "lowest and highest per pixel, not smoothed; grey: median" : `every step, not smoothed; grey: median of ${MEDIAN_WIDTH}`);
+  const sub = () => {
+    const lines = run.line(mainSeries())?.reduced ? "lowest and highest per pixel" : "every step";
+    if (state.smooth === null) return `${lines}, not smoothed; grey: median of ${MEDIAN_WIDTH}`;
+    return state.smooth ? `${lines}, faint; over it the median of ${state.smooth}` : `${lines}, not smoothed`;
+  };
   const part: Part = { ...chart, element: holder };
   return panel({ title: "Loss", sub, out: () => reading(run.line(mainSeries())), class: "wide", id: "loss" }, part);
 }
@@ -74,8 +79,13 @@ export function course(openAlert: (alert: Alert) => void): Part[] {
   return [lossPanel(openAlert, 308), ...(beside.length ? [column] : [])];
 }
 
+function lossVital(): Part {
+  const chart = lineChart({ label: "Loss over steps", height: 122, curves: lossCurves });
+  return panel({ title: "Loss", out: () => reading(currentRun().line("train/loss")), class: "third small" }, chart);
+}
+
 export function vitals(): Part[] {
   const run = currentRun();
   const names = VITALS.filter((metric) => run.records(metric)).slice(0, 6);
-  return (names.length ? names : [mainSeries()]).map((metric) => metricPanel(metric, 122, { class: "third small", sub: "" }));
+  return (names.length ? names : [mainSeries()]).map((metric) => (metric === "train/loss" ? lossVital() : metricPanel(metric, 122, { class: "third small", sub: "" })));
 }

@@ -1,8 +1,8 @@
 /** One layer: its alerts, its readings and the spread of its values. */
 
+import { inItsUnit } from "../charts/evidence";
 import { histogramChart } from "../charts/histogram";
 import { h, sign } from "../dom";
-import { number } from "../format";
 import { add, currentRun, go, type Part, remove, state } from "../page";
 import { label, lane } from "./lines";
 import { openAlert } from "./spread";
@@ -54,7 +54,7 @@ function build(layer: string): Part {
         "button",
         { type: "button", class: `message ${alert.severity}`, onclick: () => openAlert(alert) },
         sign(alert.state === "resolved" ? "resolved" : alert.severity),
-        h("span", {}, h("b", {}, alert.headline), alert.value === null ? "" : `: ${number(alert.value)}`, `, step ${alert.since}`),
+        h("span", {}, h("b", {}, alert.headline), alert.value === null ? "" : `: ${inItsUnit(alert, alert.value)}`, `, step ${alert.since}`),
       ),
     ),
     ...parts.map((part) => part.element),

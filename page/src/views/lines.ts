@@ -1,5 +1,6 @@
 /** Panels and lanes of recorded series: a metric with all its scopes, named as the catalogue names it. */
 
+import { legend } from "../charts/legend";
 import { type Curve, lineChart } from "../charts/line";
 import type { Line, RunData } from "../data";
 import { h, say } from "../dom";
@@ -9,6 +10,7 @@ import { panel } from "../panel";
 import { stacked, valueAt } from "../scale";
 
 const MOST_CURVES = 12;
+const MOST_NAMES = 6;
 const COLOURS = ["r1", "r2", "r3", "r4", "r5", "r6"];
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
 
@@ -22,45 +24,53 @@ export function label(metric: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
+const unitOf = (metric: string) => currentRun().overview.metrics[metric]?.unit ?? "";
+
+/** Tick labels in the unit, where the number alone would mislead. */
+export function tickWords(unit: string): ((value: number) => string) | undefined {
+  return unit === "s" || unit === "bytes" || unit === "share" ? (value) => withUnit(value, unit) : undefined;
+}
+
 /** The value of a series at the step that is looked at, in its unit. */
 export function reading(line: Line | undefined): string {
   if (!line) return "";
-  return withUnit(valueAt(line, at()), currentRun().overview.metrics[line.name]?.unit ?? "");
+  return withUnit(valueAt(line, at()), unitOf(line.name));
 }
 
-export function curves(run: RunData, metric: string): Curve[] {
-  const scopes = run.scopesOf(metric).slice(0, MOST_CURVES);
+export function curves(run: RunData, metric: string, among = run.scopesOf(metric)): Curve[] {
+  const scopes = among.slice(0, MOST_CURVES);
   if (scopes.length === 1) return [{ line: run.line(metric, scopes[0]) }];
-  return scopes.map((scope, index) => ({ line: run.line(metric, scope), name: scope, ...look(index) }));
+  return scopes.map((scope, index) => ({ line: run.line(metric, scope), name: scope, ...look(index), isNamedInLegend: scopes.length > MOST_NAMES }));
 }
 
-function metricChart(metric: string, height: number) {
+function metricChart(metric: string, height: number, scopes?: string[]) {
   const run = currentRun();
-  const { unit = "", log = false } = run.overview.metrics[metric] ?? {};
   return lineChart({
     label: label(metric),
     height,
-    log,
-    format: unit === "s" || unit === "bytes" || unit === "share" ? (value) => withUnit(value, unit) : undefined,
-    curves: () => curves(run, metric),
+    log: run.overview.metrics[metric]?.log,
+    format: tickWords(unitOf(metric)),
+    curves: () => curves(run, metric, scopes),
     since: faultStep,
   });
 }
 
-const single = (metric: string) => () => {
-  const shown = curves(currentRun(), metric);
+const single = (metric: string, scopes?: string[]) => () => {
+  const shown = curves(currentRun(), metric, scopes);
   return shown.length === 1 ? reading(shown[0]!.line) : "";
 };
 
-export function metricPanel(metric: string, height: number, options: { class: string; sub?: string }): Part {
-  const meaning = currentRun().overview.metrics[metric]?.meaning ?? "";
-  return panel({ title: label(metric), sub: options.sub ?? meaning, out: single(metric), class: options.class }, metricChart(metric, height));
+export function metricPanel(metric: string, height: number, options: { class: string; sub?: string; scopes?: string[] }): Part {
+  const run = currentRun();
+  const { sub = run.overview.metrics[metric]?.meaning ?? "", scopes = run.scopesOf(metric) } = options;
+  const parts: Part[] = [metricChart(metric, height, scopes)];
+  if (scopes.length > 1) parts.push(legend(() => curves(run, metric, scopes), (value) => withUnit(value, unitOf(metric)), scopes.length - MOST_CURVES));
+  return panel({ title: label(metric), sub, out: single(metric, scopes), class: options.class }, ...parts);
 }
 
 /** The parts of a metric on top of each other, such as the phases of a step. */
 export function stackPanel(metric: string, height: number, options: { class: string; sub: string }): Part {
   const run = currentRun();
-  const { unit = "" } = run.overview.metrics[metric] ?? {};
   let held: { version: string; curves: Curve[] } = { version: "", curves: [] };
   const parts = () => curves(run, metric).filter(({ line }) => line?.values.some((value) => value > 0));
   const stack = (): Curve[] => {
@@ -73,18 +83,19 @@ export function stackPanel(metric: string, height: number, options: { class: str
     }
     return held.curves;
   };
-  const chart = lineChart({ label: label(metric), height, format: (value) => withUnit(value, unit), include: () => [0], curves: stack, since: faultStep });
+  const chart = lineChart({ label: label(metric), height, exact: true, format: tickWords(unitOf(metric)), include: () => [0], curves: stack, since: faultStep });
   const rows = () => [
     ["series", "scope", "step", "value"],
     ...parts().flatMap(({ line }) => line!.steps.map((step, index) => [metric, line!.scope, step, line!.values[index]!])),
   ];
-  return panel({ title: label(metric), sub: options.sub, class: options.class }, { ...chart, changeScale: undefined, rows });
+  const values = legend(() => parts().map(({ line, name, colour }) => ({ line, name, colour })), (value) => withUnit(value, unitOf(metric)));
+  return panel({ title: label(metric), sub: options.sub, class: options.class }, { ...chart, changeScale: undefined, rows }, values);
 }
 
 /** A small chart without a box of its own. */
 export function lane(metric: string, height: number, line?: () => Line | undefined): Part {
   const chart = line
-    ? lineChart({ label: label(metric), height, log: currentRun().overview.metrics[metric]?.log, curves: () => [{ line: line() }], since: faultStep })
+    ? lineChart({ label: label(metric), height, log: currentRun().overview.metrics[metric]?.log, format: tickWords(unitOf(metric)), curves: () => [{ line: line() }], since: faultStep })
     : metricChart(metric, height);
   const output = h("output", { class: "out" });
   const out = line ? () => reading(line()) : single(metric);

@@ -4,12 +4,17 @@ import type { RunData } from "../data";
 import { h } from "../dom";
 import { add, faultStep, go, type Part } from "../page";
 import { panel } from "../panel";
-import { course, vitals } from "./course";
+import { anySeries } from "./any";
+import { course, LANES, lossCurves, VITALS, vitals } from "./course";
 import { inside, own, speed, tasks } from "./inside";
+import { curves } from "./lines";
 import { openAlert, spread } from "./spread";
 import { strip } from "./strip";
 import { verdictPanel } from "./verdict";
-import { where } from "./where";
+import { mapMetric, where } from "./where";
+
+/** Alerts whose series are on the first screen. */
+const MOST_AHEAD = 8;
 
 function grid(parts: Part[], name = ""): HTMLElement {
   return h("div", { class: `grid ${name}` }, ...parts.map((part) => add(part).element));
@@ -30,6 +35,16 @@ function folded(id: string, title: string, ...children: (Node | null)[]): HTMLDe
 }
 
 const CHECK_SIGNS: Record<string, string> = { pass: "✓", fail: "✕", notice: "!", unknown: "?", info: "·" };
+
+/** Asks for what the first screen shows, so that the answers are on their way while the page is built. */
+export function askAhead(run: RunData): void {
+  const isFaulty = faultStep() !== null;
+  for (const metric of isFaulty ? LANES : VITALS) if (run.records(metric)) curves(run, metric);
+  lossCurves();
+  for (const { judged } of run.overview.alerts.slice(0, MOST_AHEAD)) if (judged) run.line(judged.name, judged.scope);
+  const metric = mapMetric();
+  if (isFaulty && metric) queueMicrotask(() => run.map(metric)); // after the lines, which stand above it
+}
 
 export function runView(run: RunData, isReport: boolean, showNews: () => void): HTMLElement {
   const { overview } = run;
@@ -71,7 +86,7 @@ export function runView(run: RunData, isReport: boolean, showNews: () => void): 
     section("tasks", "Task balance", "who moves the layers that the tasks share", tasks()),
     section("own", "Recorded by you", "values that the training loop logged", own()),
     ...(closer ? [closer] : deep),
-    h("div", { class: "folds" }, ...facts.filter((fold) => fold !== null)),
+    h("div", { class: "folds" }, isReport || !overview.series.length ? "" : add(anySeries()).element, ...facts.filter((fold) => fold !== null)),
     h("footer", { class: "foot" }, h("span", {}, overview.cost?.sentence ?? ""), isReport ? "" : h("span", {}, "Press ", h("kbd", {}, "?"), " for keys")),
   ];
   const main = h("main", { class: isReport ? "report" : "page" }, ...children.filter((child) => child !== null));

@@ -5,7 +5,7 @@ import type { RunRow } from "../api";
 import { getJson, type Line, linesOf, writeNote, writeToken } from "../data";
 import { h, sign, toast } from "../dom";
 import { matcher } from "../depth";
-import { ago, count, number, plural } from "../format";
+import { ago, count, plural } from "../format";
 import { add, type Part, redraw } from "../page";
 import { decode } from "../packed";
 
@@ -16,6 +16,21 @@ const SEVERITIES = ["critical", "warning", "info"] as const;
 
 const severity = (row: RunRow) => SEVERITIES.find((kind) => row.alerts[kind]) ?? "healthy";
 const urgency = (row: RunRow) => (row.state === "failed" || row.alerts.critical ? 2 : row.alerts.warning ? 1 : 0);
+
+const newest = (a: RunRow, b: RunRow) => (b.updated ?? 0) - (a.updated ?? 0);
+const byLoss = (a: RunRow, b: RunRow) => (a.last_loss ?? Infinity) - (b.last_loss ?? Infinity) || 0;
+
+/** The columns; a click on one sorts by it. */
+const HEAD: { words: string; isNumber?: boolean; sort?: (a: RunRow, b: RunRow) => number }[] = [
+  { words: "" },
+  { words: "run", sort: (a, b) => a.run.localeCompare(b.run, "en", { numeric: true }) },
+  { words: "alerts so far", sort: (a, b) => urgency(b) - urgency(a) },
+  { words: "loss" },
+  { words: "last loss", isNumber: true, sort: byLoss },
+  { words: "steps", isNumber: true, sort: (a, b) => b.num_steps - a.num_steps },
+  { words: "state", sort: newest },
+  { words: "tags and notes" },
+];
 
 /** How many alerts the run has had, open or resolved: the verdict stands on its own page. */
 function alerts(row: RunRow): HTMLElement {
@@ -69,13 +84,15 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
   const sub = h("p");
   const search = h("input", { type: "search", placeholder: "Search runs, models, tags, notes", "aria-label": "Search runs", oninput: () => render() });
   const compare = h("button", { type: "button", class: "button primary", onclick: () => openCompared([...chosen]) });
-  const head = ["", "run", "alerts so far", "loss", "last loss", "steps", "state", "tags and notes"];
+  let root = "";
+  let order = HEAD[2]!;
+  const heads = HEAD.map((column) => (column.sort ? h("button", { type: "button", onclick: () => ((order = column), render()) }, column.words) : column.words));
   const empty = h("p", { class: "empty", hidden: true });
   const element = h(
     "main",
     { class: "page" },
     h("div", { class: "section" }, h("h2", {}, "Runs"), sub, h("div", { class: "right" }, search, compare)),
-    h("div", { class: "panel" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, ...head.map((words, index) => h("th", { class: index === 4 || index === 5 ? "number" : "" }, words)))), body), empty),
+    h("div", { class: "panel" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, ...HEAD.map(({ isNumber }, index) => h("th", { class: isNumber ? "number" : "" }, heads[index])))), body), empty),
   );
   const sparks = new Map<string, { key: string; part: Part }>();
 
@@ -91,7 +108,9 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
   function render(): void {
     const matches = matcher(search.value.trim());
     const found = rows.filter((row) => matches([row.run, row.model, row.state, row.note, ...row.tags].join(" ")));
-    const sorted = found.sort((a, b) => urgency(b) - urgency(a) || (b.updated ?? 0) - (a.updated ?? 0));
+    const sorted = found.sort((a, b) => order.sort!(a, b) || newest(a, b));
+    sub.textContent = `${plural(rows.length, "run")} in ${root}; ${order === HEAD[2] ? "what needs you comes first" : `by ${order.words}`}, then the newest`;
+    heads.forEach((head, index) => head instanceof HTMLElement && head.setAttribute("aria-pressed", String(HEAD[index] === order)));
     compare.textContent = chosen.size < 2 ? "Choose runs to compare" : `Compare ${chosen.size} chosen`;
     compare.disabled = chosen.size < 2;
     empty.hidden = found.length > 0;
@@ -108,7 +127,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
           h("td", {}, name, h("small", {}, row.model)),
           h("td", {}, alerts(row)),
           h("td", { class: "spark" }, row.error ? "" : sparkOf(row)),
-          h("td", { class: "number" }, row.last_loss === null ? "" : number(row.last_loss)),
+          h("td", { class: "number" }, row.loss_words),
           h("td", { class: "number" }, count(row.num_steps)),
           h("td", {}, row.state, row.updated !== null && h("small", {}, ago(Date.now() / 1000 - row.updated))),
           h("td", {}, notes),
@@ -128,7 +147,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
   async function refresh(): Promise<void> {
     const answer = await getJson<{ root: string; runs: RunRow[] }>("runs");
     rows = answer.runs;
-    sub.textContent = `${plural(rows.length, "run")} in ${answer.root}; what needs you comes first, then the newest`;
+    root = answer.root;
     if (editing === null) render();
   }
 

@@ -1,9 +1,8 @@
 /** How the fault spread: the cause first, then its symptoms in the order of first sight; a row opens the alert's card. */
 
-import { evidenceChart, evidenceKey } from "../charts/evidence";
+import { evidenceChart, evidenceKey, inItsUnit } from "../charts/evidence";
 import type { Alert } from "../api";
 import { copy, h, sign } from "../dom";
-import { number } from "../format";
 import { currentRun, go, type Part, pin, redraw, state } from "../page";
 import { label } from "./lines";
 import { remedyList, SEVERITY_WORDS } from "./verdict";
@@ -21,7 +20,7 @@ export function placeWords(alert: Alert): string {
 }
 
 function limitWords(alert: Alert): string {
-  return alert.limit === null ? "" : `limit${alert.side === "below" ? ": at least" : ""} ${number(alert.limit)}`;
+  return alert.limit === null ? "" : `limit${alert.side === "below" ? ": at least" : ""} ${inItsUnit(alert, alert.limit)}`;
 }
 
 function card(alert: Alert, { openLayer }: Options): Part {
@@ -44,7 +43,7 @@ function card(alert: Alert, { openLayer }: Options): Part {
       h(
         "dl",
         { class: "facts" },
-        alert.value !== null && fact("when it fired", number(alert.value), `at step ${alert.fired}`),
+        alert.value !== null && fact("when it fired", inItsUnit(alert, alert.value), `at step ${alert.fired}`),
         alert.limit !== null && fact("limit", limitWords(alert).replace(/^limit:? ?/, "")),
         fact("since", `step ${alert.since}`, alert.state === "resolved" ? `to ${alert.last}` : "still firing"),
       ),
@@ -83,7 +82,7 @@ function row(alert: Alert, isCause: boolean, options: Options): Part {
     sign(kind),
     h("span", { class: "what" }, h("b", {}, alert.headline), h("small", { title: alert.places.join("\n") }, words)),
     h("span", { class: "step" }, h("b", {}, `step ${alert.since}`), h("small", {}, alert.state === "resolved" ? `to ${alert.last}` : "still firing")),
-    h("span", { class: "value" }, alert.value === null ? "" : number(alert.value), h("small", {}, limitWords(alert))),
+    h("span", { class: "value" }, alert.value === null ? "" : inItsUnit(alert, alert.value), h("small", {}, limitWords(alert))),
     h("span", { class: "spark" }, spark?.element),
     h("span", { class: "chevron", "aria-hidden": "true" }, "›"),
   );
@@ -141,9 +140,10 @@ export function spread(options: Options): Part {
     rows.forEach((part) => part.destroy?.());
     const hasSymptoms = alerts.some((alert) => alert.is_symptom);
     rows = alerts.map((alert) => row(alert, alerts.some((other) => other.follows === alert.code), options));
-    title.textContent = hasSymptoms ? "How it spread" : "What is wrong";
-    sub.textContent = `Each line is the judged value with its limit${hasSymptoms ? ", in the order of first sight. The cause comes first" : ""}.`;
-    const head = ["", "what is wrong, and where", "since", "when it fired", "judged value and limit", ""];
+    const isOver = alerts.every((alert) => alert.state === "resolved");
+    title.textContent = hasSymptoms ? "How it spread" : isOver ? "What was wrong" : "What is wrong";
+    sub.textContent = `Each line is the judged value with its limit.${hasSymptoms ? " What followed from a cause stands below it, in the order of first sight." : ""}`;
+    const head = ["", "what, and where", "since", "when it fired", "judged value and limit", ""];
     list.replaceChildren(h("div", { class: "row head" }, ...head.map((words) => h("span", {}, words))), ...rows.map((part) => part.element));
     section.hidden = !alerts.length;
   }

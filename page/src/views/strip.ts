@@ -4,8 +4,9 @@ import uPlot from "uplot";
 import { severityColour } from "../charts/evidence";
 import { lineChart, wholeRun } from "../charts/line";
 import { colour, h, mark, say } from "../dom";
-import { at, currentRun, faultStep, go, isWhole, type Part, span } from "../page";
+import { at, currentRun, faultStep, go, isWhole, type Part, span, state } from "../page";
 import { label, reading } from "./lines";
+import { smoothingChoice } from "./smoothing";
 
 /** The series that stands for the run: its loss, or else the first of the whole run. */
 export function mainSeries(): string {
@@ -21,10 +22,11 @@ export function zoomToFault(): void {
 export function strip(): Part {
   const run = currentRun();
   const chart = lineChart({
-    label: "The whole run: drag to choose steps",
+    label: "The whole run: drag to choose steps, or drag the window",
     height: 40,
     bare: true,
     window: wholeRun,
+    pans: (step) => step >= span()[0] && step <= span()[1],
     curves: () => [{ line: run.line(mainSeries()), width: 1.2 }],
     paintUnder: (self) => {
       const { ctx, bbox } = self;
@@ -46,9 +48,10 @@ export function strip(): Part {
     },
   });
   const [step, value] = [h("b"), h("small")];
+  const smoothing = smoothingChoice();
   const fault = h("button", { type: "button", class: "button", onclick: zoomToFault }, "Zoom to the fault");
   const whole = h("button", { type: "button", class: "button", onclick: () => go({ zoom: "all" }) }, "Whole run");
-  const element = h("div", { class: "strip" }, h("div", { class: "inside" }, h("div", { class: "at" }, step, value), chart.element, h("div", { class: "controls" }, fault, whole)));
+  const element = h("div", { class: "strip" }, h("div", { class: "inside" }, h("div", { class: "at" }, step, value), chart.element, h("div", { class: "controls" }, smoothing.element, fault, whole)));
   let drawn = "";
   return {
     element,
@@ -56,7 +59,9 @@ export function strip(): Part {
     draw: () => {
       say(step, `step ${at().toLocaleString("en-US")}`);
       say(value, `${label(mainSeries()).toLowerCase()} ${reading(run.line(mainSeries()))}`);
+      smoothing.draw();
       fault.hidden = faultStep() === null;
+      fault.disabled = state.zoom === null && (state.step === null || state.step === faultStep());
       whole.disabled = isWhole();
       chart.draw();
       const content = JSON.stringify([span(), run.overview.alerts.length]);

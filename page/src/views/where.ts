@@ -21,7 +21,7 @@ export function mapMetrics(): string[] {
 export function mapMetric(): string | undefined {
   const metrics = mapMetrics();
   if (state.metric && metrics.includes(state.metric)) return state.metric;
-  const judged = currentRun().overview.alerts[0]?.judged?.name ?? "";
+  const judged = currentRun().overview.alerts.find((alert) => alert.judged)?.judged?.name ?? "";
   const family = judged.includes("update_ratio") ? "update" : judged.includes("grad") ? "gradient" : judged.split("/")[0]!;
   return metrics.find((metric) => metric === judged) ?? metrics.find((metric) => metric.startsWith(`${family}/`)) ?? metrics[0];
 }

@@ -28,7 +28,7 @@ WIDE = 100
 """Minimum terminal width to list alerts of every severity."""
 WIDEST_MODEL = 24
 _UNITS = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
-_STYLES = {"running": "cyan", "completed": "green", "failed": "red", "interrupted": "yellow"}
+_STYLES = {"running": "cyan", "stalled": "yellow", "completed": "green", "failed": "red", "interrupted": "yellow"}
 
 
 @click.command()

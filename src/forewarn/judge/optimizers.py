@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from forewarn.judge.series import Floats
+from forewarn.judge.series import Bools, Floats
 from forewarn.judge.tensor_kinds import Same
 from forewarn.types import RunInfo
 
@@ -29,6 +29,12 @@ def decays_apart(info: RunInfo) -> bool:
 def settings_of(scopes: tuple[str, ...], name: str, info: RunInfo) -> Floats:
     """A numeric setting of each parameter's group, as at the start of the run; 0 where there is none."""
     return _settings_of(Same(scopes), name, Same(info))
+
+
+def of_group(scopes: tuple[str, ...], scope: str, info: RunInfo) -> Bools:
+    """Which of these parameters are in the same group of an optimizer as this one."""
+    groups = [None if (held := info.parameters.get(name)) is None else held.group for name in (*scopes, scope)]
+    return np.array([group == groups[-1] for group in groups[:-1]], bool)
 
 
 @lru_cache(maxsize=16)

@@ -57,7 +57,7 @@ class Summary(Noun):
 
     @property
     def state(self) -> str:
-        """running, completed, failed (an error ended it) or interrupted (stopped by hand, or killed)."""
+        """The state of the run in one word, as in `run_state`."""
         return run_state(self.end, self.updated)
 
     @property

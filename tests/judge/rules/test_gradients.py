@@ -52,6 +52,7 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
 
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
+    run.feed({"gradient/global_norm": 1.0})
     run.feed({"gradient/global_norm": 150.0})
     assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
@@ -242,9 +243,14 @@ def test_a_norm_that_is_usual_for_the_run_has_not_exploded():
     assert Run("G102").series("gradient/global_norm", [60.0 + step for step in range(100)]).ledger.alerts == ()
 
 
+def test_a_large_gradient_of_the_first_step_alone_is_no_explosion_unless_it_is_critical():
+    assert not Run("G102").series("gradient/global_norm", [500.0, 2.0, 2.0]).ledger.alerts
+    assert Run("G102").series("gradient/global_norm", [5000.0, 2.0, 2.0]).ledger.alerts
+
+
 @pytest.mark.parametrize(("quiet", "action"), [(0, "inspect_initialization"), (5, "clip_gradient")])
 def test_gradients_that_explode_before_the_first_step_are_no_matter_of_clipping(quiet, action):
-    run = Run("G102").series("gradient/global_norm", [1.0] * quiet + [500.0])
+    run = Run("G102").series("gradient/global_norm", [1.0] * quiet + [500.0] * 3)
     assert run.ledger.firing[0].remedies[0].action == action
 
 

@@ -172,3 +172,16 @@ def test_a_bouncing_loss_is_seen_in_a_log_of_every_fourth_step():
     (alert,) = run.ledger.alerts
     assert alert.since < 300, "256 steps are 64 readings"
     assert alert.finding.evidence["lasting_steps"] == 256
+
+
+@pytest.mark.parametrize(("at_first", "cause"), [(0.5, "large"), (1e-6, "slow")])
+def test_steps_that_were_large_at_the_start_are_remembered(at_first, cause):
+    run, course = Run("L105", info=RunInfo(groups=({"lr": 0.05},))), LossCourse()
+    for step, loss in enumerate(4.6 * noise(0.01, size=300)):
+        ratio = at_first if step < 5 else 1e-9
+        run.feed({
+            "train/loss": float(loss), "train/lr": {"0": 0.05}, "update/ratio": {"a.weight": ratio},
+            "monitor/update_ratio_median": ratio, **course.add(float(loss)),
+        })  # fmt: skip
+    (alert,) = run.ledger.alerts
+    assert alert.finding.evidence["cause"] == cause

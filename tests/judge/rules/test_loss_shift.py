@@ -94,6 +94,12 @@ def test_a_likelihood_that_slows_down_has_a_floor():
     assert losses_fed("L109", 3 - 1e-3 * steps**2).loud()
 
 
+def test_a_loss_that_fell_without_limit_and_then_stays_there_is_still_lost():
+    steps = np.arange(640)
+    run = losses_fed("L109", np.maximum(3 - 1e-3 * steps**2, -60))
+    assert [alert.state.name for alert in run.ledger.alerts] == ["FIRING"]
+
+
 def inputs_of_other_samples(run):
     it = Breakable(run)
     it.change_batch = lambda step, inputs: inputs.roll(1, 0) if step >= WHEN else inputs

@@ -207,6 +207,16 @@ def test_a_step_without_a_ratio_that_nothing_moved_in_is_no_start_at_zero():
     assert set(run.loud()) == {("U102", scope, 2) for scope in ("", *WEIGHTS)}
 
 
+@pytest.mark.parametrize(("peer", "severity"), [(2e-3, Severity.INFO), (2e-8, Severity.WARNING)])
+def test_one_weight_that_stands_still_among_others_that_move_is_no_matter_of_the_rate(peer, severity):
+    run = Run("U103", info=KNOWN)
+    for _ in range(4):
+        run.feed({"update/ratio": {"a.weight": 9e-8, "b.weight": peer, "c.weight": peer}, "train/lr": {"0": 1e-3}})
+    alert = next(alert for alert in run.ledger.alerts if alert.scope == "a.weight")
+    assert alert.severity is severity
+    assert ("raise_lr" in [remedy.action for remedy in alert.remedies]) is (severity is Severity.WARNING)
+
+
 def test_a_hopeless_lr_is_named_and_says_how_far_to_raise_it():
     run = train(lambda step: 1e-10, codes=("U103",), steps=10)
     assert {alert.scope for alert in run.ledger.firing} == set(WEIGHTS)

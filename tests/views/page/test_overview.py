@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from forewarn.config import Config
 from forewarn.judge.rules import find_rule
 from forewarn.store import RunWriter, open_run
 from forewarn.types import AlertState, Block, Finding, Severity
-from forewarn.views.page.overview import STALLED_SECONDS, explanation, overview, state_of
+from forewarn.views.page.overview import explanation, overview
 from forewarn.views.page.report import json_report, markdown_report
 from tests.learning_runs import LEARNING_FAULTS
 from tests.page_runs import HOSTILE, INFO, SPIKE, losses, written
@@ -85,6 +84,18 @@ def test_a_value_that_is_no_reading_says_what_it_was_computed_from(faulty) -> No
     assert row["usual"] is None
 
 
+def test_a_code_is_no_value_to_draw(tmp_path: Path) -> None:
+    finding = Finding("U106", "blocks.0.weight", 10, Severity.WARNING, 2.0, 1.0)
+    missing = dataclasses.replace(alert("U106", "blocks.0.weight"), finding=finding)
+    writer = RunWriter(tmp_path / "run", info=INFO, config=Config().to_dict())
+    writer.append(10, [Block(10, 1.7e9, "update/frozen_cause", ("blocks.0.weight",), np.array([2.0], np.float32))])
+    writer.record(10, alerts=[missing])
+    writer.close()
+    with open_run(tmp_path / "run") as run:
+        (row,) = overview(run, "run")["alerts"]
+    assert (row["judged"], row["value"], row["limit"]) == (None, None, None)
+
+
 def test_a_symptom_follows_its_cause(tmp_path: Path) -> None:
     cause = dataclasses.replace(alert("U104", "0"), since=40, fired=41, last=45)
     symptoms = [dataclasses.replace(alert("L102"), since=50, fired=51, last=52), dataclasses.replace(
@@ -115,14 +126,6 @@ def test_the_state_says_how_far_the_run_is(faulty) -> None:
     state = faulty["state"]
     assert state["sentence"] == "Completed · 100 steps"
     assert (state["planned_steps"], state["step_seconds"], state["last_step"]) == (200, 0.5, 99)
-
-
-def test_a_run_that_is_silent_for_a_while_is_stalled_and_then_interrupted() -> None:
-    now = time.time()
-    assert state_of(None, now) == "running"
-    assert state_of(None, now - STALLED_SECONDS - 5) == "stalled"
-    assert state_of(None, now - 10_000) == "interrupted"
-    assert state_of("completed", now - 10_000) == "completed"
 
 
 def test_an_empty_run_has_an_overview(tmp_path: Path) -> None:

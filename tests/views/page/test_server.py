@@ -14,10 +14,11 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from forewarn.store import open_run
+from forewarn.config import Config
+from forewarn.store import RunWriter, open_run
 from forewarn.views.page.folder import Folder, NoRunError
 from forewarn.views.page.server import host_of, is_loopback
-from tests.page_runs import HOSTILE, SPIKE, TOKEN, Client, blocks_of, growing, serving, unpacked
+from tests.page_runs import HOSTILE, INFO, SPIKE, TOKEN, Client, blocks_of, growing, serving, unpacked
 
 
 def test_the_list_has_every_run_newest_first_and_nothing_from_outside(client: Client, root: Path) -> None:
@@ -28,6 +29,7 @@ def test_the_list_has_every_run_newest_first_and_nothing_from_outside(client: Cl
     assert (faulty["num_steps"], faulty["last_step"], faulty["state"]) == (100, 99, "completed")
     assert faulty["alerts"] == {"warning": 2}
     assert faulty["last_loss"] == pytest.approx(5 / (1 + 99 / 20))
+    assert faulty["loss_words"] == "0.84"
     assert (faulty["tags"], faulty["note"]) == ([], "")
 
 
@@ -64,6 +66,19 @@ def test_a_part_of_a_series_can_be_asked_for_and_unknown_ones_are_empty(client: 
     )
     assert arrays["steps:0"].tolist() == [95, 96, 97]
     assert header["series"][1]["points"] == 0
+
+
+def test_a_series_comes_with_its_times_even_if_the_clock_was_set_back(client: Client, root: Path) -> None:
+    _, arrays = unpacked(client.get("/api/series?run=faulty&series=train/loss@&from=95&to=97&times=1").body)
+    assert arrays["times:0"].tolist() == [95.0, 96.0, 97.0]
+    writer = RunWriter(root / "back", info=INFO, config=Config().to_dict())
+    for step, seconds in enumerate((0, 10, 5, 20)):
+        writer.append(step, blocks_of(step, float("nan"), 1.7e9 + seconds))
+    writer.close()
+    _, arrays = unpacked(client.get("/api/series?run=back&series=train/loss@&times=1").body)
+    assert arrays["times:0"].tolist() == [0.0, 10.0, 10.0, 20.0]
+    (row,) = (row for row in client.get("/api/runs").json()["runs"] if row["run"] == "back")
+    assert (row["last_loss"], row["loss_words"]) == (None, "NaN")
 
 
 def test_maps_profiles_histograms_and_comparisons_are_answered(client: Client) -> None:

@@ -118,6 +118,8 @@ class ExplodingGradient(Settings):
     """Multiple of the run's usual norm, once it has one, that the norm must exceed as well."""
     minimum: int = between(32, 2, counts="readings")
     """Number of norms that make a usual norm."""
+    first_steps: int = between(3, 1, counts="readings")
+    """Number of norms to wait for if the first one exceeds the warning limit, but not the critical one."""
 
 
 @rule(
@@ -156,8 +158,9 @@ def exploding_gradient(
     loss.
 
     A loss that is a sum over the batch has larger norms by nature. So the limits grow with the best level of a loss
-    above 1, and a norm that is usual for the run does not fire. If the loss is not the objective, as in reinforcement
-    learning, gradients grow with the return: the severity is then one level lower.
+    above 1, and a norm that is usual for the run does not fire. The first step alone may have a large gradient, as
+    where a normalization divides by almost nothing: it is a warning if the third step still has it. If the loss is not
+    the objective, as in reinforcement learning, gradients grow with the return: the severity is then one level lower.
 
     ## Example
     fires: 1.0x20 150.0
@@ -178,7 +181,10 @@ def exploding_gradient(
     bound = critical if severity is Severity.CRITICAL else warning
     if not is_objective(loss.series(), separate.series(), info):
         severity = Severity(severity - 1)
-    evidence: dict[str, float | str] = {"cause": "start"} if _began_high(whole, warning) else {}
+    from_the_start = _began_high(whole, warning)
+    if from_the_start and severity < Severity.CRITICAL and len(whole) < settings.first_steps:
+        return None
+    evidence: dict[str, float | str] = {"cause": "start"} if from_the_start else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
         evidence |= {"largest_tensor": tensors.scopes[largest], "largest_norm": float(tensors.last[largest])}

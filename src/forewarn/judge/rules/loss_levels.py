@@ -147,7 +147,7 @@ def loss_plateau(
 @rule(
     "L105", "loss-not-starting",
     reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "update/ratio",
-           "batch/num_classes"),
+           "batch/num_classes", "monitor/update_ratio_median"),
     when=("train/loss_level",), per_scope=True, keep=256,
     explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "T101", "T102", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
@@ -203,6 +203,7 @@ def loss_not_starting(
     separate: Panel,
     ratios: Panel,
     classes: Panel,
+    medians: Panel,
     settings: LossNotStarting,
     info: RunInfo,
 ) -> Finding | None:
@@ -234,7 +235,8 @@ def loss_not_starting(
     quiet: 4.6 _x280 4.6x20 | train/lr{0} 1e-7+1e-7x301
     """
     typical = typical_ratios(ratios, info)
-    largest = float(np.fmax.reduce(typical, initial=math.nan))  # it outlasts a decay of the learning rate
+    forgotten = _forgotten(ratios, medians.series(), settings)
+    largest = float(np.fmax.reduce(typical, initial=forgotten))
     is_slow = largest < settings.slow
     settled = settings.slow_steps if is_slow else settings.settled_steps
     if level.at < settled or is_rising(lr, level.at - min(settled, level.at // 2)):
@@ -257,11 +259,22 @@ def loss_not_starting(
         evidence = {"cause": "constant", "spread": _spread(recent)}
     elif largest < settings.moving:
         evidence = {"cause": "slow", "slow_ratio": largest, "lr_factor": lr_factor(settings.wanted, largest)}
-    elif median(typical) >= settings.large:
-        evidence = {"cause": "large", "large_ratio": median(typical)}
+    elif (large := np.fmax(median(typical), forgotten)) >= settings.large:
+        evidence = {"cause": "large", "large_ratio": float(large)}
     elif largest >= settings.moving:
         evidence = {"cause": "moving", "moving_ratio": median(typical)}
     return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
+
+
+def _forgotten(ratios: Panel, medians: Series, settings: LossNotStarting) -> float:
+    """The largest median ratio before the ratios in memory, if it was large: a learning rate that has decayed since
+    then, or has killed the model, was not too low. NaN if there was none.
+    """
+    if not len(ratios):
+        return math.nan
+    early = medians.values[medians.steps < ratios.steps[0]]
+    highest = float(np.fmax.reduce(early, initial=math.nan))
+    return highest if highest >= settings.large else math.nan
 
 
 def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting) -> bool:

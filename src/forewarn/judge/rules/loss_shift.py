@@ -268,14 +268,21 @@ def loss_without_floor(
         return None
     first = float(medians[0])
     bound = min(first, 0.0) - settings.factor * abs(first)
-    if not (medians[-1] < -settings.explosion * abs(first) or _falls_faster(medians, settings)):
-        return None
     if not medians[-1] < bound:
+        return None
+    if not (medians[-1] < -settings.explosion * abs(first) or _fell_faster(medians, bound, settings)):
         return None
     above = level.steps[level.values >= 0]
     lasting = level.at - int(above[-1]) if len(above) else level.at + 1
     severity = Severity.WARNING if is_objective(loss.series(), separate.series(), info) else Severity.INFO
     return finding(severity, medians[-1], bound, first=first, lasting_steps=lasting)
+
+
+def _fell_faster(medians: Floats, bound: float, settings: LossWithoutFloor) -> bool:
+    """Whether the levels fell faster and faster past this bound at some time: a loss that ends there stays lost."""
+    return any(
+        medians[end - 1] < bound and _falls_faster(medians[:end], settings) for end in range(len(medians), 0, -1)
+    )
 
 
 def _falls_faster(medians: Floats, settings: LossWithoutFloor) -> bool:

@@ -11,11 +11,12 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import is_above_declared, last_jump, newest_jump, peak_rate, planned_growth, rates
 from forewarn.judge.objective import is_objective
-from forewarn.judge.optimizers import steps_grow_with_gradients
+from forewarn.judge.optimizers import of_group, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
+    for_cause,
     keep_in_float32,
     lower_lr,
     raise_lr,
@@ -228,6 +229,8 @@ class UpdateRatioLow(Settings):
     """Fraction of the highest loss below which this is only information: the task is solved."""
     wanted: float = between(1e-3, 0.0)
     """Update ratio that the first remedy aims at."""
+    peers: float = between(1e-5, 0.0)
+    """Median update ratio of its group above which this is only information: the learning rate is not to blame."""
 
 
 @rule(
@@ -237,7 +240,7 @@ class UpdateRatioLow(Settings):
     settings=UpdateRatioLow,
     message=Message("Steps barely change {scope}", "update/weight ratio {value} · expected at least {bound}"),
     remedies=(
-        raise_lr(10.0),
+        for_cause("rate", raise_lr(10.0)),
         keep_in_float32(),
         advise("inspect_layer", "Compare {scope} with layers of the same kind",
                "its weights may be very large, or its gradient very small", scope_is="parameter"),
@@ -255,7 +258,8 @@ def update_ratio_low(
 
     The rule scales the ratio to the peak learning rate, and waits while the rate rises. So neither a warm-up from 0 nor
     the end of a decay fires. `frozen-weight` reports weights that do not move at all. If the loss is almost zero this
-    is only information, since nothing is left to learn.
+    is only information, since nothing is left to learn. So it is if other weights at the same rate move as they should:
+    then a few huge values, such as those of a mask, make this one look as if it stood still.
 
     ## Example
     fires: update/ratio{layer.weight} 1e-9x3 | train/lr{0} 1e-6x3
@@ -271,13 +275,17 @@ def update_ratio_low(
     peak = peak_rate(lr, info)
     at_peak = ratios.last * (peak / used[-1] if len(used) and used[-1] > 0 else 1.0)
     frozen = set(np.array(causes.scopes, object)[causes.last > 0]) if causes.at == ratios.at else set()
-    severity = Severity.INFO if is_solved(loss, levels, settings.negligible_share) else Severity.WARNING
+    solved = is_solved(loss, levels, settings.negligible_share)
     for index in matrices(low & (at_peak < settings.tensor), ratios.scopes, info):
-        if ratios.scopes[index] not in frozen:
-            yield finding(
-                severity, ratios.last[index], settings.tensor, ratios.scopes[index], at_peak_lr=float(at_peak[index]),
-                lr_factor=lr_factor(settings.wanted, float(at_peak[index])),
-            )  # fmt: skip
+        if ratios.scopes[index] in frozen:
+            continue
+        peers = at_peak[is_matrix(ratios.scopes, info) & of_group(ratios.scopes, ratios.scopes[index], info)]
+        alone = median(peers[peers > 0]) > settings.peers
+        yield finding(
+            Severity.INFO if solved or alone else Severity.WARNING, ratios.last[index], settings.tensor,
+            ratios.scopes[index], cause="tensor" if alone else "rate", at_peak_lr=float(at_peak[index]),
+            lr_factor=lr_factor(settings.wanted, float(at_peak[index])),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

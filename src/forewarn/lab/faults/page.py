@@ -50,7 +50,7 @@ def _is_of(kind: str) -> Callable[[Record], bool]:
 def cell(share: Share) -> str:
     """A share with its interval: `90% (45 of 50; 79 to 96)`."""
     if not share.total:
-        return "none"
+        return "not run"
     low, high = share.interval
     return f"{share.value:.0%} ({share.hits} of {share.total}; {100 * low:.0f} to {100 * high:.0f})"
 
@@ -98,7 +98,11 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
     yield f"- {len(records) - num_faults} healthy runs and {num_faults} runs with a fault; {hours:.1f} process hours."
     pairs = {(record.case.change, record.case.workload) for record in records if record.case.is_fault}
     possible = sum(fault.fits(one) for fault in FAULTS.values() for which in by_set for one in WORKLOADS[which])
-    yield f"- Sample: {len(pairs)} of the {possible} pairs of a fault and a workload that it fits, chosen by chance."
+    yield (
+        f"- All {possible} pairs of a fault and a workload that it fits."
+        if len(pairs) == possible
+        else f"- Sample: {len(pairs)} of the {possible} pairs of a fault and a workload that it fits, chosen by chance."
+    )
     num_tried = sum(bool(record.remedied) for record in records if record.case.is_fault)
     if num_tried < num_faults:
         yield (
@@ -107,7 +111,7 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
         )
     judged_by = ", ".join(sorted({f"`{record.rules}`" for record in records}))
     yield f"- Rules: {judged_by}, a hash of the source and thresholds of all rules."
-    yield f"- The test set has been run with {len(runs)} sets of rules so far" + (
+    yield f"- The test set has been run with {len(runs)} set{'s' * (len(runs) != 1)} of rules so far" + (
         f": {', '.join(run['rules'] for run in runs)}.\n" if runs else ".\n"
     )
     yield " ".join(machine) + "\n"

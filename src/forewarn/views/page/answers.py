@@ -34,7 +34,7 @@ def answer(run: Run, request: str) -> bytes:
 
 
 def series(run: Run, query: Query) -> bytes:
-    """Series `name@scope`, each reduced to what `columns` pixels can show."""
+    """Series `name@scope`, each reduced to what `columns` pixels can show; with `times`, in seconds since the first."""
     wanted = query.get("series", [])
     if len(wanted) > MOST_SERIES:
         raise BadRequestError(f"{len(wanted)} series are too many for one request; ask for {MOST_SERIES} at most")
@@ -47,16 +47,17 @@ def series(run: Run, query: Query) -> bytes:
         name, _, scope = item.partition("@")
         if name not in scopes:
             scopes[name] = frozenset(run.scopes(name)) if name in names else frozenset()
-        steps, values = np.empty(0, np.int64), np.empty(0, np.float32)
+        steps, values, times = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0)
         if scope in scopes[name]:
             stored = run.series(name, scope)
+            times = np.maximum.accumulate(in_order(stored.steps, stored.times)[1])  # a clock may be set back
             steps, values = in_order(stored.steps, stored.values)
         ends = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
         selected = slice(
             0 if start is None else int(np.searchsorted(steps, start)),
             None if end is None else int(np.searchsorted(steps, end, side="right")),
         )
-        steps, values = steps[selected], values[selected]
+        steps, values, times = steps[selected], values[selected], times[selected] - times[:1]
         kept = kept_points(steps, values, columns)
         headers.append(
             {
@@ -66,6 +67,8 @@ def series(run: Run, query: Query) -> bytes:
         )  # fmt: skip
         arrays[f"steps:{number}"] = np.clip(steps[kept], 0, MOST_STEP)
         arrays[f"values:{number}"] = values[kept]
+        if "times" in query:
+            arrays[f"times:{number}"] = times[kept].astype(np.float32)
     return packed({"series": headers}, arrays)
 
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forewarn.files import read_regular, replacing
-from forewarn.standing import FAILED
+from forewarn.standing import FAILED, run_state
 from forewarn.store import ResumedError, Run, RunError, database, list_runs, manifest, open_run
 from forewarn.store.run_summary import Stamp, Summary, kept_summary, stamp_of, summary_of
-from forewarn.views.page.overview import state_of
+from forewarn.types import in_words
 from forewarn.views.wording import literal
 
 NOTES = "notes.json"
@@ -114,10 +114,13 @@ class Folder:
             except RunError as error:
                 kept = stamp, {"error": literal(str(error))}
             self._rows[name] = kept
-        empty = {"model": "", "num_steps": 0, "last_step": None, "last_loss": None, "updated": None, "alerts": {}}
+        empty = {
+            "model": "", "num_steps": 0, "last_step": None, "last_loss": None, "loss_words": "", "updated": None,
+            "alerts": {},
+        }  # fmt: skip
         row: dict[str, Any] = {"run": name, **empty, **kept[1]}
         end = row.pop("end", None)
-        row["state"] = state_of(end, row["updated"]) if row["updated"] is not None else FAILED
+        row["state"] = run_state(end, row["updated"]) if row["updated"] is not None else FAILED
         return {**row, **read_notes(path)}
 
     def read(self, name: str, work: Callable[[Run], T]) -> T:
@@ -199,6 +202,7 @@ def _plain(summary: Summary) -> dict[str, Any]:
         "num_steps": summary.num_steps,
         "last_step": summary.last_step,
         "last_loss": loss if loss is not None and math.isfinite(loss) else None,
+        "loss_words": "" if loss is None else in_words(loss),
         "updated": summary.updated,
         "end": summary.end,
         "alerts": {str(severity): count for severity, count in summary.num_alerts.items()},

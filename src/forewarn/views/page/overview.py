@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +18,7 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.remedies import declared
 from forewarn.metrics import all_metrics, catalogue_of
-from forewarn.standing import COMPLETED, NOT_FALLING, RUNNING, SILENT_SECONDS, run_state
+from forewarn.standing import COMPLETED, NOT_FALLING, RUNNING, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
 from forewarn.views.comparison import configuration, environment
@@ -27,9 +26,6 @@ from forewarn.views.conclusions import change_words, folded, summary_words, thin
 from forewarn.views.page.maps import model_order
 from forewarn.views.wording import AlertGroup, literal, losses, model_words, news_of, reason, short, thing_to_do
 
-STALLED = "stalled"
-"""A run that was not closed and has recorded nothing for a while."""
-STALLED_SECONDS = SILENT_SECONDS / 2
 USUAL_READINGS = 30
 FEWEST_USUAL = 5
 _USUAL = (5.0, 95.0)
@@ -41,12 +37,6 @@ _LOGARITHMIC = re.compile(
 
 
 WHOLE_RUN = "the whole run"
-
-
-def state_of(end: str | None, updated: float) -> str:
-    """The state of a run in one word: that of `run_state`, or `stalled`."""
-    state = run_state(end, updated)
-    return STALLED if state == RUNNING and time.time() - updated > STALLED_SECONDS else state
 
 
 def overview(run: Run, name: str) -> dict[str, Any]:
@@ -80,7 +70,7 @@ def overview(run: Run, name: str) -> dict[str, Any]:
 
 def _state(run: Run, num_steps: int) -> dict[str, Any]:
     end, updated, last, planned = run.end, run.updated or run.info.started, run.last_step, declared_steps(run)
-    word = state_of(None if end is None else end[0], updated)
+    word = run_state(None if end is None else end[0], updated)
     seconds = _values(run, "speed/step_seconds")
     seconds = seconds[np.isfinite(seconds)]
     return {
@@ -171,7 +161,8 @@ class _Evidence:
         finding, rule = news_of(worst), self._rules.get(worst.code)
         scopes = list(dict.fromkeys(alert.scope for alert in group.alerts))
         judged = self._judged(worst)
-        has_limit = math.isfinite(finding.bound)
+        is_code = judged is not None and self._unit(judged[0]) == "code"  # names a kind of trouble; not a quantity
+        has_limit = not is_code and math.isfinite(finding.bound)
         return {
             "key": f"{worst.code}@{worst.scope}",
             "code": literal(worst.code),
@@ -194,9 +185,13 @@ class _Evidence:
             "explanation": explanation(rule) if rule else "",
             "limit": finding.bound if has_limit else None,
             "side": ("above" if finding.value > finding.bound else "below") if has_limit else None,
-            "value": finding.value,
-            **self._shown(worst, judged, began),
+            "value": None if is_code else finding.value,
+            **self._shown(worst, None if is_code else judged, began),
         }
+
+    def _unit(self, metric: str) -> str:
+        declared_metric = catalogue_of(self._run.info).find(metric)
+        return declared_metric.unit if declared_metric else ""
 
     def _judged(self, alert: Alert) -> tuple[str, str] | None:
         """The metric and scope that the rule judged: the one with the finding's value, or else the first it reads."""

@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forewarn.standing import run_state
 from forewarn.store import Run, RunError, open_run
 from forewarn.store.errors import UnknownSeriesError
 from forewarn.store.run_summary import Stamp
@@ -29,7 +30,7 @@ from forewarn.views.comparison import MOST_RUNS, compare
 from forewarn.views.page.answers import ANSWERS, BadRequestError, Query
 from forewarn.views.page.built_page import NOT_BUILT, asset, asset_stamp
 from forewarn.views.page.folder import Folder, NoRunError, checked_notes, write_notes
-from forewarn.views.page.overview import overview, state_of
+from forewarn.views.page.overview import overview
 from forewarn.views.page.packing import json_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -291,7 +292,7 @@ class _Overview(NamedTuple):
 
     def is_current(self) -> bool:
         """Whether it still tells the state of the run, which may change without a new record."""
-        return state_of(self.end, self.updated) == self.state
+        return run_state(self.end, self.updated) == self.state
 
 
 def _overview_of(run: Run, name: str) -> _Overview:
@@ -307,7 +308,7 @@ def _progress(run: Run) -> dict[str, Any]:
         "last_step": run.last_step,
         "num_steps": run.num_steps,
         "updated": updated,
-        "state": state_of(None if end is None else end[0], updated),
+        "state": run_state(None if end is None else end[0], updated),
         "alerts": run.num_alert_changes,
     }
 
