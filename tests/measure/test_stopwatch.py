@@ -9,6 +9,8 @@ from forewarn.measure.probes.speed import SpeedProbe
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import (
     BACKWARD_ENDED,
+    EVALUATION_ENDED,
+    FORWARD_ENDED,
     IN_BACKWARD,
     IN_EVALUATION,
     IN_FORWARD,
@@ -40,7 +42,7 @@ class Loop:
     def after(self, seconds, state=None):
         self.clock.now += seconds
         if state == "forward ended":
-            self.watch.forward_ended()
+            self.watch.begin(EVALUATION_ENDED if self.watch.state == IN_EVALUATION else FORWARD_ENDED)
         elif state is not None:
             self.watch.begin(state)
 

@@ -27,10 +27,13 @@ from forewarn.measure.probe import Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import (
     BACKWARD_ENDED,
+    EVALUATION_ENDED,
+    FORWARD_ENDED,
     IN_BACKWARD,
     IN_EVALUATION,
     IN_FORWARD,
     IN_UPDATE,
+    STEP_ENDED,
     UPDATE_ENDED,
     Stopwatch,
 )
@@ -41,6 +44,11 @@ _log = logging.getLogger("forewarn")
 
 _MAX_WATCHED_OUTPUTS = 16
 """Maximum number of output tensors that get a hook to detect a backward pass."""
+_STATES = {
+    "step_begins": STEP_ENDED, "backward_begins": IN_BACKWARD, "backward_ended": BACKWARD_ENDED,
+    "before_update": IN_UPDATE, "after_update": UPDATE_ENDED,
+}  # fmt: skip
+"""By event that every probe may hear: what the loop does from then on."""
 
 
 class Loop:
@@ -217,9 +225,12 @@ class Loop:
         self._refused |= lost
 
     def _tell(self, event: str, *args: Any) -> None:
-        with self.stopwatch:
+        self.stopwatch.begin(_STATES[event], own=1)
+        try:
             for probe in self._listening(event):
                 self.guard(probe, getattr(probe, event), *args)
+        finally:
+            self.stopwatch.__exit__(None, None, None)
 
     def _listening(self, event: str) -> list[Probe]:
         """The probes that handle this event: most probes ignore most events."""
@@ -234,7 +245,6 @@ class Loop:
 
     def _stepper(self, event: str, index: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.stopwatch.begin(IN_UPDATE if event == "before_update" else UPDATE_ENDED)
             positional = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer as well
             closure = kwargs.get("closure", positional[0] if positional else None)
             if self.step.measured and event == "before_update":
@@ -298,7 +308,7 @@ class Loop:
         if self._finder.is_nested(module):
             return
         self._finder.inside = None
-        self.stopwatch.forward_ended()
+        self.stopwatch.begin(EVALUATION_ENDED if self.stopwatch.state == IN_EVALUATION else FORWARD_ENDED)
         if self._forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
@@ -329,7 +339,6 @@ class Loop:
         if task == self._graph_task or self.is_closed:
             return
         self._graph_task = task
-        self.stopwatch.begin(IN_BACKWARD)
         self._tell("backward_begins", self.step)
         if self.step.measured:
             self._follow()
@@ -353,7 +362,6 @@ class Loop:
     def _gradients_settled(self) -> None:
         self._parameter_hooks.remove()
         if not self.is_closed:
-            self.stopwatch.begin(BACKWARD_ENDED)
             self._finder.backward_ended()
             self._tell("backward_ended", self.step)
 

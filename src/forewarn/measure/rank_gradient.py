@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,13 +23,20 @@ class RankGradient:
     """
 
     def __init__(self, called: nn.Module) -> None:
-        self._wrapper = _wrapper(called)
+        found = _wrapper(called)
+        self._found: weakref.ref[Any] | None = None if found is None else weakref.ref(found)
+        """Weak, so that its group of processes ends with the loop even if the monitor is kept."""
         self._seen: dict[int, Norm] = {}
 
     def forward_begins(self) -> None:
         """Find the DDP wrapper if the loop calls it but the model inside is watched."""
         if self._wrapper is None and torch.distributed.is_available():
-            self._wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+            active = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+            self._found = None if active is None else weakref.ref(active)
+
+    @property
+    def _wrapper(self) -> Any:
+        return None if self._found is None else self._found()
 
     @property
     def num_ranks(self) -> int:

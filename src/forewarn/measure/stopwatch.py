@@ -104,6 +104,11 @@ class Stopwatch:
     It runs on every step, so an event inside `with stopwatch:` does not even look at the clock.
     """
 
+    __slots__ = (
+        "__weakref__", "_depth", "_in_state", "_phases", "_since", "clock", "is_paused", "num_steps", "pauses",
+        "seconds", "state", "timeline", "usual_seconds",
+    )  # fmt: skip
+
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, make_event: Callable[[], Event | None] | None = None
     ) -> None:
@@ -121,7 +126,7 @@ class Stopwatch:
         self._depth = 0
         self._since = clock()
         """When time was last added up."""
-        self._state = STEP_ENDED
+        self.state = STEP_ENDED
         self._in_state = 0.0
         """The time since the state began, without the monitor's."""
         self._phases = _phases(False)
@@ -142,24 +147,21 @@ class Stopwatch:
             self.seconds[_MONITOR] += now - self._since
             self._since = now
 
-    def begin(self, state: int) -> None:
-        """The loop does something else from now on."""
-        if self.is_paused:
-            return
+    def begin(self, state: int, own: int = 0) -> None:
+        """The loop does something else from now on; with `own` 1, after the monitor's part, which `__exit__` ends."""
         if self._depth == 0:
             now = self.clock()
             self._in_state += now - self._since
             self._since = now
-        phase = self._phases[self._state][state]
+        self._depth += own
+        if self.is_paused:
+            return
+        phase = self._phases[self.state][state]
         self.seconds[phase] += self._in_state
         self._in_state = 0.0
-        self._state = state
+        self.state = state
         if self.timeline is not None and self.timeline.is_open:
             self.timeline.mark(phase)
-
-    def forward_ended(self) -> None:
-        """A forward pass has ended, one that began in training or in evaluation."""
-        self.begin(EVALUATION_ENDED if self._state == IN_EVALUATION else FORWARD_ENDED)
 
     def end_step(self) -> tuple[float, float]:
         """The time of all steps up to now without pauses, and the monitor's part of it."""
@@ -179,7 +181,7 @@ class Stopwatch:
 
     def hangs_in(self) -> str:
         """The phase in which the loop is now, as far as the events tell."""
-        return "monitor" if self._depth else _HANGS_IN[self._state]
+        return "monitor" if self._depth else _HANGS_IN[self.state]
 
     @property
     def idle_seconds(self) -> float:
@@ -192,7 +194,7 @@ class Stopwatch:
         if self.is_paused:
             yield
             return
-        self.begin(self._state)
+        self.begin(self.state)
         self.is_paused = True
         began, own = self.clock(), self.seconds[_MONITOR]
         try:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.registry import NO_BOUND, Gate, finding, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Floats, Panel, Series, median, usual_levels
 from forewarn.metrics import TRAINING_PHASES
@@ -139,16 +139,12 @@ class SlowStep(Settings):
     """Number of steps needed to know the usual time."""
 
 
-def _may_be_slow(settings: SlowStep, info: RunInfo) -> Gate:
-    return lambda step, seconds: not seconds <= settings.least
-
-
 @rule(
-    "P102", "slow-step", reads=("speed/step_seconds", "speed/phase_seconds"), when=("speed/step_seconds",),
-    per_scope=True, gate=_may_be_slow, keep=200,
+    "P102", "slow-step", reads=("speed/step_seconds", "speed/phase_seconds"), when=("speed/phase_seconds",),
+    per_scope=True, keep=200,
     settings=SlowStep,
     message=Message(
-        "A step took much longer than usual in the phase {phase}",
+        "A step took much longer than usual in the phase {scope}",
         "seconds {value} · limit {bound} · usual {level} · slow steps {num_slow} · seconds lost {lost_seconds}",
     ),
     remedies=(
@@ -158,7 +154,7 @@ def _may_be_slow(settings: SlowStep, info: RunInfo) -> Gate:
                "the phases then show whether the step waited for data"),
     ),
 )  # fmt: skip
-def slow_step(seconds: Panel, phases: Panel, settings: SlowStep) -> Finding | None:
+def slow_step(seconds: Panel, phases: Panel, settings: SlowStep) -> Iterator[Finding]:
     """Single steps take many times as long as usual.
 
     ## Why is this bad?
@@ -174,10 +170,12 @@ def slow_step(seconds: Panel, phases: Panel, settings: SlowStep) -> Finding | No
     quiet: 15.0x3 0.1x60 0.5 | speed/phase_seconds{forward} 15.0x3 0.1x60 0.5
     """
     times = seconds.series()
+    if not times.last > settings.least or times.at != phases.at:
+        return
     usual = times.median(len(times), skip=1)
     limit = max(settings.factor * usual, usual + settings.least)
-    if len(times) <= settings.readings or not usual > 0 or not limit < times.last < np.inf or times.at != phases.at:
-        return None
+    if len(times) <= settings.readings or not usual > 0 or not limit < times.last < np.inf:
+        return
     slow = times.steps[1:][(times.values[1:] > limit) & np.isfinite(times.values[1:])]
     rows = np.flatnonzero(np.isin(phases.steps, slow))  # a step of a second or more has a reading of its phases
     longest = [phases.scopes[column] for column in np.nan_to_num(phases.values[rows]).argmax(axis=1)]
@@ -185,10 +183,9 @@ def slow_step(seconds: Panel, phases: Panel, settings: SlowStep) -> Finding | No
         int(phases.steps[row]): phase for row, phase in zip(rows, longest, strict=True) if phase in TRAINING_PHASES
     }
     lost = float(times.values[np.isin(times.steps, list(inside))].sum()) - usual * len(inside)
-    if times.at not in inside or lost < settings.lost:
-        return None
-    evidence = {"phase": inside[times.at], "level": usual, "num_slow": len(inside), "lost_seconds": lost}
-    return finding(Severity.INFO, times.last, limit, **evidence)
+    if times.at in inside and lost >= settings.lost:
+        counted = {"num_slow": len(inside), "lost_seconds": lost}
+        yield finding(Severity.INFO, times.last, limit, inside[times.at], level=usual, **counted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
