@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -121,6 +122,8 @@ class Monitor:
         self._finalizer = weakref.finalize(self, loop.close)
         if exchange is not None:
             weakref.finalize(self, exchange.finish)
+            self._at_exit = functools.partial(_left_open, weakref.ref(self))
+            atexit.register(self._at_exit)
 
     def begin(self, instead_of: Path | None = None) -> None:
         """Tell the views that the run begins, and which path was requested if it was taken."""
@@ -382,14 +385,14 @@ class Monitor:
         if interrupt is not None:
             raise interrupt
         self._finalizer.detach()
+        if self._exchange is not None:
+            atexit.unregister(self._at_exit)
 
     def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
-            if self._exchange is not None:
-                rest = self._exchange.finish()
-                self._conclude(rest if self._exchange.records else ())
+            self._end_exchange(reason)
             speed, last = self._speed, list[Reading]()
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
@@ -397,6 +400,11 @@ class Monitor:
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+
+    def _end_exchange(self, reason: str) -> None:
+        if self._exchange is not None:
+            rest = self._exchange.finish(reason)
+            self._conclude(rest if self._exchange.records else ())
 
     @property
     def _speed(self) -> SpeedProbe:
@@ -654,6 +662,18 @@ class Monitor:
         """Report a failure of the monitor itself; training always continues."""
         with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
+
+
+def _left_open(monitor: weakref.ref[Monitor]) -> None:
+    """At exit, record what the other ranks have sent last to a monitor that was not closed."""
+    left = monitor()
+    if left is None or left._closed:
+        return
+    error = getattr(sys, "last_value", None)
+    try:
+        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}")
+    except Exception as failure:
+        left._failed(failure)
 
 
 def _asks_for_detail(alert: Alert) -> bool:

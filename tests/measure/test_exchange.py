@@ -219,6 +219,28 @@ def test_ranks_stop_at_one_step_and_go_on_alone_if_another_is_not_watched_or_no_
     in_two_processes(unwatched, str(tmp_path))
 
 
+def leave(rank, folder):
+    """Exit with everything open, rank 1 earlier, so that a message of rank 0 is under way when both exit."""
+    global left_open
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left_open = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    until(lambda: left_open._exchange.has_met)
+    for _ in range(8 if rank == 0 else 4):
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        left_open.step(loss)
+    raise SystemExit(0)
+
+
+def test_processes_that_close_nothing_exit_as_they_would_alone(tmp_path):
+    in_two_processes(leave, str(tmp_path))  # an abort would be raised here
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert run.series("train/loss").steps.tolist() == list(range(8))
+        assert run.end[0] == "not closed"
+
+
 def test_one_process_has_no_exchange(tmp_path):
     model = nn.Linear(2, 2)
     with forewarn.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", views=[]) as monitor:
