@@ -18,7 +18,7 @@ import click
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 
 import forewarn

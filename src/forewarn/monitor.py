@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import json
 import logging
 import operator
 import sys
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.policies import Identity, Policy, act, adjust
+from forewarn.act.policies import Adjustment, Identity, Policy, act, adjust, adjustments
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
@@ -238,20 +239,20 @@ class Monitor:
 
         It can lower the learning rate and raise the weight decay, once per finding. Pass the learning-rate `scheduler`,
         if there is one, so that its base learning rate is lowered too.
+
+        In a distributed run, call it on every rank after the same step: they wait for each other, and all of them do
+        what rank 0 decides. If they are not in contact, nothing is changed.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError(
-                "monitor.adjust works only in a single process: the ranks of a distributed run would train differently"
-            )
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
             about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-            actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+            advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
+            actions = adjust(advised, self._optimizers, scheduler, step)
             if actions:
                 if self._writer is not None:
                     self._writer.record(step, findings=[], alerts=[], actions=actions)
@@ -577,6 +578,16 @@ class Monitor:
             self._stop = True
         elif self._exchange.records:
             self._exchange.ask_to_stop()
+
+    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
+        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
+        if self._exchange is None:
+            return advised
+        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
+        if word is None:
+            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
+            return []
+        return [Adjustment.from_json(advice) for advice in json.loads(word)]
 
     def _escalate(self, step: int) -> None:
         """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""

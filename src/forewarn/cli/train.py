@@ -188,7 +188,7 @@ def _join(options: _Settings) -> None:
     if options.parallel != "ddp" and (options.gradient_monitor or options.amp == "fp16"):
         option = "--gradient-monitor" if options.gradient_monitor else "--amp fp16"
         raise Failure(f"{option} needs whole gradients in each process: use --parallel ddp, or leave it out")
-    options.device = join(options.parallel, options.device)
+    vars(options)["device"] = join(options.parallel, options.device)
 
 
 def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:

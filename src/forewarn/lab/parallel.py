@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from forewarn.lab.gpt import GPT
+
 WAYS = ("ddp", "fsdp", "tp")
 
 
@@ -32,7 +34,7 @@ def data_rank(how: str) -> tuple[int, int]:
     return (0, 1) if how == "tp" else (dist.get_rank(), dist.get_world_size())
 
 
-def parallelized(model: Any, how: str, device: str) -> nn.Module:
+def parallelized(model: GPT, how: str, device: str) -> nn.Module:
     """The GPT as `how` trains it. With tp, the feed-forward layers are split, and all others have copies."""
     model.to(device)
     if how == "ddp":
@@ -45,10 +47,12 @@ def parallelized(model: Any, how: str, device: str) -> nn.Module:
 
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    for block in model.blocks:
+    layers: Any = model.blocks
+    for block in layers:
         parallelize_module(block.mlp, mesh, {"input": ColwiseParallel(), "output": RowwiseParallel()})
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -56,7 +60,7 @@ def parallelized(model: Any, how: str, device: str) -> nn.Module:
             _copied(module, mesh)
     if model.config.tied:  # each place got its own tensor
         model.head.weight = model.token_embedding.weight
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _copied(module: nn.Module, mesh: Any) -> None:
@@ -65,8 +69,9 @@ def _copied(module: nn.Module, mesh: Any) -> None:
 
     def wrapped(_: nn.Module, inputs: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
         return tuple(
-            DTensor.from_local(each, mesh, [Replicate()], run_check=False) if isinstance(each, Tensor) else each
-            for each in inputs
+            DTensor.from_local(value, mesh, [Replicate()], run_check=False) if isinstance(value, Tensor) else value
+            for value in inputs
         )
 
-    distribute_module(module, mesh, input_fn=wrapped, output_fn=lambda _, output, mesh: output.to_local())
+    entering: Any = wrapped  # it returns the new inputs, whatever torch declares
+    distribute_module(module, mesh, input_fn=entering, output_fn=lambda _, output, mesh: output.to_local())

@@ -142,7 +142,7 @@ def attended(
     Of DTensors, the heads and batches that this rank holds.
     """
     query, key = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in (query, key))
-    if hasattr(attn_mask, "to_local"):
+    if attn_mask is not None and hasattr(attn_mask, "to_local"):
         attn_mask = attn_mask.to_local()
     if query.dim() == 3:
         query, key = query.unsqueeze(1), key.unsqueeze(1)

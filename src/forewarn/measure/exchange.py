@@ -73,6 +73,10 @@ _CLOSED = -1.0
 """In place of a step: this rank has closed its monitor."""
 
 
+_QUESTION = -2.0
+"""In place of a step, minus the step: all ranks ask what rank 0 says."""
+
+
 class _Word(IntEnum):
     """The numbers at the start of the first message."""
 
@@ -112,6 +116,16 @@ class _Parcel:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True)
+class _Question:
+    """What all ranks ask rank 0 at the same step."""
+
+    step: int
+    text: bytes
+    answer: bytes | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Exchange:
     """Takes the arrays of each step, and returns them combined over all ranks, in order.
 
@@ -147,7 +161,8 @@ class Exchange:
         self._shards = shards
         self._waiting: deque[_Parcel] = deque()
         self._latest: _Parcel | None = None
-        self._queue: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Parcel | _Question | None] = queue.SimpleQueue()
+        self._asked: _Question | None = None
         self._layouts: dict[tuple[float, ...], tuple[str, ...]] = {}
         self._lost: set[str] = set()
         """The readings of shards that another rank did not send in the last step that had them."""
@@ -239,6 +254,16 @@ class Exchange:
             self._switch_off("the other ranks did not answer")
         return parcel.stops
 
+    def word_of_rank_0(self, step: int, text: bytes) -> bytes | None:
+        """What rank 0 says at a step at which all ranks ask; waits for all of them. None if the exchange is off."""
+        if self.off:
+            return None
+        question = self._asked = _Question(step, text)
+        self._queue.put(question)
+        if not question.done.wait(_SECONDS_TO_AGREE):
+            self._switch_off("the other ranks did not answer")
+        return question.answer
+
     def finish(self, reason: str = "not closed") -> list[tuple[Collected, list[Array]]]:
         """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
         if math.isinf(self._closed_at):
@@ -268,6 +293,8 @@ class Exchange:
                 )  # fmt: skip
         for parcel in list(self._waiting):
             parcel.done.set()
+        if self._asked is not None:
+            self._asked.done.set()
 
     def _run(self, name: str) -> None:
         """The thread: meet the other ranks, then exchange one parcel after another."""
@@ -280,6 +307,9 @@ class Exchange:
             if self._log is not None:
                 self._introduce(peers, self._log)
             while (parcel := self._queue.get()) is not None and not self.off:
+                if isinstance(parcel, _Question):
+                    self._answer(peers, parcel)
+                    continue
                 if parcel.is_exchanged:
                     self._exchange(peers, parcel)
                 parcel.done.set()
@@ -335,6 +365,14 @@ class Exchange:
             combined = {entry.key: array for entry, array in zip(entries, arrays, strict=True)}
             parcel.content = self._combined(*parcel.content, combined)
         parcel.is_combined = True
+
+    def _answer(self, peers: Peers, question: _Question) -> None:
+        word = np.zeros(len(_Word) + _MAX_RIDING)  # as long as that of a step, from which its own number tells it
+        word[_Word.STEP], word[_Word.LENGTH] = _QUESTION - question.step, len(question.text)
+        words = peers.gather(word)
+        self._check(words)
+        question.answer = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])[0]
+        question.done.set()
 
     def _combined(
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]

@@ -96,7 +96,7 @@ class Peers:
 
     def gather_texts(self, text: bytes, lengths: Sequence[int]) -> list[bytes]:
         """The texts of all ranks, whose lengths are known."""
-        own = np.zeros(max(lengths), np.uint8)
+        own = np.zeros(max(1, *lengths), np.uint8)
         own[: len(text)] = np.frombuffer(text, np.uint8)
         gathered = np.empty((self.num_ranks, len(own)), np.uint8)
         self._gather(gathered, own)

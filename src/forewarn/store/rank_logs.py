@@ -76,7 +76,7 @@ class RankLogWriter:
         """The processes of other ranks have ended; which of them was first is unknown if there are several."""
         if len(self._log.saw_end) < _MOST_ENDS:
             now = dict.fromkeys(map(str, ranks[:_MOST_ENDS]), time.time())
-            self._log = replace(self._log, saw_end=now | self._log.saw_end)
+            self._log = replace(self._log, saw_end={**now, **self._log.saw_end})
             self._write()
         if self._flush is not None:
             self._flush()
