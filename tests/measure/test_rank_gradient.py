@@ -84,6 +84,9 @@ def train(rank, folder, how):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[]) if watched else None
         passes = 3 if how == "no_sync" else 1
+        expected = []
+        updates = mock.patch.object(NoiseScale, "update", autospec=True, side_effect=NoiseScale.update)
+        update = updates.start()
         for step in range(STEPS):
             true = own_norm(model, step, 0, how) if watched and rank == 0 else math.nan
             for number in range(passes):
@@ -98,17 +101,19 @@ def train(rank, folder, how):
                 monitor.clip_grad_norm_(1e3)
             optimizer.step()
             optimizer.zero_grad()
-            if monitor is None:
-                continue
-            with mock.patch.object(NoiseScale, "update", autospec=True, side_effect=NoiseScale.update) as update:
+            expected += [true, NUM_RANKS * averaged]
+            if monitor is not None:
                 monitor.step(loss)
-            if rank == 0 and how not in UNSEEN:
-                _, num_batches, first, total, per_pass = update.call_args.args
-                assert (num_batches, per_pass) == (passes * NUM_RANKS, NUM_RANKS)
-                assert (first, total / NUM_RANKS) == pytest.approx((true, averaged), rel=1e-5)
         weights[watched] = [each.detach().clone() for each in model.parameters()]
         if monitor is not None:
             monitor.close()
+        updates.stop()
+        if monitor is not None and rank == 0 and how not in UNSEEN:
+            calls = [call.args[1:] for call in update.call_args_list]
+            assert {(num_batches, per_pass) for num_batches, _, _, per_pass in calls} == {
+                (passes * NUM_RANKS, NUM_RANKS)
+            }
+            assert [norm for _, *norms, _ in calls for norm in norms] == pytest.approx(expected, rel=1e-5)
         if monitor is not None and rank == 0:
             assert monitor._loop.failures == {}
             assert not [alert for alert in monitor.alerts if alert.code == "X103"]

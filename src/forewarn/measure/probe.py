@@ -48,6 +48,8 @@ class Pending:
     """Takes one float64 array per tensor, of the same shape; on an accelerator, one step later."""
     parts: Sequence[Part] = ()
     """How each tensor is combined over ranks; those without an entry stay as this rank has measured them."""
+    settle: Callable[[Sequence[Array]], Pending] | None = None
+    """In a distributed run: makes what is exchanged instead from the arrays, once they have arrived."""
 
 
 class GradientTap(NamedTuple):
