@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class BatchProbe(Probe):
             tensor = local_part(args[0]) if args and isinstance(args[0], Tensor) else None
             if self._scale is None and tensor is not None and tensor.is_floating_point() and tensor.numel():
                 values = _sample(tensor)
-                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean().sqrt()])
+                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean()])
 
         return entered
 
@@ -98,9 +99,9 @@ class BatchProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             waiting = list(arrays)
             if scale is not None:
-                mean, size = waiting.pop(0)
+                mean, mean_square = waiting.pop(0)
                 yield Reading("batch/input_mean", (layer,), mean)
-                yield Reading("batch/input_rms", (layer,), size)
+                yield Reading("batch/input_rms", (layer,), math.sqrt(mean_square))
             if fingerprint is not None:
                 present = tuple(float(number) for number in waiting.pop(0))
                 if self._before:
