@@ -261,7 +261,8 @@ class Monitor:
         """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
@@ -277,7 +278,8 @@ class Monitor:
         If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         try:
             gradients = self._probes["gradients"]
             assert isinstance(gradients, GradientProbe)
@@ -676,6 +678,5 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
         raise _WrongArgument(error) from None
 
 
-def _check_limit(max_norm: float) -> None:
-    if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm must be a number, the largest allowed norm, not {max_norm!r}")
+def _not_a_limit(max_norm: Any) -> str:
+    return f"max_norm must be a number, the largest allowed norm, not {max_norm!r}"
