@@ -583,6 +583,9 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._views.undelivered is not ("notify" in self._told):
+            self._told ^= {"notify"}
+            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
 
     def _keep_what_was_logged(self) -> None:
         """Add values logged since the last step to that step."""
