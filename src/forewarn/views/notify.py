@@ -6,6 +6,7 @@ import logging
 import shlex
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ _TALKATIVE = ("apprise", "urllib3.connectionpool", "requests")
 """Loggers that may write the URL of a service."""
 
 Level = Literal["info", "warning", "critical"]
-Send = Callable[[str, str], bool]
-"""Sends a title and a text; returns whether that worked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,8 @@ class Service:
     """Somewhere to send messages. Its URL is a secret that is never shown: it may hold a token or a password."""
 
     name: str
-    send: Send
+    send: Callable[..., bool]
+    """Sends a `title` and a `body`; returns whether that worked."""
 
 
 class Notifier:
@@ -50,13 +50,13 @@ class Notifier:
     """
 
     def __init__(
-        self, services: Sequence[Service], at: Level = "critical", *, pauses: Sequence[float] = PAUSES,
+        self, services: Sequence[Service], at: Level = "critical", *, pauses: Sequence[float] | None = None,
         seconds_apart: float = SECONDS_APART,
     ) -> None:  # fmt: skip
         self.undelivered = ""
         """The services that did not take the last message, and why; empty if all did."""
         self._services = tuple(services)
-        self._pauses, self._apart = tuple(pauses), seconds_apart
+        self._pauses, self._apart = PAUSES if pauses is None else tuple(pauses), seconds_apart
         self._news = News(Severity[at.upper()])
         self._run: Path | None = None
         self._waiting: list[str] = []
@@ -161,24 +161,19 @@ def services(urls: Sequence[str]) -> list[Service]:
     found = []
     for place, url in enumerate(urls, 1):
         name = str(url).partition(":")[0] if "://" in str(url) else ""
-        target = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False, app_id="forewarn"))
-        with _silenced():
-            is_known = isinstance(url, str) and target.add(url)
-        if not is_known:
+        with _silenced(), random_states_kept(), warnings.catch_warnings(action="ignore"):  # it imports old modules
+            target: Any = apprise.Apprise.instantiate(url) if isinstance(url, str) else None
+        if target is None:
             kind = f"; its service is {name!r}" if name.isidentifier() else ""
             raise ValueError(
                 f"URL {place} of notify is not valid{kind} (it is not shown because it may hold a secret); "
                 "https://appriseit.com/services lists the form of each service's URL"
             )
-        found.append(Service(name, _sender(target, apprise.NotifyFormat.TEXT)))
+        target.notify_format = apprise.NotifyFormat.TEXT
+        found.append(
+            Service(name, target.notify)
+        )  # it sends in the thread that calls it
     return found
-
-
-def _sender(target: Any, body_format: Any) -> Send:
-    def send(title: str, text: str) -> bool:
-        return bool(target.notify(body=text, title=title, body_format=body_format))
-
-    return send
 
 
 def deliver(services: Sequence[Service], title: str, text: str) -> dict[Service, str]:
@@ -190,7 +185,7 @@ def deliver(services: Sequence[Service], title: str, text: str) -> dict[Service,
 
 def _attempt(service: Service, title: str, text: str) -> str:
     try:
-        return "" if service.send(title, text) else "it was not reached, or did not accept the message"
+        return "" if service.send(title=title, body=text) else "it was not reached, or did not accept the message"
     except Exception as error:
         return type(error).__name__
 
