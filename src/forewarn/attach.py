@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import sys
 import time
@@ -66,9 +67,10 @@ from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Block, RuleInfo, RunInfo
+from forewarn.types import Alert, Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+from forewarn.views.notify import Listener, Notifier, services
 
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "ale_py", "procgen", "envpool")
 """Libraries of environments: a program that loads one trains for a return."""
@@ -92,6 +94,9 @@ def watch(
     metrics: Sequence[ModuleMetric] = (),
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
+    notify: Sequence[str] = (),
+    notify_at: str | None = None,
+    on_alert: Callable[[Alert], Any] | None = None,
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -110,6 +115,10 @@ def watch(
       With `healthy=(low, high)`, values that stay outside the range raise an alert.
     - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
+    - `notify`: URLs of services to send alerts to: `["slack://…", "mailto://…"]`. By default those of the config, or
+      of the environment variable FOREWARN_NOTIFY, separated by spaces.
+    - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
+    - `on_alert`: a function that is called with each alert that fires, gets worse or resolves.
     """
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
@@ -117,6 +126,7 @@ def watch(
     policy = Policy.of(policy)
     predicate = as_predicate(every)
     settings, own_rules = Config.with_rules(config, rules)
+    settings = _with_notify(settings, notify, notify_at)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
     ranks = num_ranks()
@@ -144,6 +154,7 @@ def watch(
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
     first = parameter_index.records
+    shown_in = _views(views, settings, on_alert) if first else []
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     writer: RunWriter | None = None
@@ -167,7 +178,7 @@ def watch(
             rule_set=rule_set,
             info=info,
             writer=writer,
-            views=([AlertLines()] if views is None else views) if first else [],
+            views=shown_in,
             policy=policy,
             optimizers=optimizers,
             exchange=exchange,
@@ -245,6 +256,24 @@ def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics:
     for view in views:
         if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
             raise TypeError(f"views must contain view instances, such as forewarn.LiveView(), not {_described(view)}")
+
+
+def _with_notify(settings: Config, notify: Any, at: Any) -> Config:
+    """The settings with the arguments of `watch`, or the environment, about notifications."""
+    if isinstance(notify, str) or not isinstance(notify, Sequence):
+        raise TypeError(f"notify must be a list of URLs, not {type(notify).__name__}; use notify=[...]")
+    urls = notify or settings.notify or os.environ.get("FOREWARN_NOTIFY", "").split()
+    return replace(settings, notify=urls, notify_at=settings.notify_at if at is None else at)
+
+
+def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[Alert], Any] | None) -> list[View]:
+    """Where the run is shown, and who is told about alerts."""
+    if on_alert is not None and not callable(on_alert):
+        raise TypeError(f"on_alert must be a function of an alert, not {_described(on_alert)}")
+    shown_in: list[View] = [AlertLines()] if views is None else list(views)
+    shown_in += [Notifier(services(settings.notify), settings.notify_at)] if settings.notify else []
+    shown_in += [Listener(on_alert)] if on_alert is not None else []
+    return shown_in
 
 
 def _described(value: Any) -> str:

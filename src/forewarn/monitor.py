@@ -632,6 +632,9 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._views.undelivered is not ("notify" in self._told):
+            self._told ^= {"notify"}
+            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
         if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
             self._told.add("ranks")
             yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)

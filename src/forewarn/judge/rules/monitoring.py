@@ -119,3 +119,27 @@ def store_failed(failed: Series) -> Finding | None:
     quiet: 0
     """
     return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
+
+
+@rule(
+    "X107", "notify-failed", reads=("monitor/notify_failed",), keep=1,
+    message=Message("Notifications are not delivered"),
+    remedies=(
+        advise("test_the_service", "Send a sample with forewarn notify --test URL",
+               "it shows whether the address and the token are right and this machine reaches the service"),
+        advise("read_the_log", "Find the name of the service in the training log",
+               "the warning there says which service failed; its URL is never written"),
+    ),
+)  # fmt: skip
+def notify_failed(failed: Series) -> Finding | None:
+    """A service did not take a notification, although it was tried several times.
+
+    ## Why is this bad?
+    Training continues and the run is stored as usual, but whoever relies on messages is not told about alerts. The
+    service is down, the token has expired, or this machine has no way to the internet. Each later alert is tried again.
+
+    ## Example
+    fires: 1
+    quiet: 0
+    """
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
