@@ -65,6 +65,7 @@ from forewarn.plan import Plan
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
+from forewarn.store.rank_logs import RankLogWriter
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
 from forewarn.types import Alert, Block, RuleInfo, RunInfo
@@ -168,7 +169,11 @@ def watch(
                 delete_run(Path(run))
             writer = _writer(run, info, settings, resume, resume_at)
         if parameter_index.rank is not None:
-            exchange = Exchange(_meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards)
+            log = RankLogWriter(parameter_index.rank, None if writer is None else writer.flush)
+            exchange = Exchange(
+                _meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards,
+                log, None if writer is None else writer.path.absolute(),
+            )  # fmt: skip
         monitor = Monitor(
             loop=loop,
             probes=all_probes,

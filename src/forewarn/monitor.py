@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
+import json
 import logging
 import operator
 import sys
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.policies import Identity, Policy, act, adjust
+from forewarn.act.policies import Adjustment, Identity, Policy, act, adjust, adjustments
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
@@ -121,6 +123,8 @@ class Monitor:
         self._finalizer = weakref.finalize(self, loop.close)
         if exchange is not None:
             weakref.finalize(self, exchange.finish)
+            self._at_exit = functools.partial(_left_open, weakref.ref(self))
+            atexit.register(self._at_exit)
 
     def begin(self, instead_of: Path | None = None) -> None:
         """Tell the views that the run begins, and which path was requested if it was taken."""
@@ -235,20 +239,20 @@ class Monitor:
 
         It can lower the learning rate and raise the weight decay, once per finding. Pass the learning-rate `scheduler`,
         if there is one, so that its base learning rate is lowered too.
+
+        In a distributed run, call it on every rank after the same step: they wait for each other, and all of them do
+        what rank 0 decides. If they are not in contact, nothing is changed.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError(
-                "monitor.adjust works only in a single process: the ranks of a distributed run would train differently"
-            )
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
             about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-            actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+            advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
+            actions = adjust(advised, self._optimizers, scheduler, step)
             if actions:
                 if self._writer is not None:
                     self._writer.record(step, findings=[], alerts=[], actions=actions)
@@ -384,14 +388,14 @@ class Monitor:
         if interrupt is not None:
             raise interrupt
         self._finalizer.detach()
+        if self._exchange is not None:
+            atexit.unregister(self._at_exit)
 
     def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
-            if self._exchange is not None:
-                rest = self._exchange.finish()
-                self._conclude(rest if self._exchange.records else ())
+            self._end_exchange(reason)
             speed, last = self._speed, list[Reading]()
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
@@ -399,6 +403,11 @@ class Monitor:
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+
+    def _end_exchange(self, reason: str) -> None:
+        if self._exchange is not None:
+            rest = self._exchange.finish(reason)
+            self._conclude(rest if self._exchange.records else ())
 
     @property
     def _speed(self) -> SpeedProbe:
@@ -572,6 +581,16 @@ class Monitor:
         elif self._exchange.records:
             self._exchange.ask_to_stop()
 
+    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
+        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
+        if self._exchange is None:
+            return advised
+        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
+        if word is None:
+            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
+            return []
+        return [Adjustment.from_json(advice) for advice in json.loads(word)]
+
     def _escalate(self, step: int) -> None:
         """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""
         if self._exchange is None or self._exchange.off:
@@ -659,6 +678,18 @@ class Monitor:
         """Report a failure of the monitor itself; training always continues."""
         with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
+
+
+def _left_open(monitor: weakref.ref[Monitor]) -> None:
+    """At exit, record what the other ranks have sent last to a monitor that was not closed."""
+    left = monitor()
+    if left is None or left._closed:
+        return
+    error = getattr(sys, "last_value", None)
+    try:
+        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}")
+    except Exception as failure:
+        left._failed(failure)
 
 
 def _asks_for_detail(alert: Alert) -> bool:
