@@ -291,10 +291,6 @@ def _probes(
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
         LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
-        GradientProbe(parameter_index, scaler, reader),
-        GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
-        UpdateProbe(parameter_index, sample_size=measure.sample_size),
-        WeightProbe(parameter_index, reader),
         SpeedProbe(stopwatch, _flops_share(hyperparameters)),
         SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),
         UserProbe(),
@@ -302,6 +298,14 @@ def _probes(
         TaskProbe(parameter_index, scaler),
         EvaluationProbe(),
     ]
+    if measure.gradients:
+        everything.append(GradientProbe(parameter_index, scaler, reader))
+    if measure.gain:
+        everything.append(GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window))
+    if measure.updates:
+        everything.append(UpdateProbe(parameter_index, sample_size=measure.sample_size))
+    if measure.weights:
+        everything.append(WeightProbe(parameter_index, reader))
     if measure.activations:
         everything.append(ActivationProbe(
             parameter_index, modules=measure.modules, rows=measure.activation_rows,
@@ -318,6 +322,9 @@ def _probes(
         everything.append(AttentionProbe(parameter_index.called, stopwatch))
     if measure.router:
         everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
+    provided = {fact for probe in everything for fact in probe.provides}
+    for probe in everything:  # what is switched off provides nothing
+        probe.needs = {fact: metrics for fact, metrics in probe.needs.items() if fact in provided}
     return {probe.name: probe for probe in everything}
 
 

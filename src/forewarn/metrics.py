@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,32 @@ _CATALOGUE = (
 BUILT_IN = Catalogue(_CATALOGUE)
 FAMILIES = BUILT_IN.families
 find, label, is_reserved, unknown = BUILT_IN.find, BUILT_IN.label, BUILT_IN.is_reserved, BUILT_IN.unknown
+
+SWITCHES: Mapping[str, Sequence[str]] = {
+    "histograms": ("gradient/shape", "gradient/histogram", "weight/shape", "weight/histogram"),
+    "gain": ("gain/*", "gradient/block_norm"),
+    "gradients": (
+        "gradient/*", "train/clip", "update/ratio_estimate", "monitor/grad_*", "monitor/vanishing_count",
+        "monitor/exploding_count",
+    ),
+    "weights": ("weight/*",),
+    "updates": (
+        "update/ratio*", "update/norm", "update/stopped_by", "update/frozen_cause", "monitor/update_ratio_*",
+        "monitor/frozen_count",
+    ),
+    "activations": ("activation/*", "batch/*"),
+    "attention": ("attention/*",),
+}  # fmt: skip
+"""By setting of `Measure`: the metrics of the family that it switches."""
+
+
+def switched_off(metric: str, measure: Mapping[str, Any]) -> str:
+    """What a run switched off that the metric belongs to, such as `Measure(gain=False)`, by the run's settings."""
+    for family, patterns in SWITCHES.items():
+        setting = measure.get(family)
+        if setting in (False, "off") and any(fnmatchcase(metric, pattern) for pattern in patterns):
+            return f"Measure({family}={setting!r})".replace("'", '"')
+    return ""
 
 
 def all_metrics() -> tuple[Metric, ...]:

@@ -271,9 +271,9 @@ class Monitor:
         """
         _check_limit(max_norm)
         try:
-            gradients = self._probes["gradients"]
-            assert isinstance(gradients, GradientProbe)
-            self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+            gradients = self._probes.get("gradients")
+            if isinstance(gradients, GradientProbe):  # not with Measure(gradients=False)
+                self._loop.guard(gradients, gradients.clipped, norm, max_norm)
         except Exception as error:
             self._failed(error)
 
