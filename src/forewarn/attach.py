@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import platform
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,12 +25,14 @@ from forewarn.catalogue import Catalogue
 from forewarn.config import Config
 from forewarn.judge.registry import Rule
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
+from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import Models, models_in, unwrapped
 from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
+from forewarn.measure.peers import num_ranks
 from forewarn.measure.probe import Probe
 from forewarn.measure.probes.activations import ActivationProbe
 from forewarn.measure.probes.attention import AttentionProbe
@@ -41,6 +45,7 @@ from forewarn.measure.probes.loss import LossProbe
 from forewarn.measure.probes.lr import LearningRateProbe
 from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
 from forewarn.measure.probes.normalization import BatchNormProbe
+from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
 from forewarn.measure.probes.speed import SpeedProbe, device_event
@@ -114,6 +119,8 @@ def watch(
     settings, own_rules = Config.with_rules(config, rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
+    ranks = num_ranks()
+    parameter_index.rank = torch.distributed.get_rank() if ranks > 1 else None
     measure = settings.measure
     if unreadable is None:
         _check_parameters(parameter_index, model)
@@ -136,10 +143,11 @@ def watch(
     if earlier is not None:
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
-    first = _is_first_process(policy)
-    running = list(all_probes.values()) if first else []
+    first = parameter_index.records
+    running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     writer: RunWriter | None = None
+    exchange: Exchange | None = None
     try:
         if unreadable is not None:
             loop.report("model", "model", unreadable)
@@ -148,6 +156,8 @@ def watch(
             if overwrite and run is not None:
                 delete_run(Path(run))
             writer = _writer(run, info, settings, resume, resume_at)
+        if parameter_index.rank is not None:
+            exchange = Exchange(_meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards)
         monitor = Monitor(
             loop=loop,
             probes=all_probes,
@@ -160,6 +170,7 @@ def watch(
             views=([AlertLines()] if views is None else views) if first else [],
             policy=policy,
             optimizers=optimizers,
+            exchange=exchange,
         )
         if earlier is not None:
             with earlier:
@@ -170,6 +181,8 @@ def watch(
         return monitor
     except BaseException:  # also on an interrupt: nobody else would remove the hooks
         loop.close()
+        if exchange is not None:
+            exchange.finish()
         if writer is not None:
             writer.close("not started")
         raise
@@ -306,6 +319,8 @@ def _probes(
         everything.append(UpdateProbe(parameter_index, sample_size=measure.sample_size))
     if measure.weights:
         everything.append(WeightProbe(parameter_index, reader))
+    if parameter_index.rank is not None:
+        everything.append(RanksProbe(parameter_index))
     if measure.activations:
         everything.append(ActivationProbe(
             parameter_index, modules=measure.modules, rows=measure.activation_rows,
@@ -342,10 +357,11 @@ def _run_info(
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
+    parameters = parameter_index.info()
     return RunInfo(
         model=" + ".join(type(model).__name__ for model in models_in(parameter_index.model)),
-        num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
-        parameters=parameter_index.info(),
+        num_parameters=sum(math.prod(parameter.shape) for parameter in parameters.values()),
+        parameters=parameters,
         modules=_numbered_modules(parameter_index.model),
         blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
@@ -450,14 +466,6 @@ def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: boo
         return begin(new_directory(Path(run)))
 
 
-def _is_first_process(policy: Policy) -> bool:
-    """Whether this process measures, records and shows the run: a single process, or rank 0."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    if policy.allow and distributed.get_world_size() > 1:
-        raise ValueError(
-            "policy 'stop' works only in a single process: the ranks of a distributed run would stop at different "
-            "steps and wait for each other; use policy='observe' and check monitor.alerts on rank 0"
-        )
-    return distributed.get_rank() == 0
+def _meeting_place(info: RunInfo) -> str:
+    """The name under which the ranks that watch the same model find each other, also if some ranks watch another."""
+    return str(zlib.crc32("\n".join(info.parameters).encode(errors="replace")))

@@ -40,6 +40,7 @@ from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
 from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
+from forewarn.judge.rules.rank_comparison import RankThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
@@ -58,6 +59,7 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
+    RankThresholds,
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
     InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,

@@ -28,6 +28,7 @@ from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
+from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
@@ -80,6 +81,7 @@ class Monitor:
         views: Sequence[View],
         policy: Policy,
         optimizers: Sequence[Optimizer] = (),
+        exchange: Exchange | None = None,
     ) -> None:
         self.config = config
         self.info = info
@@ -102,10 +104,12 @@ class Monitor:
         self._epoch_ended = -1
         """The last step of the last epoch."""
         self._transfer: Transfer[Collected] = Transfer()
+        self._exchange = exchange
         self._resumed_at = -1
         """The first step after a resume."""
         self._patience = Patience(config.early_stopping_patience, config.early_stopping_min_delta)
         self._stop = False
+        self._has_loss = False
         self._closed = False
         self._told: set[str] = set()
         self._num_rules = len(rule_set.rules)
@@ -115,6 +119,8 @@ class Monitor:
             self._watchdog = Watchdog(stopwatch, weakref.WeakMethod(self._stalled), config.stall_seconds)
         # A monitor that nobody references any more must stop measuring; the thread of its watchdog then ends itself.
         self._finalizer = weakref.finalize(self, loop.close)
+        if exchange is not None:
+            weakref.finalize(self, exchange.finish)
 
     def begin(self, instead_of: Path | None = None) -> None:
         """Tell the views that the run begins, and which path was requested if it was taken."""
@@ -160,7 +166,7 @@ class Monitor:
                 self._give(loss, extra)
                 collected = Collected(self.at, time.time(), *self._loop.collect())
                 self._transfer.send(collected, collected.tensors)
-                outcome = self._conclude(self._transfer.receive())
+                outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
         except Exception as error:
@@ -169,6 +175,8 @@ class Monitor:
         finally:
             self.at += 1
         try:
+            if self._exchange is not None:
+                self._follow_ranks(self._exchange)
             self._loop.measured = self._schedule.measured(self.at)
             if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
                 self._watchdog.start()
@@ -212,7 +220,7 @@ class Monitor:
                     self._told.add("validation")
                     _log.warning("%s", NO_VALIDATION_LOSS)
                 elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
-                    self._stop = True
+                    self._ask_to_stop()
                 self.at = max(self.at, self._epoch_ended + 2)  # an epoch without steps needs its own step number
                 self._epoch_ended = self.at - 1
                 return self._keep((self._probes["loss"], probe), Step(ends_epoch=True), wait=True)
@@ -377,8 +385,11 @@ class Monitor:
 
     def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
-            self._conclude(self._transfer.receive(wait=True))
+            self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
+            if self._exchange is not None:
+                rest = self._exchange.finish()
+                self._conclude(rest if self._exchange.records else ())
             speed, last = self._speed, list[Reading]()
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
@@ -448,7 +459,7 @@ class Monitor:
         return portable
 
     def _state(self) -> dict[str, Any]:
-        self._conclude(self._transfer.receive(wait=True))
+        self._conclude(self._arrived(wait=True))
         return {
             "at": self.at,
             "dense_until": self._schedule.until,
@@ -526,10 +537,45 @@ class Monitor:
             _checked(probe.give, loss, extra)
             if counts:
                 _checked(self._speed.give, counts)
+            self._has_loss = True
         except _WrongArgument as error:
-            if not self.history.names():
+            if not self._has_loss and not self.history.names():
                 raise
             _log.warning("step %d: %s; the value is not recorded", self.at, error)
+
+    def _arrived(self, wait: bool = False) -> list[tuple[Collected, list[Array]]]:
+        """The steps whose values have arrived: from the device and, in a distributed run, from all ranks.
+
+        On ranks that do not record there are none.
+        """
+        arrived = self._transfer.receive(wait)
+        if self._exchange is None:
+            return arrived
+        for step, arrays in arrived:
+            (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
+        records = self._exchange.records
+        combined = self._exchange.receive(wait and records and not self._closed)
+        return combined if records else []
+
+    def _follow_ranks(self, exchange: Exchange) -> None:
+        """Do what the ranks have agreed to do at this step."""
+        for first, last in exchange.windows():
+            self._schedule.agree(first, last)
+        self._stop = exchange.stops_now() or self._stop
+
+    def _ask_to_stop(self) -> None:
+        """Stop; in a distributed run at a step on which all ranks agree, and not at all without the others."""
+        if self._exchange is None:
+            self._stop = True
+        elif self._exchange.records:
+            self._exchange.ask_to_stop()
+
+    def _escalate(self, step: int) -> None:
+        """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""
+        if self._exchange is None or self._exchange.off:
+            self._schedule.escalate(step)
+        else:
+            self._exchange.escalate(self._schedule.end(step))
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
@@ -546,9 +592,10 @@ class Monitor:
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
-        self._stop = self._stop or any(action.action == "stop" for action in actions)
+        if any(action.action == "stop" for action in actions):
+            self._ask_to_stop()
         if any(_asks_for_detail(alert) for alert in changed):
-            self._schedule.escalate(step.step)
+            self._escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or actions or self._ledger.reworded:
@@ -583,6 +630,11 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
+            self._told.add("ranks")
+            yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)
+            if self._writer is not None:
+                self._writer.event("ranks_unconnected", reason=self._exchange.off)
 
     def _keep_what_was_logged(self) -> None:
         """Add values logged since the last step to that step."""
@@ -594,9 +646,9 @@ class Monitor:
         return self._keep_now(pending, context, wait) if pending else Outcome()
 
     def _keep_now(self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool) -> Outcome:
-        late = Collected(max(0, self.at - 1), time.time(), context, pending)
+        late = Collected(max(0, self.at - 1), time.time(), context, pending, is_late=True)
         self._transfer.send(late, late.tensors)
-        return self._conclude(self._transfer.receive(wait=wait))
+        return self._conclude(self._arrived(wait))
 
     def _failed(self, error: Exception) -> None:
         """Report a failure of the monitor itself; training always continues."""

@@ -172,7 +172,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         self._open.step(sum(self._losses.values()) if self._losses else _returned_loss(outputs))
         if len(trainer.optimizers) == 1:
             self._losses = {}  # one of several may step less often, and its loss still counts
-        if self._open.should_stop and trainer.world_size == 1:
+        if self._open.should_stop:
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

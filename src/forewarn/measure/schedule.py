@@ -37,10 +37,20 @@ class Escalation:
         self._steps = steps
         self.until = -1
         """Every step up to this one is measured in detail."""
+        self._agreed: list[tuple[int, int]] = []
 
     def measured(self, step: int) -> bool:
-        return step <= self.until or self._predicate(step)
+        agreed = any(first <= step <= last for first, last in self._agreed)
+        return step <= self.until or agreed or self._predicate(step)
 
     def escalate(self, step: int) -> None:
         """Measure the steps that follow `step` in detail."""
-        self.until = max(self.until, step + self._steps)
+        self.until = max(self.until, self.end(step))
+
+    def end(self, step: int) -> int:
+        """The last of these steps."""
+        return step + self._steps
+
+    def agree(self, first: int, last: int) -> None:
+        """Measure these steps in detail, as all ranks have agreed to."""
+        self._agreed = [window for window in self._agreed if window[1] >= first] + [(first, last)]

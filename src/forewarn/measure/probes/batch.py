@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.nested import nested_tensors
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 
@@ -36,6 +37,7 @@ class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
 
     name = "batch"
+    on_every_rank = True
     provides = (GivenTargets,)
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,7 +87,12 @@ class BatchProbe(Probe):
         step.provide(GivenTargets(targets is not None))
         if scale is None:
             self._layer = ""  # another layer may come first now
-        tensors = [tensor for tensor in (scale, fingerprint, targets) if tensor is not None]
+        parts = {
+            Part(How.MEAN, f"scale {layer}"): scale,
+            Part(How.OWN, "fingerprint"): fingerprint,
+            Part(How.TARGETS, "targets", once=True): targets,
+        }
+        given = {part: tensor for part, tensor in parts.items() if tensor is not None}
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             waiting = list(arrays)
@@ -101,7 +108,7 @@ class BatchProbe(Probe):
             if targets is not None:
                 yield from target_readings(waiting.pop(0))
 
-        return Pending(tensors, decode) if tensors else None
+        return Pending(list(given.values()), decode, list(given)) if given else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": list(self._before)}

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.measure.aggregates import spread
-from forewarn.measure.engine import UpdateSampler, in_order, looked_at
+from forewarn.measure.engine import Measurement, UpdateSampler, in_order, looked_at
 from forewarn.measure.engine.sampling import EPSILON
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.gradients import GradientNorms
@@ -94,6 +95,7 @@ class UpdateProbe(Probe):
     """
 
     name = "updates"
+    on_every_rank = True
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: _UPDATES,
@@ -104,21 +106,31 @@ class UpdateProbe(Probe):
         self._parameter_index = parameter_index
         self._sample_size = sample_size
         self._version = parameter_index.version
-        self._sampler = UpdateSampler(parameter_index.names, sample_size)
+        self._sampler = self._new_sampler()
         self._rates = np.full(len(parameter_index.names), np.nan)
         self._reached: set[int] = set()
         """The ids of the parameters in no optimizer that got a gradient."""
         self._missing = np.zeros(0, bool)
         """Per tensor: whether it had no gradient when an optimizer stepped; used if gradients are not measured."""
 
+    def _new_sampler(self) -> UpdateSampler:
+        return UpdateSampler(self._parameter_index.names, self._sample_size, self._sampled)
+
+    def _sampled(self, index: int, name: str) -> tuple[NDArray[np.int32], float] | None:
+        """The sampled places of the shard that this rank reads; None for a whole parameter."""
+        shards = self._parameter_index.shards
+        shard = None if shards is None else shards.of[index]
+        is_whole = shard is None or (shard.is_read and not shard.is_divided)
+        return None if shard is None or is_whole else shard.sampled(name, self._sample_size)
+
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._version != self._parameter_index.version:
             self._version = self._parameter_index.version
-            self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
+            self._sampler = self._new_sampler()
         if not self._sampler.remembers:
-            self._sampler.remember(self._parameter_index.parameters)
+            self._sampler.remember(self._parameter_index.weights())
         self._rates = learning_rates(self._parameter_index)
         self._see_gradients()
 
@@ -139,13 +151,13 @@ class UpdateProbe(Probe):
         if not step.measured:
             self._sampler.forget()
             return None
-        weights = looked_at(self._parameter_index.parameters)
+        weights = looked_at(self._parameter_index.weights())
         step.provide(WeightsLookedAt(weights))
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
         names, shares = self._parameter_index.names, self._sampler.shares
         are_gradients_measured, missing = GradientNorms in self.needs, self._missing
-        if len(missing) != len(names):  # no optimizer has stepped yet
+        if len(missing) != len(names) or self._parameter_index.is_sharded:  # no step yet; another rank may hold them
             missing = np.zeros(len(names), bool)
         obstacles = Obstacles.of(self._parameter_index, self._rates, self._reached)
 
@@ -175,7 +187,11 @@ class UpdateProbe(Probe):
             for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
 
-        return Pending(sums, decode)
+        if not self._parameter_index.is_sharded:
+            return Pending(sums, decode)
+        moved = Measurement(order, tuple(sums)).in_one_piece()
+        order = moved.order
+        return Pending(moved.rows, decode, [Part(How.SUM, "update/ratio", is_sharded=True) for _ in moved.rows])
 
     def state_dict(self) -> dict[str, Any]:
         trainable = dict(zip(self._parameter_index.names, map(bool, self._parameter_index.trainable), strict=True))
