@@ -24,6 +24,7 @@ from forewarn.act.policies import Policy
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config
 from forewarn.judge.registry import Rule
+from forewarn.measure.budget import Budget
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
@@ -70,6 +71,8 @@ from forewarn.types import Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 
+_INTERVAL = "monitor/detail_interval"
+
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "ale_py", "procgen", "envpool")
 """Libraries of environments: a program that loads one trains for a return."""
 
@@ -92,6 +95,7 @@ def watch(
     metrics: Sequence[ModuleMetric] = (),
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
+    budget: float | None = None,
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -110,12 +114,15 @@ def watch(
       With `healthy=(low, high)`, values that stay outside the range raise an alert.
     - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
+    - `budget`: the share of the run's time that measuring in detail may take, such as 0.01. If it takes more, `every`
+      is raised, at multiples of 500 steps. The first 10 steps and those after a warning are exempt.
     """
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
+    _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
@@ -134,7 +141,7 @@ def watch(
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
     all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
-    info = _run_info(parameter_index, settings, measure.blocks, predicate, metrics)
+    info = _run_info(parameter_index, settings, measure.blocks, predicate, budget, metrics)
     info = replace(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
@@ -146,6 +153,9 @@ def watch(
     first = parameter_index.records
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    schedule = Escalation(predicate, settings.escalation_steps)
+    if earlier is not None and budget is not None and _INTERVAL in earlier.names():
+        schedule.stretch(0, max(info.every, int(earlier.series(_INTERVAL).values[-1])))
     writer: RunWriter | None = None
     exchange: Exchange | None = None
     try:
@@ -162,7 +172,7 @@ def watch(
             loop=loop,
             probes=all_probes,
             stopwatch=stopwatch,
-            schedule=Escalation(predicate, settings.escalation_steps),
+            schedule=schedule,
             config=settings,
             rule_set=rule_set,
             info=info,
@@ -171,6 +181,7 @@ def watch(
             policy=policy,
             optimizers=optimizers,
             exchange=exchange,
+            budget=None if budget is None else Budget(budget, info.every),
         )
         if earlier is not None:
             with earlier:
@@ -245,6 +256,18 @@ def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics:
     for view in views:
         if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
             raise TypeError(f"views must contain view instances, such as forewarn.LiveView(), not {_described(view)}")
+
+
+def _check_budget(budget: Any, predicate: Callable[[int], bool]) -> None:
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(f"budget must be a share of the run's time, such as 0.01, or None, not {_described(budget)}")
+    if not 0 < budget < 1:
+        percent = f"; for {budget:g}%, write {budget / 100:g}" if 1 <= budget < 100 else ""
+        raise ValueError(f"budget must be a share of the run's time between 0 and 1, not {budget}{percent}")
+    if not isinstance(predicate, Schedule):
+        raise ValueError("budget changes the interval, so every must be a number or a Schedule, not a function")
 
 
 def _described(value: Any) -> str:
@@ -354,6 +377,7 @@ def _run_info(
     config: Config,
     blocks: str,
     predicate: Callable[[int], bool],
+    budget: float | None,
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
@@ -369,6 +393,7 @@ def _run_info(
         hyperparameters=dict(config.hyperparameters),
         objective="return" if config.objective == "auto" and _acts_in_an_environment() else config.objective,
         every=predicate.every if isinstance(predicate, Schedule) else 0,
+        budget=budget or 0.0,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},

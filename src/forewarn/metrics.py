@@ -298,6 +298,8 @@ _CATALOGUE = (
            "Number of tensors frozen, except on purpose; an expert that rests now and then does not count."),
     Metric("monitor/overhead_share", MONITOR, EVERY_STEP, "share", MAX,
            "Fraction of the step time that the monitor spent on the host.", heading="cost of watching"),
+    Metric("monitor/detail_interval", MONITOR, EVENT, "count", SAME,
+           "Steps between detailed measurements from here on, if `watch(budget=…)` changed it."),
     Metric("monitor/resumed", MONITOR, EVENT, "flag", SAME, "1 at the first step after a resume."),
     Metric("monitor/unavailable", METRIC, EVENT, "code", MAX, "Why a metric has no reading."),
     Metric("monitor/probe_failed", PROBE, EVENT, "flag", MAX,
