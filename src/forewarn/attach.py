@@ -25,6 +25,7 @@ from forewarn.act.policies import Policy
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config
 from forewarn.judge.registry import Rule
+from forewarn.measure.budget import Budget
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
@@ -73,6 +74,8 @@ from forewarn.views import View
 from forewarn.views.console import AlertLines
 from forewarn.views.notify import Listener, Notifier, services
 
+_INTERVAL = "monitor/detail_interval"
+
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "ale_py", "procgen", "envpool")
 """Libraries of environments: a program that loads one trains for a return."""
 
@@ -95,6 +98,7 @@ def watch(
     metrics: Sequence[ModuleMetric] = (),
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
+    budget: float | None = None,
     notify: Sequence[str] = (),
     notify_at: str | None = None,
     on_alert: Callable[[Alert], Any] | None = None,
@@ -116,6 +120,8 @@ def watch(
       With `healthy=(low, high)`, values that stay outside the range raise an alert.
     - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
+    - `budget`: the share of the run's time that measuring in detail may take, such as 0.01. If it takes more, `every`
+      is raised, at multiples of 500 steps. The first 10 steps and those after a warning are exempt.
     - `notify`: URLs of services to send alerts to: `["slack://…", "mailto://…"]`. By default those of the config, or
       of the environment variable FOREWARN_NOTIFY, separated by spaces.
     - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
@@ -126,6 +132,7 @@ def watch(
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
+    _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
     settings = _with_notify(settings, notify, notify_at)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
@@ -145,7 +152,7 @@ def watch(
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
     all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
-    info = _run_info(parameter_index, settings, measure.blocks, predicate, metrics)
+    info = _run_info(parameter_index, settings, measure.blocks, predicate, budget, metrics)
     info = replace(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
@@ -158,6 +165,9 @@ def watch(
     shown_in = _views(views, settings, on_alert) if first else []
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    schedule = Escalation(predicate, settings.escalation_steps)
+    if earlier is not None and budget is not None and _INTERVAL in earlier.names():
+        schedule.stretch(0, max(info.every, int(earlier.series(_INTERVAL).values[-1])))
     writer: RunWriter | None = None
     exchange: Exchange | None = None
     try:
@@ -178,7 +188,7 @@ def watch(
             loop=loop,
             probes=all_probes,
             stopwatch=stopwatch,
-            schedule=Escalation(predicate, settings.escalation_steps),
+            schedule=schedule,
             config=settings,
             rule_set=rule_set,
             info=info,
@@ -187,6 +197,7 @@ def watch(
             policy=policy,
             optimizers=optimizers,
             exchange=exchange,
+            budget=None if budget is None else Budget(budget, info.every),
         )
         if earlier is not None:
             with earlier:
@@ -261,6 +272,18 @@ def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics:
     for view in views:
         if isinstance(view, type) or not (hasattr(view, "show") and hasattr(view, "close")):
             raise TypeError(f"views must contain view instances, such as forewarn.LiveView(), not {_described(view)}")
+
+
+def _check_budget(budget: Any, predicate: Callable[[int], bool]) -> None:
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(f"budget must be a share of the run's time, such as 0.01, or None, not {_described(budget)}")
+    if not 0 < budget < 1:
+        percent = f"; for {budget:g}%, write {budget / 100:g}" if 1 <= budget < 100 else ""
+        raise ValueError(f"budget must be a share of the run's time between 0 and 1, not {budget}{percent}")
+    if not isinstance(predicate, Schedule):
+        raise ValueError("budget changes the interval, so every must be a number or a Schedule, not a function")
 
 
 def _with_notify(settings: Config, notify: Any, at: Any) -> Config:
@@ -338,10 +361,6 @@ def _probes(
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
         LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
-        GradientProbe(parameter_index, scaler, reader),
-        GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
-        UpdateProbe(parameter_index, sample_size=measure.sample_size),
-        WeightProbe(parameter_index, reader),
         SpeedProbe(stopwatch, _flops_share(hyperparameters)),
         SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),
         UserProbe(),
@@ -349,6 +368,14 @@ def _probes(
         TaskProbe(parameter_index, scaler),
         EvaluationProbe(),
     ]
+    if measure.gradients:
+        everything.append(GradientProbe(parameter_index, scaler, reader))
+    if measure.gain:
+        everything.append(GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window))
+    if measure.updates:
+        everything.append(UpdateProbe(parameter_index, sample_size=measure.sample_size))
+    if measure.weights:
+        everything.append(WeightProbe(parameter_index, reader))
     if parameter_index.rank is not None:
         everything.append(RanksProbe(parameter_index))
     if measure.activations:
@@ -367,6 +394,9 @@ def _probes(
         everything.append(AttentionProbe(parameter_index.called, stopwatch))
     if measure.router:
         everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
+    provided = {fact for probe in everything for fact in probe.provides}
+    for probe in everything:  # what is switched off provides nothing
+        probe.needs = {fact: metrics for fact, metrics in probe.needs.items() if fact in provided}
     return {probe.name: probe for probe in everything}
 
 
@@ -381,6 +411,7 @@ def _run_info(
     config: Config,
     blocks: str,
     predicate: Callable[[int], bool],
+    budget: float | None,
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
@@ -396,6 +427,7 @@ def _run_info(
         hyperparameters=dict(config.hyperparameters),
         objective="return" if config.objective == "auto" and _acts_in_an_environment() else config.objective,
         every=predicate.every if isinstance(predicate, Schedule) else 0,
+        budget=budget or 0.0,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},

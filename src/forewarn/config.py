@@ -47,6 +47,7 @@ from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
+from forewarn.metrics import switched_off
 from forewarn.settings import Settings, between, secret
 
 _MOST_BYTES = 1 << 20
@@ -236,8 +237,9 @@ class Config(Settings):
         return replace(config, **fixed), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
-        """The rules that judge a run with this config: built-in and `own` rules, without those in `disable`.
+        """The rules that judge a run with this config: built-in and `own` rules.
 
+        Those in `disable` and those about measurements that are switched off are left out.
         Raises ValueError if `disable` names an unknown rule.
         """
         rules = (*all_rules(), *own)
@@ -246,7 +248,9 @@ class Config(Settings):
             for rule in rules
             if rule.settings is not None
         }
+        measure = self.measure.to_dict()
         off = {find_rule(name, rules).code for name in self.disable}
+        off |= {rule.code for rule in rules if all(switched_off(name, measure) for name in rule.when)}
         return RuleSet(
             tuple(rule for rule in rules if rule.code not in off), settings, self.history_window, self.detail_window,
             tuple(rule for rule in rules if rule.code in off),

@@ -126,7 +126,8 @@ def _check(owner: type, setting: dataclasses.Field[Any], kind: Any, value: Any) 
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+            hint = '; write "off"' if value is False and "off" in get_args(kind) else ""
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{hint}")
     elif kind in (int, float, bool):
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         fits = isinstance(value, bool) if kind is bool else numeric and (kind is float or isinstance(value, int))

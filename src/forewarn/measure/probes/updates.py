@@ -110,6 +110,8 @@ class UpdateProbe(Probe):
         self._rates = np.full(len(parameter_index.names), np.nan)
         self._reached: set[int] = set()
         """The ids of the parameters in no optimizer that got a gradient."""
+        self._missing = np.zeros(0, bool)
+        """Per tensor: whether it had no gradient when an optimizer stepped; used if gradients are not measured."""
 
     def _new_sampler(self) -> UpdateSampler:
         return UpdateSampler(self._parameter_index.names, self._sample_size, self._sampled)
@@ -137,6 +139,9 @@ class UpdateProbe(Probe):
             self._see_gradients()
 
     def _see_gradients(self) -> None:
+        if GradientNorms not in self.needs:
+            parameters = self._parameter_index.parameters
+            self._missing = np.array([parameter.grad is None for parameter in parameters], bool)
         for index in np.flatnonzero(self._parameter_index.groups() < 0).tolist():
             parameter = self._parameter_index.parameters[index]
             if parameter.grad is not None:
@@ -151,10 +156,15 @@ class UpdateProbe(Probe):
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
         names, shares = self._parameter_index.names, self._sampler.shares
+        are_gradients_measured, missing = GradientNorms in self.needs, self._missing
+        if len(missing) != len(names) or self._parameter_index.is_sharded:  # no step yet; another rank may hold them
+            missing = np.zeros(len(names), bool)
         obstacles = Obstacles.of(self._parameter_index, self._rates, self._reached)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
+            if not are_gradients_measured:
+                gradients = GradientNorms(np.full(len(names), np.nan), missing)
             if stepping is None or gradients is None:
                 return
             ratios, norms, weight_norms = update_ratios(order, arrays, shares)
@@ -167,9 +177,13 @@ class UpdateProbe(Probe):
                 resting[self._parameter_index.of(optimizer)] = True
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
-            estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
-            yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
-            yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
+            unknown = resting & ~on_purpose
+            if are_gradients_measured:
+                estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
+                yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
+            else:  # the gradient may be zero
+                unknown |= (stopped_by == FrozenCause.MOVING.value) & ~(norms > 0)
+            yield Reading("update/stopped_by", names, np.where(unknown, np.nan, stopped_by))
             for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
 
