@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,17 +70,24 @@ def copies(info: RunInfo) -> dict[str, str]:
     return _copies(Same(info))
 
 
-def never_called(outputs: Panel, info: RunInfo) -> set[str]:
-    """The parameters of layers without any output so far, though other layers of their class have one.
+_CALLED_AS_MODULES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding(Bag)?|LSTM|GRU|RNN|\w+Norm([123]d)?)\.")
+"""Kinds of parameters that belong to layers of torch, which models call as modules."""
 
-    `outputs` is any metric of layer outputs. Where no layer of a class has an output, hooks may not see that class.
+
+def never_called(outputs: Panel, info: RunInfo) -> set[str]:
+    """The parameters of layers without any output so far.
+
+    `outputs` is any metric of layer outputs. Hooks may not see a layer of another library whose class has no output at
+    all, nor any layer if none of torch's has one, as in compiled code.
     """
     called = {scope.partition("[")[0] for scope in outputs.scopes}
     kinds_called = {parameter.kind for name, parameter in info.parameters.items() if layer_of(name) in called}
+    hooks_work = any(map(_CALLED_AS_MODULES.match, kinds_called))
     return {
         name
         for name, parameter in info.parameters.items()
-        if parameter.kind in kinds_called and layer_of(name) not in called
+        if layer_of(name) not in called
+        and (parameter.kind in kinds_called or (hooks_work and _CALLED_AS_MODULES.match(parameter.kind)))
     }
 
 

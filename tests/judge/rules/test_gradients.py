@@ -151,8 +151,10 @@ def test_an_unused_parameter_is_named_after_three_checks():
     assert "unused.weight" in str(run.ledger.firing[0].remedies[0])
 
 
-@pytest.mark.parametrize(("ran", "severity"), [("", Severity.INFO), ("b", Severity.WARNING)])
-def test_a_layer_that_is_never_called_is_information_and_one_that_is_cut_off_is_not(ran, severity):
+@pytest.mark.parametrize(
+    ("ran", "codes", "severity"), [("", ["G108"], Severity.INFO), ("b", ["G108", "U101"], Severity.WARNING)]
+)
+def test_a_layer_that_is_never_called_is_one_piece_of_information_and_one_that_is_cut_off_is_not(ran, codes, severity):
     known = info(*(f"{layer}.weight" for layer in "abcdef"))
     run = Run("G108", "U101", info=known)
     for _ in range(5):
@@ -161,8 +163,20 @@ def test_a_layer_that_is_never_called_is_information_and_one_that_is_cut_off_is_
         outputs = dict.fromkeys("acdef" + ran, 0.1)
         run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
     assert {(alert.code, alert.scope, alert.severity) for alert in run.ledger.firing} == {
-        (code, "b.weight", severity) for code in ("G108", "U101")
+        (code, "b.weight", severity) for code in codes
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"), [("Linear.weight", Severity.INFO), ("CosineClassifier.weight", Severity.WARNING)]
+)
+def test_the_only_layer_of_its_class_is_unused_if_hooks_would_have_seen_it(kind, severity):
+    held = {f"conv{index}.weight": ParameterInfo((8, 8), "Conv2d.weight", "float32", 0, True) for index in range(6)}
+    run = Run("G108", info=RunInfo(parameters=held | {"fc.weight": ParameterInfo((8, 8), kind, "float32", 0, True)}))
+    for _ in range(5):
+        outputs = {name.removesuffix(".weight"): 0.1 for name in held}
+        run.feed({"gradient/missing": {**dict.fromkeys(held, 0.0), "fc.weight": 1.0}, "activation/mean": outputs})
+    assert [(alert.scope, alert.severity) for alert in run.ledger.firing] == [("fc.weight", severity)]
 
 
 def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_the_model():
@@ -170,7 +184,7 @@ def test_layers_that_are_never_called_are_a_warning_if_they_are_a_large_part_of_
     for _ in range(5):
         run.feed({"gradient/missing": {"a.weight": 0.0, "b.weight": 1.0}, "activation/mean": {"a": 0.1}})
     (alert,) = run.ledger.firing
-    assert (alert.severity, alert.headline) == (Severity.WARNING, "The forward pass never calls b")
+    assert (alert.severity, alert.headline) == (Severity.WARNING, "The loss does not use b")
 
 
 def test_an_expert_without_tokens_now_and_then_is_not():

@@ -373,7 +373,7 @@ class MissingGradient(Settings):
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=MissingGradient,
     message=(
-        Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
+        Message("The loss does not use {layer}", "", "the forward pass never calls it, so {scope} is not trained"),
         Message(
             "{scope} receives no gradient",
             "",
