@@ -47,6 +47,14 @@ def in_float16(scopes: tuple[str, ...], info: RunInfo) -> Bools:
     return _in_float16(Same(info), Same(scopes))
 
 
+def gain_factors(scopes: tuple[str, ...], info: RunInfo) -> tuple[Floats, Floats]:
+    """For each matrix: what turns its norm into its lowest and highest possible gain.
+
+    Which dimension is the input is known for some layers only. 0 for vectors, embeddings and unknown tensors.
+    """
+    return _gain_factors(Same(info), Same(scopes))
+
+
 @dataclass(frozen=True, slots=True)
 class Kinds:
     """Matrices grouped by kind."""
@@ -125,6 +133,25 @@ def _num_elements(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Floats:
 def _in_float16(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Bools:
     parameters = (info.value.parameters.get(scope) for scope in scopes.value)
     return np.array([parameter is not None and parameter.dtype == "float16" for parameter in parameters], np.bool_)
+
+
+_INPUTS_SECOND = ("Linear.", "Conv1d.", "Conv2d.", "Conv3d.")
+"""Layers whose weight has its inputs in the second dimension."""
+
+
+@lru_cache(maxsize=16)
+def _gain_factors(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> tuple[Floats, Floats]:
+    factors = np.zeros((2, len(scopes.value)))
+    for place, scope in enumerate(scopes.value):
+        parameter = info.value.parameters.get(scope)
+        if parameter is None or len(parameter.shape) < 2 or "Embedding" in parameter.kind or 0 in parameter.shape:
+            continue
+        num_outputs, num_inputs, *kernel = parameter.shape
+        ends = sorted((num_outputs * math.prod(kernel), num_inputs * math.prod(kernel)))
+        if parameter.kind.startswith(_INPUTS_SECOND):
+            ends = [num_inputs * math.prod(kernel)] * 2
+        factors[:, place] = np.sqrt(np.array(ends) / math.prod(parameter.shape))
+    return factors[0], factors[1]
 
 
 @lru_cache(maxsize=16)
