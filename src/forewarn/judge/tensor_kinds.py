@@ -99,6 +99,11 @@ def never_called(outputs: Panel, info: RunInfo) -> set[str]:
     }
 
 
+def layer_widths(info: RunInfo) -> dict[str, int]:
+    """The number of outputs of each module, if it is known: an activation function has those of the layer before it."""
+    return _layer_widths(Same(info))
+
+
 def layer_of(parameter: str) -> str:
     """The layer that a parameter belongs to."""
     return parameter.rpartition(".")[0]
@@ -174,6 +179,18 @@ def _kinds(info: Same[RunInfo], scopes: Same[tuple[str, ...]], at_least: int) ->
             counts[index] = max(1, np.prod(parameter.shape, dtype=np.float64))
     enough = tuple(np.array(indices, np.intp) for indices in members.values() if len(indices) >= at_least)
     return Kinds(enough, np.sqrt(counts))
+
+
+@lru_cache(maxsize=16)
+def _layer_widths(info: Same[RunInfo]) -> dict[str, int]:
+    widths: dict[str, int] = {}
+    before = 0
+    for module in info.value.modules:
+        weight = info.value.parameters.get(f"{module}.weight")
+        before = weight.shape[0] if weight is not None and weight.shape else before
+        if before:
+            widths[module] = before
+    return widths
 
 
 @lru_cache(maxsize=16)

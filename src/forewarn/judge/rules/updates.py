@@ -145,9 +145,9 @@ def update_ratio_high(
     learns = _makes_progress(loss.series(), levels.series(), settings)
     learns = learns and not is_above_declared(lr, plan, settings.declared_factor, info)
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
-    latest = _of_usual_size(ratios, norms, settings.usual_gain, info)
+    compared = _of_usual_size(ratios, norms, settings.usual_gain, info)
+    latest, near_zero = compared[-1], compared[0] >= settings.near_zero_ratio
     if overall.at == now:
-        near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
         eligible = is_matrix(ratios.scopes, info) & ~(near_zero | from_zero)
         typical = median(latest[eligible & (latest > 0)]) if ratios.at == now else overall.last
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
@@ -159,10 +159,8 @@ def update_ratio_high(
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
     if ratios.at < now or not (high := latest > patience * bound).any():
         return
-    for index in matrices(high & ~from_zero, ratios.scopes, info):
-        moves = ratios.values[ratios.values[:, index] > 0, index]
-        if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield finding(Severity.INFO if learns else Severity.WARNING, latest[index], bound, ratios.scopes[index])
+    for index in matrices(high & ~from_zero & ~(starting & near_zero), ratios.scopes, info):
+        yield finding(Severity.INFO if learns else Severity.WARNING, latest[index], bound, ratios.scopes[index])
 
 
 def lr_factor(wanted: float, ratio: float) -> float:
@@ -218,12 +216,14 @@ def typical_ratios(ratios: Panel, info: RunInfo) -> Floats:
 
 
 def _of_usual_size(ratios: Panel, norms: Panel, gain: float, info: RunInfo) -> Floats:
-    """The latest ratios; of a matrix with less than this gain, those to a matrix that has it."""
-    latest: Floats = ratios.last.astype(np.float64)
-    if norms.at != ratios.at or norms.scopes != ratios.scopes:
-        return latest
+    """The first and the latest ratios; of a matrix with less than this gain, those to a matrix that has it."""
+    if not len(ratios):
+        return np.full((2, len(ratios.scopes)), np.nan)
+    compared: Floats = ratios.values[[0, -1]].astype(np.float64)
+    if norms.scopes != ratios.scopes or len(norms) != len(ratios) or gain == 0:
+        return compared
     _, highest = gain_factors(ratios.scopes, info)
-    return np.where(highest > 0, np.fmin(latest, norms.last * highest / gain), latest) if gain else latest
+    return np.where(highest > 0, np.fmin(compared, norms.values[[0, -1]] * highest / gain), compared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
