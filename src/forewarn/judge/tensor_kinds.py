@@ -99,8 +99,8 @@ def never_called(outputs: Panel, info: RunInfo) -> set[str]:
     }
 
 
-def layer_widths(info: RunInfo) -> dict[str, int]:
-    """The number of outputs of each module, if it is known: an activation function has those of the layer before it."""
+def layer_widths(info: RunInfo) -> Floats:
+    """The numbers of outputs that layers of this model have, in ascending order."""
     return _layer_widths(Same(info))
 
 
@@ -182,15 +182,9 @@ def _kinds(info: Same[RunInfo], scopes: Same[tuple[str, ...]], at_least: int) ->
 
 
 @lru_cache(maxsize=16)
-def _layer_widths(info: Same[RunInfo]) -> dict[str, int]:
-    widths: dict[str, int] = {}
-    before = 0
-    for module in info.value.modules:
-        weight = info.value.parameters.get(f"{module}.weight")
-        before = weight.shape[0] if weight is not None and weight.shape else before
-        if before:
-            widths[module] = before
-    return widths
+def _layer_widths(info: Same[RunInfo]) -> Floats:
+    shapes = [parameter.shape for parameter in info.value.parameters.values()]
+    return np.array(sorted({shape[0] for shape in shapes if len(shape) >= 2 and shape[0]}), np.float64)
 
 
 @lru_cache(maxsize=16)

@@ -18,6 +18,8 @@ from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
 
 _ZERO_GRADIENT = float(FrozenCause.ZERO_GRADIENT)
+_WHOLE = 1e-3
+"""Largest distance of a whole number of units from one, since fractions are rounded."""
 _PARTS = 10
 """The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
@@ -92,14 +94,13 @@ def dead_units(
     marked = np.flatnonzero(dead.last >= share)
     if not len(marked):
         return
-    widths = layer_widths(info)
     zero_of = dict(zip(zeros.scopes, zeros.last, strict=True)) if zeros.at == dead.at else {}
     window = info.dead_unit_window
     is_meant = is_objective(loss.series(), separate.series(), info)
     for index in marked:
         scope = dead.scopes[index]
         critical = dead.last[index] >= settings.critical
-        error = math.sqrt(share * (1 - share) / widths.get(scope, math.inf))
+        error = math.sqrt(share * (1 - share) / _num_units(dead.values[:, index], info))
         bound = settings.critical if critical else min(share + settings.significance * error, settings.critical)
         if dead.last[index] < bound:
             continue
@@ -113,6 +114,13 @@ def dead_units(
             severity if is_meant or starving else Severity(severity - 1), dead.last[index], bound, scope,
             zero_fraction=zero_of.get(scope, math.nan), lasting_steps=dead.at - began + 1,
         )  # fmt: skip
+
+
+def _num_units(fractions: Floats, info: RunInfo) -> float:
+    """The smallest width of a layer in the model that has whole numbers of units at these fractions; else infinity."""
+    counts = np.outer(layer_widths(info), fractions[np.isfinite(fractions)])
+    fitting = layer_widths(info)[(np.abs(counts - np.rint(counts)) < _WHOLE).all(axis=1)]
+    return float(fitting[0]) if len(fitting) else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class GradientImbalance(Settings):
     "G106", "gradient-imbalance", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     settings=GradientImbalance,
     message=Message(
-        "Gradients in {scope} are {value}× smaller than elsewhere",
+        "Gradients in {scope} are {value:×} smaller than elsewhere",
         "gradient norm {norm} · largest {largest_norm} in {largest_block} · ratio {value} · limit {bound}",
     ),
     remedies=(
@@ -206,7 +206,7 @@ class GainDrift(Settings):
     settings=GainDrift,
     message=Message(
         "The blocks amplify gradients more and more",
-        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · gain over all blocks {amplification}×",
+        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · gain over all blocks {amplification:×}",
     ),
     remedies=(
         lower_lr(0.5, "smaller steps keep the weights out of the range where blocks amplify"),
@@ -262,8 +262,8 @@ class GainTooHigh(Settings):
     explains=("G102", "G104", "G110", "L102", "L103", "L107", "L108", "U102", "A108"),
     settings=GainTooHigh,
     message=Message(
-        "Each block amplifies gradients {value}×",
-        "gain per block {value} · limit {bound} · blocks {depth} · gain over all blocks {amplification}×",
+        "Each block amplifies gradients {value:×}",
+        "gain per block {value} · limit {bound} · blocks {depth} · gain over all blocks {amplification:×}",
     ),
     remedies=(
         lower_lr(0.5, "smaller steps keep the weights from growing further into the range where blocks amplify"),

@@ -297,7 +297,7 @@ class GradientSpike(Spike):
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
-        "The gradient norm is {ratio}× its usual level",
+        "The gradient norm is {ratio:×} its usual level",
         "gradient norm before clipping {value} · limit {bound} · usual {level}",
     ),
     remedies=(
@@ -575,7 +575,7 @@ _HOLD = 3
     settings=GradientChangedBeforeStep,
     message=(
         Message(
-            "Gradients grow {ratio}× between `backward()` and the optimizer step",
+            "Gradients grow {ratio:×} between `backward()` and the optimizer step",
             "gradient norm at the step {value} · limit {bound} · after the backward pass {before}",
         ),
         Message(

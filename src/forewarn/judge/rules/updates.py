@@ -327,12 +327,12 @@ class UpdateRatioJump(Settings):
     settings=UpdateRatioJump,
     message=(
         Message(
-            "Weights suddenly move {ratio}× as far per step",
+            "Weights suddenly move {ratio:×} as far per step",
             "update/weight ratio {value} · limit {bound} · usual {level}",
             "the learning rate went from {lr_before} to {lr_after}",
         ),
         Message(
-            "Weights suddenly move {ratio}× as far per step",
+            "Weights suddenly move {ratio:×} as far per step",
             "update/weight ratio {value} · limit {bound} · usual {level}",
         ),
     ),
