@@ -30,7 +30,7 @@ from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
-from forewarn.measure.module_tree import Models, models_in, unwrapped
+from forewarn.measure.module_tree import Models, children_of, unwrapped
 from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
@@ -417,7 +417,7 @@ def _run_info(
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
     parameters = parameter_index.info()
     return RunInfo(
-        model=" + ".join(type(model).__name__ for model in models_in(parameter_index.model)),
+        model=" + ".join(_model_names(parameter_index.model)),
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters.values()),
         parameters=parameters,
         modules=_numbered_modules(parameter_index.model),
@@ -440,6 +440,14 @@ def _run_info(
         },
         started=time.time(),
     )
+
+
+def _model_names(model: nn.Module) -> Iterator[str]:
+    """The class of the model; of several watched as one, their names too."""
+    if not isinstance(model, Models):
+        yield type(model).__name__
+    else:
+        yield from (f"{name} ({type(child).__name__})" for name, child in children_of(model).items())
 
 
 def _acts_in_an_environment() -> bool:

@@ -186,7 +186,7 @@ class News:
         is_cause = any(alert.follows not in self._said for alert in self._over)
         if not self._over or (self._firing and not is_cause):
             return []
-        names = ", ".join(dict.fromkeys(alert.name for alert in self._over))
+        names = ", ".join(map(_name_and_place, grouped(self._over)))
         words = f"Resolved: {names} ({steps_of(self._over)})"
         self._over = []
         return [_line(step, None, words)]

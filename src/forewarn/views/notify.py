@@ -170,9 +170,7 @@ def services(urls: Sequence[str]) -> list[Service]:
                 "https://appriseit.com/services lists the form of each service's URL"
             )
         target.notify_format = apprise.NotifyFormat.TEXT
-        found.append(
-            Service(name, target.notify)
-        )  # it sends in the thread that calls it
+        found.append(Service(name, target.notify))  # it sends in the thread that calls it
     return found
 
 
