@@ -18,6 +18,7 @@ from forewarn.cli import cli
 from forewarn.judge.registry import rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules
+from forewarn.measure.budget import DECIDED_EVERY
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.probes.system import SystemProbe
 from forewarn.metrics import (
@@ -266,6 +267,9 @@ def written(tmp_path_factory):
     for resume in (False, True):
         with forewarn.watch(model, optimizer, folder / "resumed", views=[view], resume=resume) as monitor:
             plain_step(model, monitor, optimizer)
+    with forewarn.watch(model, optimizer, folder / "over budget", every=10, views=[view], budget=1e-9) as monitor:
+        for _ in range(DECIDED_EVERY + 1):
+            plain_step(model, monitor, optimizer)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
         plain_step(model, monitor, *optimizers)
@@ -278,6 +282,7 @@ def written(tmp_path_factory):
         with monitor.pause("eval"):
             monitor._probes["speed"].stalls["data"] = 130.0
     monitor.close("MemoryError")
+    view.undelivered = "mail: down"
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
         plain_step(model, monitor, optimizer)

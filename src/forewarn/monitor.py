@@ -30,6 +30,7 @@ from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
+from forewarn.measure.budget import DECIDED_EVERY, Budget
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
@@ -84,6 +85,7 @@ class Monitor:
         policy: Policy,
         optimizers: Sequence[Optimizer] = (),
         exchange: Exchange | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.config = config
         self.info = info
@@ -107,6 +109,9 @@ class Monitor:
         """The last step of the last epoch."""
         self._transfer: Transfer[Collected] = Transfer()
         self._exchange = exchange
+        self._budget = budget
+        self._new_interval: int | None = None
+        """Steps between detailed measurements from now on, until that is recorded."""
         self._resumed_at = -1
         """The first step after a resume."""
         self._patience = Patience(config.early_stopping_patience, config.early_stopping_min_delta)
@@ -181,6 +186,8 @@ class Monitor:
         try:
             if self._exchange is not None:
                 self._follow_ranks(self._exchange)
+            if self._budget is not None and self._writer is not None:
+                self._keep_to(self._budget)
             self._loop.measured = self._schedule.measured(self.at)
             if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
                 self._watchdog.start()
@@ -265,7 +272,8 @@ class Monitor:
         """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
@@ -281,11 +289,12 @@ class Monitor:
         If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         try:
-            gradients = self._probes["gradients"]
-            assert isinstance(gradients, GradientProbe)
-            self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+            gradients = self._probes.get("gradients")
+            if isinstance(gradients, GradientProbe):  # not with Measure(gradients=False)
+                self._loop.guard(gradients, gradients.clipped, norm, max_norm)
         except Exception as error:
             self._failed(error)
 
@@ -471,7 +480,7 @@ class Monitor:
         self._conclude(self._arrived(wait=True))
         return {
             "at": self.at,
-            "dense_until": self._schedule.until,
+            "schedule": self._schedule.state_dict(),
             "history": self.history.state_dict(),
             "ledger": self._ledger.state_dict(),
             "curve": self._curve.state_dict(),
@@ -499,7 +508,8 @@ class Monitor:
             raise ValueError(f"state must be what monitor.state_dict() returned, not {received}")
         state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
-        self._schedule.until = int(state["dense_until"])
+        schedule = dict(state.get("schedule") or {"until": state["dense_until"], "stretched": ()})  # earlier versions
+        self._schedule.load_state_dict(schedule if self._budget is not None else schedule | {"stretched": ()})
         earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
         self.history.load_state_dict(earlier | state["history"])  # earlier versions kept this count in the probe
         self._ledger.load_state_dict(state["ledger"])
@@ -570,6 +580,8 @@ class Monitor:
         """Do what the ranks have agreed to do at this step."""
         for first, last in exchange.windows():
             self._schedule.agree(first, last)
+        for first, every in exchange.intervals():
+            self._schedule.stretch(first, every)
         self._stop = exchange.stops_now() or self._stop
 
     def _ask_to_stop(self) -> None:
@@ -595,6 +607,22 @@ class Monitor:
             self._schedule.escalate(step)
         else:
             self._exchange.escalate(self._schedule.end(step))
+
+    def _keep_to(self, budget: Budget) -> None:
+        """Measure in detail less often if that takes more of the run's time than the budget allows."""
+        step = self.at - 1
+        is_exempt = self._schedule.is_exempt(step)
+        budget.see(step, *self._stopwatch.spent, is_measured=self._loop.measured, is_exempt=is_exempt)
+        if self.at % DECIDED_EVERY:
+            return
+        every = budget.interval(self._schedule.every(self.at))
+        if every is None:
+            return
+        self._new_interval = every
+        if self._exchange is None or self._exchange.off:
+            self._schedule.stretch(self.at, every)
+        else:  # by then all ranks know
+            self._exchange.stretch(self.at + DECIDED_EVERY, every)
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
@@ -629,6 +657,9 @@ class Monitor:
         readings += [*self._loop.unavailable(step.context), *self._troubles()]
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
+        if self._new_interval is not None:
+            readings.append(Reading("monitor/detail_interval", ONE, float(self._new_interval)))
+            self._new_interval = None
         return recorded(step.step, step.time, readings)
 
     def _troubles(self) -> Iterator[Reading]:
@@ -649,6 +680,9 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._views.undelivered is not ("notify" in self._told):
+            self._told ^= {"notify"}
+            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
         if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
             self._told.add("ranks")
             yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)
@@ -707,6 +741,5 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
         raise _WrongArgument(error) from None
 
 
-def _check_limit(max_norm: float) -> None:
-    if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm must be a number, the largest allowed norm, not {max_norm!r}")
+def _not_a_limit(max_norm: Any) -> str:
+    return f"max_norm must be a number, the largest allowed norm, not {max_norm!r}"

@@ -276,6 +276,8 @@ class RunInfo(Noun):
     """What the run improves: its `loss`, its `return`, or `auto` if the readings must tell."""
     every: int = 1
     """Steps between detailed measurements after the dense start; 0 if a function of the user chooses them."""
+    budget: float = 0.0
+    """The share of the time that detailed measurements may take, by `watch(budget=…)`; 0 if they may take any."""
     dead_unit_window: int = 10
     """Number of consecutive measured steps at zero after which a unit counts as dead."""
     saturation_level: float = 0.99

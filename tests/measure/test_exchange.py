@@ -123,9 +123,12 @@ def windows(rank, exchange):
     for step in range(3):
         if rank == 0 and step == 1:
             exchange.escalate(90)
+            exchange.stretch(1000, 200)
         exchange.send(collected(step, Part(How.SUM)), [np.ones(1)])
     drained(exchange, 3)
     agreed = [None, None]
+    dist.all_gather_object(agreed, exchange.intervals())
+    assert agreed == [[(1000, 200)]] * 2
     dist.all_gather_object(agreed, exchange.windows())
     ((first, last),) = agreed[0]
     assert agreed[0] == agreed[1]

@@ -87,6 +87,8 @@ class _Word(IntEnum):
     DENSE_UNTIL = 4
     WANTS_STOP = 5
     KNOWS_OF_STOP = 6
+    INTERVAL_FROM = 7
+    INTERVAL = 8
 
 
 class Log(Protocol):
@@ -168,6 +170,8 @@ class Exchange:
         """The readings of shards that another rank did not send in the last step that had them."""
         self._dense_until = -1
         self._windows: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._interval = (0, 0)
+        self._intervals: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._wants_stop = self._knows_of_stop = self._has_stopped = False
         self._closed_at = math.inf
         self._exit = Exit()
@@ -192,6 +196,7 @@ class Exchange:
         parcel.word[_Word.STEP] = label.step
         parcel.word[_Word.DENSE_UNTIL], self._dense_until = self._dense_until, -1
         parcel.word[_Word.DENSE_FROM] = label.step + _STEPS_AHEAD + len(self._waiting)
+        parcel.word[[_Word.INTERVAL_FROM, _Word.INTERVAL]], self._interval = self._interval, (0, 0)
         parcel.word[_Word.WANTS_STOP] = self._wants_stop
         parcel.word[_Word.KNOWS_OF_STOP] = self._knows_of_stop
         self._latest = parcel
@@ -233,10 +238,15 @@ class Exchange:
 
     def windows(self) -> list[tuple[int, int]]:
         """The first and last step of the new stretches in which every step is measured."""
-        windows = []
-        while not self._windows.empty():
-            windows.append(self._windows.get())
-        return windows
+        return _emptied(self._windows)
+
+    def stretch(self, first: int, every: int) -> None:
+        """Ask all ranks to measure only one step in `every` from step `first` on."""
+        self._interval = (first, every)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """The new intervals, each with its first step."""
+        return _emptied(self._intervals)
 
     def ask_to_stop(self) -> None:
         """Ask all ranks to stop at the same step."""
@@ -414,6 +424,9 @@ class Exchange:
         until = int(words[0, _Word.DENSE_UNTIL])
         if until >= 0:
             self._windows.put((int(words[0, _Word.DENSE_FROM]), until))
+        every = int(words[0, _Word.INTERVAL])
+        if every:
+            self._intervals.put((int(words[0, _Word.INTERVAL_FROM]), every))
 
     def _common(self, peers: Peers, layout: Layout, words: Array) -> tuple[str, ...]:
         """The keys that all ranks have, in the same order on all; those of rank 0 decide it."""
@@ -471,6 +484,13 @@ def _keys(probe: Probe, pending: Pending, own: Sequence[Array]) -> list[str]:
     """The names of the arrays of one pending reading."""
     parts = [*pending.parts, *[OWN] * (len(own) - len(pending.parts))]
     return [key_of(probe.name, index, part, array) for index, (part, array) in enumerate(zip(parts, own, strict=True))]
+
+
+def _emptied(wishes: queue.SimpleQueue[tuple[int, int]]) -> list[tuple[int, int]]:
+    emptied = []
+    while not wishes.empty():
+        emptied.append(wishes.get())
+    return emptied
 
 
 def _farewell() -> Array:
