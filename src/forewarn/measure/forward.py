@@ -1,8 +1,8 @@
-"""Hooks inside a model that exist only during a measured forward pass in training mode."""
+"""What the hooks inside a model do during a measured forward pass in training mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
@@ -23,10 +23,10 @@ _Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
 
 
 class ForwardPass:
-    """One measured forward pass: every hook that a probe asked for stays registered until `end`.
+    """One measured forward pass: one hook before and one after each module, for all probes, that work until `end`.
 
-    A hook costs 1.5 µs per call even when it does nothing, so hooks are registered for measured passes only and removed
-    at their end. Activation checkpointing recomputes within the backward pass, after that end.
+    A hook costs 1.5 µs per call even when it does nothing, so hooks are there only while steps in a row are measured.
+    Activation checkpointing recomputes within the backward pass, after the end of the pass.
     """
 
     def __init__(self, loop: Loop, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class ForwardPass:
         """The ids of the modules inside, if only a part of the model runs."""
 
     def begin(self) -> None:
-        """Register the hooks."""
+        """Direct the hooks to this pass."""
         loop, root = self._loop, self._root
         _passing[id(loop.model)] = loop.tree
         try:
@@ -61,7 +61,7 @@ class ForwardPass:
             self._put(tapped, "register_forward_hook")
 
     def end(self, output: Any) -> None:
-        """Remove the hooks, then tell the probes; `output` is None if the forward pass raised."""
+        """Disable the hooks, then tell the probes; `output` is None if the forward pass raised."""
         if not self._is_open:
             return
         if output is not None and self._leaving_root:
@@ -85,9 +85,9 @@ class ForwardPass:
                 already.targets.append((probe, target))
 
     def _put(self, tapped: _Tapped, register: str) -> None:
-        """Register a hook. If the module refuses it, what the probes wanted there is unavailable."""
+        """Direct a hook. If the module refuses it, what the probes wanted there is unavailable."""
         try:
-            self._loop.module_hooks.put(tapped.module, register, self._telling(tapped.targets), with_kwargs=True)
+            self._loop.module_hooks.direct(tapped.module, register, self._telling(tapped.targets))
         except Exception as error:
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
@@ -127,9 +127,13 @@ def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Call
     """
 
     def reached(gradient: Tensor | None) -> None:
-        if gradient is not None and not loop.is_closed and not (loop.failures and not loop.runs(probe)):
-            with loop.stopwatch:
-                loop.guard(probe, target, gradient)
+        if gradient is None or loop.is_closed or not loop.step.measured or (loop.failures and not loop.runs(probe)):
+            return
+        with loop.stopwatch:
+            try:
+                target(gradient)
+            except Exception as error:
+                loop.switch_off(probe, error)
 
     return reached
 
@@ -152,6 +156,8 @@ def _tree(model: nn.Module) -> Tree:
     return _passing.get(id(model)) or Tree(model)
 
 
-def differentiable(output: Any) -> Iterator[Tensor]:
+def differentiable(output: Any) -> list[Tensor]:
     """The tensors in a module's inputs or outputs that a backward pass goes through, without parameters."""
-    return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)
+    if isinstance(output, Tensor):
+        return [] if output.grad_fn is None else [output]
+    return [tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None]

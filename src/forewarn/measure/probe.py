@@ -87,6 +87,8 @@ class Probe:
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
     """The types of the facts that it reads with `step.get`, each with the metrics that are unavailable without it."""
+    only_measured = False
+    """Whether it needs measured steps only: on others it gets no events, and is not collected after the first."""
     from_modules: Sequence[str] = ()
     """The metrics that come from its module taps: unavailable where a module refuses hooks."""
 

@@ -29,6 +29,7 @@ class ActivationProbe(Probe):
     """`activation/…` per leaf module; each output is read once, as the module returns it, and not kept."""
 
     name = "activations"
+    only_measured = True
     from_modules = ("activation/mean",)
 
     def __init__(

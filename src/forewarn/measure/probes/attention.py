@@ -52,6 +52,7 @@ class AttentionProbe(Probe):
     """
 
     name = "attention"
+    only_measured = True
     from_modules = ("attention/entropy",)
 
     def __init__(self, model: nn.Module, stopwatch: Stopwatch) -> None:

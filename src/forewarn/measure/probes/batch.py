@@ -36,6 +36,7 @@ class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
 
     name = "batch"
+    only_measured = True
     provides = (GivenTargets,)
 
     def __init__(self, model: nn.Module) -> None:

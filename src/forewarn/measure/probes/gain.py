@@ -43,6 +43,7 @@ class GainProbe(Probe):
     """
 
     name = "gain"
+    only_measured = True
     from_modules = ("gain/block",)
 
     def __init__(self, parameter_index: ParameterIndex, blocks: str, window: int) -> None:
@@ -95,7 +96,7 @@ class GainProbe(Probe):
 
     def _entered(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
-            inputs = list(differentiable([*args, *kwargs.values()]))
+            inputs = differentiable([*args, *kwargs.values()])
             same = len(inputs) == len(self._inputs) and all(map(is_, inputs, self._inputs))
             self._side_by_side |= bool(inputs) and same and block != self._block
             self._inputs, self._block = inputs, block
@@ -109,7 +110,8 @@ class GainProbe(Probe):
 
     def _left(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[GradientTap]:
-            self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=block)
+            self._output = next(iter(differentiable(output)), None)
+            self._boundary = _Boundary(output_of=block)
             return self._followed(self._output, self._boundary)
 
         return left

@@ -163,7 +163,7 @@ class GradientProbe(Probe):
         is_first = step.measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
-        live = self._parameter_index.live()
+        live = self._parameter_index.live() if step.measured else self._parameter_index.recent()
         gradients = {
             key: gradient
             for key, parameter in live.items()
@@ -270,7 +270,7 @@ class GradientProbe(Probe):
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
             by_optimizer = [float(waiting.pop(0)) for _ in used]
-            by_pass = np.array([[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual])
+            by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
             still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
             if still_left:
                 yield Reading("gradient/residual_norm", ONE, max(still_left))
@@ -300,8 +300,9 @@ class GradientProbe(Probe):
                     reason = Reason.AFTER_CLIPPING
                 else:
                     yield from self._share_of_start(before, step.measured)
-                    left = by_pass.max(axis=0) if residual else np.zeros(0)
-                    yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
+                    if passes.places:
+                        left = np.array(by_pass).max(axis=0)
+                        yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
             if from_backward and statistics is not None and reason is Reason.AVAILABLE:
@@ -395,6 +396,8 @@ class GradientProbe(Probe):
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
+        if self._scaler is None:
+            return None
         scales = (present_scale(self._scaler, optimizer) for optimizer in self._parameter_index.optimizers)
         return next((scale for scale in scales if scale is not None), None)
 

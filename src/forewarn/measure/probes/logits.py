@@ -52,6 +52,7 @@ class LogitsProbe(Probe):
     """
 
     name = "logits"
+    only_measured = True
     needs: Mapping[type, Sequence[str]] = {GivenTargets: (), LossGraph: ()}
     from_modules = ("activation/log_z",)
 

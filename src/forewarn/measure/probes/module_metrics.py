@@ -48,6 +48,7 @@ class MetricsProbe(Probe):
     """
 
     name = "metrics"
+    only_measured = True
 
     def __init__(self, parameter_index: ParameterIndex, metrics: Sequence[ModuleMetric]) -> None:
         self._parameter_index = parameter_index

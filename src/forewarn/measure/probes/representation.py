@@ -28,6 +28,7 @@ class RepresentationProbe(Probe):
     """
 
     name = "representation"
+    only_measured = True
     from_modules = ("activation/effective_rank",)
 
     def __init__(self, parameter_index: ParameterIndex) -> None:

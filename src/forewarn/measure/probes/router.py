@@ -45,6 +45,7 @@ class RouterProbe(Probe):
     """
 
     name = "router"
+    only_measured = True
     from_modules = ("router/load_share",)
 
     def __init__(self, model: nn.Module, pattern: str, top_k: int) -> None:

@@ -94,6 +94,7 @@ class UpdateProbe(Probe):
     """
 
     name = "updates"
+    only_measured = True
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: _UPDATES,
