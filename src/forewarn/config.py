@@ -40,13 +40,15 @@ from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
 from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
+from forewarn.judge.rules.rank_comparison import RankThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
-from forewarn.settings import Settings, between
+from forewarn.metrics import switched_off
+from forewarn.settings import Settings, between, secret
 
 _MOST_BYTES = 1 << 20
 _MOST_KEY_PARTS = 64
@@ -57,6 +59,7 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
+    RankThresholds,
     ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
     InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
@@ -133,6 +136,11 @@ class Config(Settings):
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)
     """Smallest decrease of the validation loss that counts as better."""
+    notify: Sequence[str] = secret()
+    """URLs of services to send alerts to, such as `slack://…` or `mailto://…`; see docs/notifications.md. They are not
+    stored with the run. Without any, `watch` takes those in the environment variable FOREWARN_NOTIFY."""
+    notify_at: Literal["info", "warning", "critical"] = "critical"
+    """The least severity of alerts to send."""
     disable: Sequence[str] = ()
     """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()
@@ -229,8 +237,9 @@ class Config(Settings):
         return replace(config, **fixed), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
-        """The rules that judge a run with this config: built-in and `own` rules, without those in `disable`.
+        """The rules that judge a run with this config: built-in and `own` rules.
 
+        Those in `disable` and those about measurements that are switched off are left out.
         Raises ValueError if `disable` names an unknown rule.
         """
         rules = (*all_rules(), *own)
@@ -239,7 +248,9 @@ class Config(Settings):
             for rule in rules
             if rule.settings is not None
         }
+        measure = self.measure.to_dict()
         off = {find_rule(name, rules).code for name in self.disable}
+        off |= {rule.code for rule in rules if all(switched_off(name, measure) for name in rule.when)}
         return RuleSet(
             tuple(rule for rule in rules if rule.code not in off), settings, self.history_window, self.detail_window,
             tuple(rule for rule in rules if rule.code in off),

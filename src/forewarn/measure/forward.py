@@ -160,4 +160,4 @@ def differentiable(output: Any) -> list[Tensor]:
     """The tensors in a module's inputs or outputs that a backward pass goes through, without parameters."""
     if isinstance(output, Tensor):
         return [] if output.grad_fn is None else [output]
-    return [tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None]
+    return [tensor for _, tensor in nested_tensors(output, local=False) if tensor.grad_fn is not None]

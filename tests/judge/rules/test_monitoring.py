@@ -1,7 +1,11 @@
 """Rules about the monitor itself."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+import forewarn
 from forewarn.types import AlertState, Reason, Severity
 from tests.judge.rules.runs import Run
 
@@ -50,3 +54,35 @@ def test_a_store_that_failed_is_a_warning_that_stays():
     for _ in range(200):
         run.feed({"train/loss": 2.0})
     assert run.ledger.firing[0].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        (Reason.SCALED_GRADIENTS, "pass_the_scaler"), (Reason.NO_FORWARD_SEEN, "watch_what_is_called"),
+        (Reason.EVALUATION_MODE, "call_train"), (Reason.SHARDED_PARAMETERS, "do_without"),
+    ],
+)  # fmt: skip
+def test_the_advice_follows_the_reason_why_a_metric_is_unavailable(reason, action):
+    run = Run("X103")
+    run.feed({"monitor/unavailable": {"gradient/global_norm": float(reason)}})
+    (alert,) = run.ledger.firing
+    assert [remedy.action for remedy in alert.remedies] == [action]
+
+
+def over_budget(path: Path) -> forewarn.Monitor:
+    """Any detail takes more than a billionth of the time."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with forewarn.watch(model, optimizer, path, every=10, views=[], budget=1e-9) as monitor:
+        for _ in range(510):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor
+
+
+FAULTS = {"X106": over_budget}
