@@ -45,7 +45,11 @@ class ForwardPass:
     def begin(self) -> None:
         """Direct the hooks to this pass."""
         loop, root = self._loop, self._root
-        _passing[id(loop.model)] = loop.tree
+        seen = _Seen(loop.tree.hookable, loop.tree.any_compiled)
+        if seen.hookable is not loop.hooked:  # a hook must not keep a module that was taken out
+            loop.module_hooks.remove()
+            loop.hooked = seen.hookable
+        _passing[id(loop.model)] = seen
         try:
             for probe in self._probes:
                 loop.guard(probe, self._begin, probe)
@@ -138,12 +142,19 @@ def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Call
     return reached
 
 
-_passing: dict[int, Tree] = {}
-"""The tree of the model whose hooks are being registered, by model id: several probes ask for it."""
+class _Seen(NamedTuple):
+    """What a `Tree` says at one moment."""
+
+    hookable: dict[str, nn.Module]
+    any_compiled: bool
+
+
+_passing: dict[int, _Seen] = {}
+"""By model id, the modules of the model whose hooks are being directed: several probes ask for them."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; within `Probe.module_taps`, the model is walked only if it has changed."""
+    """`Tree.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
     return _tree(model).hookable
 
 
@@ -152,7 +163,7 @@ def any_compiled(model: nn.Module) -> bool:
     return _tree(model).any_compiled
 
 
-def _tree(model: nn.Module) -> Tree:
+def _tree(model: nn.Module) -> Tree | _Seen:
     return _passing.get(id(model)) or Tree(model)
 
 

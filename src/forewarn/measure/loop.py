@@ -83,7 +83,7 @@ class Loop:
         """The modules that hooks can be put on."""
         self.module_hooks = StandingHooks(self.hook_failed)
         """The hooks of measured forward passes."""
-        self._hooked: dict[str, nn.Module] = {}
+        self.hooked: dict[str, nn.Module] = {}
         """What `Tree.hookable` was when they were put on."""
         self._hooks = Hooks(self.hook_failed, traced=True)
         """The hooks on the optimizers."""
@@ -301,9 +301,6 @@ class Loop:
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
-                if self.tree.hookable is not self._hooked:  # a hook must not keep a module that was taken out
-                    self.module_hooks.remove()
-                    self._hooked = self.tree.hookable
                 self._forward = ForwardPass(self, module, args, kwargs)
                 try:
                     self._forward.begin()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.measure.engine import COLUMNS, Numbers, measure
+from forewarn.measure.engine import COLUMNS, Numbers, row_of
 from forewarn.measure.forward import differentiable, hookable_modules
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex, block_names
@@ -120,7 +120,7 @@ class GainProbe(Probe):
 
     def _followed(self, tensor: Tensor | None, boundary: _Boundary) -> Iterable[GradientTap]:
         def reached(gradient: Tensor) -> None:
-            self._reached.append((torch._C._current_graph_task_id(), boundary, measure([gradient]).rows[0]))
+            self._reached.append((torch._C._current_graph_task_id(), boundary, row_of(gradient)))
 
         return () if tensor is None else [GradientTap(tensor, reached)]
 

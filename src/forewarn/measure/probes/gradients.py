@@ -174,8 +174,8 @@ class GradientProbe(Probe):
         read = _gradient_of if self._parameter_index.rank is None else self._gradient
         gradients: dict[int, Tensor] = {
             key: gradient
-            for key, parameter in live.items()
-            if (gradient := read(parameter)) is not None and gradient.numel()
+            for key, gradient in zip(live, map(read, live.values()), strict=True)
+            if gradient is not None and gradient.numel()
         }
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
@@ -242,7 +242,7 @@ class GradientProbe(Probe):
             loss_scale = None
         else:
             loss_scale = self._latest_scale
-            latest = (self._latest.get(id(parameter)) for parameter in self._parameters_of(index))
+            latest = map(self._latest.get, map(id, self._parameters_of(index)))
             own = [norm for norm in latest if norm is not None] if self._latest else []
         if own or not self._parameter_index.records:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
