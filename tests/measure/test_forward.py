@@ -165,6 +165,19 @@ def test_copies_of_a_model_with_hooks_are_not_looked_at(tmp_path):
     monitor.close()
 
 
+def test_hooks_that_are_on_do_not_break_the_graph_of_a_model_that_is_compiled(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert own_hooks(model)
+    onlooker.entered.clear()
+    torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 3)).sum().backward()
+    assert onlooker.entered == []
+    assert monitor._loop.failures == {}
+    monitor.close()
+
+
 def test_a_module_that_was_taken_out_has_no_hooks(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

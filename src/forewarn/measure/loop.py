@@ -16,7 +16,7 @@ from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
-from forewarn.measure.forward import ForwardPass, differentiable, reaching
+from forewarn.measure.forward import ForwardPass, TapHook, Taps, differentiable
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
 from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
@@ -83,6 +83,8 @@ class Loop:
         """The modules that hooks can be put on."""
         self.module_hooks = StandingHooks(self.hook_failed)
         """The hooks of measured forward passes."""
+        self.taps: Taps | None = None
+        """What they call."""
         self.hooked: dict[str, nn.Module] = {}
         """What `Tree.hookable` was when they were put on."""
         self._hooks = Hooks(self.hook_failed, traced=True)
@@ -99,7 +101,7 @@ class Loop:
         self._refusing: set[str] = set()
         """Classes of modules that refuse hooks and have been named in the log."""
         self._graph_task = -1
-        self._forward: ForwardPass | None = None
+        self.forward: ForwardPass | None = None
         self._optimizers = tuple(optimizers)
         if attach:
             self.attach()
@@ -135,6 +137,7 @@ class Loop:
                 self._tell("step_begins")
             else:
                 self.module_hooks.remove()
+                self.taps = None
         except Exception as error:
             self.hook_failed(error)
 
@@ -292,7 +295,7 @@ class Loop:
             return
         self._finder.inside = module
         self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
-        if self._forward is None and not self.step.measured:
+        if self.forward is None and not self.step.measured:
             return
         with self.stopwatch:
             self._end_forward(None)
@@ -301,20 +304,20 @@ class Loop:
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
-                self._forward = ForwardPass(self, module, args, kwargs)
+                self.forward = ForwardPass(self, module, args, kwargs)
                 try:
-                    self._forward.begin()
+                    self.forward.begin()
                 except BaseException:  # half of the hooks would measure half of the model
                     self._end_forward(None)
                     raise
 
     def _end_forward(self, output: Any) -> None:
         """End a pass; one that was interrupted ends when the next begins."""
-        if self._forward is not None:
-            over, self._forward = self._forward, None
+        if self.forward is not None:
             try:
-                over.end(output)
+                self.forward.end(output)
             finally:
+                self.forward = None
                 STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -322,7 +325,7 @@ class Loop:
             return
         self._finder.inside = None
         self.stopwatch.begin(EVALUATION_ENDED if self.stopwatch.state == IN_EVALUATION else FORWARD_ENDED)
-        if self._forward is not None:
+        if self.forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
         if not self._finder.is_training(module) or "backward" in self.failures:
@@ -366,7 +369,7 @@ class Loop:
 
     def _follow_for(self, probe: Probe) -> None:
         for tap in probe.gradient_taps():
-            self._parameter_hooks.put(tap.tensor, "register_hook", reaching(self, probe, tap.reached))
+            self._parameter_hooks.put(tap.tensor, "register_hook", TapHook(self, probe, tap.reached))
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -119,10 +120,10 @@ class GainProbe(Probe):
         return left
 
     def _followed(self, tensor: Tensor | None, boundary: _Boundary) -> Iterable[GradientTap]:
-        def reached(gradient: Tensor) -> None:
-            self._reached.append((torch._C._current_graph_task_id(), boundary, row_of(gradient)))
+        return () if tensor is None else [GradientTap(tensor, partial(self._reach, boundary))]
 
-        return () if tensor is None else [GradientTap(tensor, reached)]
+    def _reach(self, boundary: _Boundary, gradient: Tensor) -> None:
+        self._reached.append((torch._C._current_graph_task_id(), boundary, row_of(gradient)))
 
     def _gains(self, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
         shape = (2, len(self._names))
