@@ -89,6 +89,8 @@ class Probe:
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
     """The types of the facts that it reads with `step.get`, each with the metrics that are unavailable without it."""
+    only_measured = False
+    """Whether it needs measured steps only: on others it gets no events, and is not collected after the first."""
     on_every_rank = False
     """Whether it measures on all ranks of a distributed run, rather than only on the one that records."""
     from_modules: Sequence[str] = ()

@@ -37,6 +37,7 @@ from forewarn.types import Finding, RunInfo, Severity
 @rule(
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
+    gate=lambda _settings, _info: lambda _step, norm, _history: not math.isfinite(norm),
     explains=("L101", "W101", "A103", "M101"),
     message=(
         Message(
@@ -126,7 +127,7 @@ class ExplodingGradient(Settings):
     "G102", "exploding-gradient",
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
-    gate=lambda settings, _info: lambda _step, norm: not norm <= settings.warning,
+    gate=lambda settings, _info: lambda _step, norm, _history: not norm <= settings.warning,
     explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
@@ -221,6 +222,7 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
+    gate=lambda settings, _info: lambda _step, norm, _history: not norm >= settings.global_norm,
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
@@ -294,6 +296,9 @@ class GradientSpike(Spike):
     "G104", "gradient-spike",
     reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
     when=("gradient/global_norm",), keep=20,
+    gate=lambda settings, _info: lambda _step, _norm, history: (
+        history.baseline("gradient/global_norm", settings).latest.outlier
+    ),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(

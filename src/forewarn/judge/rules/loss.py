@@ -37,7 +37,7 @@ _QUARTILES = 0.25, 0.75
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
-    gate=lambda _settings, _info: lambda _step, loss: not math.isfinite(loss),
+    gate=lambda _settings, _info: lambda _step, loss, _history: not math.isfinite(loss),
     explains=("G101", "W101", "M101"),
     message=Message("The training loss is NaN or infinite", "loss {value} · last finite loss {last_finite}"),
     remedies=(
@@ -89,6 +89,9 @@ class LossSpike(Spike):
 @rule(
     "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
     keep=50,
+    gate=lambda settings, _info: lambda _step, _loss, history: (
+        (baseline := history.baseline("train/loss", settings)).latest.outlier or baseline.saw_negative(settings.window)
+    ),
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
@@ -204,6 +207,9 @@ class LossDivergence(Settings):
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr", "update/separate_losses"), when=("train/loss",),
     per_scope=True, hold=16, keep=100,
+    gate=lambda settings, _info: lambda _step, _loss, history: (
+        history.is_rising("train/loss", settings.window) or history.is_rising("train/loss", settings.slow_window)
+    ),
     explains=("L101", "L102", "L107", "L108", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(
@@ -254,9 +260,9 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     if len(values) < 4 * window:
         return None
     medians = loss.rolling_median(window)
+    if not medians.is_rising():
+        return None
     level = medians.at(0)
-    if level <= medians.at(1) or medians.at(1) <= medians.at(2):
-        return None  # nothing has risen; if a median is missing, use the losses themselves
     if not level > settings.factor * np.float64(np.fmin.reduce(values)):
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.lr_course import is_above_declared, last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.lr_course import (
+    is_above_declared,
+    is_raised,
+    last_jump,
+    newest_jump,
+    peak_rate,
+    planned_growth,
+    rates,
+)
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import of_group, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
@@ -319,6 +327,9 @@ class UpdateRatioJump(Settings):
     "U104", "update-ratio-jump",
     reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
+    gate=lambda settings, _info: lambda _step, median, history: (
+        not math.isnan(median) or is_raised(history.panel("train/lr"), settings.factor)
+    ),
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
         "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",

@@ -39,6 +39,7 @@ class ActivationProbe(Probe):
     """`activation/…` per leaf module; each output is read once, as the module returns it, and not kept."""
 
     name = "activations"
+    only_measured = True
     on_every_rank = True
     from_modules = ("activation/mean",)
 

@@ -39,11 +39,16 @@ class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
 
     name = "batch"
+    only_measured = True
     on_every_rank = True
     provides = (GivenTargets,)
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules: dict[str, nn.Module] = {}
+        self._tapped = ""
+        self._taps: list[ModuleTap] = []
+        """For these modules and this layer."""
         self._layer = ""
         self._scale: Tensor | None = None
         self._print: Tensor | None = None
@@ -65,11 +70,14 @@ class BatchProbe(Probe):
         if self._scale is not None:
             return ()
         modules = hookable_modules(self._model)
-        return [
-            ModuleTap(module, entered=self._entering(name))
-            for name, module in modules.items()
-            if isinstance(module, _LAYERS) and self._layer in ("", name)
-        ]
+        if modules is not self._modules or self._layer != self._tapped:
+            self._modules, self._tapped = modules, self._layer
+            self._taps = [
+                ModuleTap(module, entered=self._entering(name))
+                for name, module in modules.items()
+                if isinstance(module, _LAYERS) and self._layer in ("", name)
+            ]
+        return self._taps
 
     def _entering(self, name: str) -> Any:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

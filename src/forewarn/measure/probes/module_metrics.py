@@ -52,6 +52,7 @@ class MetricsProbe(Probe):
 
     name = "metrics"
     on_every_rank = True
+    only_measured = True
 
     def __init__(self, parameter_index: ParameterIndex, metrics: Sequence[ModuleMetric]) -> None:
         self._parameter_index = parameter_index
