@@ -7,7 +7,6 @@ tensor is sharded, and computes from that what larger runs send.
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +18,7 @@ import click
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 
 import forewarn
@@ -47,7 +47,8 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     torch.manual_seed(0)
     model: Any = fully_shard(Many(num_tensors))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -81,15 +82,9 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
 
 
 def measured(num_ranks: int, num_tensors: int) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        spawn(
-            work,
-            (num_ranks, port, num_tensors, folder),
-            nprocs=num_ranks,
-        )
+        spawn(work, (num_ranks, store.port, num_tensors, folder), nprocs=num_ranks)
         result: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())
     return result
 

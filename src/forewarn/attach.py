@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import sys
 import time
@@ -29,7 +30,7 @@ from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
-from forewarn.measure.module_tree import Models, models_in, unwrapped
+from forewarn.measure.module_tree import Models, children_of, unwrapped
 from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
@@ -65,11 +66,13 @@ from forewarn.plan import Plan
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
+from forewarn.store.rank_logs import RankLogWriter
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Block, RuleInfo, RunInfo
+from forewarn.types import Alert, Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+from forewarn.views.notify import Listener, Notifier, services
 
 _INTERVAL = "monitor/detail_interval"
 
@@ -96,6 +99,9 @@ def watch(
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
     budget: float | None = None,
+    notify: Sequence[str] = (),
+    notify_at: str | None = None,
+    on_alert: Callable[[Alert], Any] | None = None,
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -116,6 +122,10 @@ def watch(
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
     - `budget`: the share of the run's time that measuring in detail may take, such as 0.01. If it takes more, `every`
       is raised, at multiples of 500 steps. The first 10 steps and those after a warning are exempt.
+    - `notify`: URLs of services to send alerts to: `["slack://…", "mailto://…"]`. By default those of the config, or
+      of the environment variable FOREWARN_NOTIFY, separated by spaces.
+    - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
+    - `on_alert`: a function that is called with each alert that fires, gets worse or resolves.
     """
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
@@ -124,6 +134,7 @@ def watch(
     predicate = as_predicate(every)
     _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
+    settings = _with_notify(settings, notify, notify_at)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
     ranks = num_ranks()
@@ -151,6 +162,7 @@ def watch(
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
     first = parameter_index.records
+    shown_in = _views(views, settings, on_alert) if first else []
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     schedule = Escalation(predicate, settings.escalation_steps)
@@ -167,7 +179,11 @@ def watch(
                 delete_run(Path(run))
             writer = _writer(run, info, settings, resume, resume_at)
         if parameter_index.rank is not None:
-            exchange = Exchange(_meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards)
+            log = RankLogWriter(parameter_index.rank, None if writer is None else writer.flush)
+            exchange = Exchange(
+                _meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards,
+                log, None if writer is None else writer.path.absolute(),
+            )  # fmt: skip
         monitor = Monitor(
             loop=loop,
             probes=all_probes,
@@ -177,7 +193,7 @@ def watch(
             rule_set=rule_set,
             info=info,
             writer=writer,
-            views=([AlertLines()] if views is None else views) if first else [],
+            views=shown_in,
             policy=policy,
             optimizers=optimizers,
             exchange=exchange,
@@ -268,6 +284,24 @@ def _check_budget(budget: Any, predicate: Callable[[int], bool]) -> None:
         raise ValueError(f"budget must be a share of the run's time between 0 and 1, not {budget}{percent}")
     if not isinstance(predicate, Schedule):
         raise ValueError("budget changes the interval, so every must be a number or a Schedule, not a function")
+
+
+def _with_notify(settings: Config, notify: Any, at: Any) -> Config:
+    """The settings with the arguments of `watch`, or the environment, about notifications."""
+    if isinstance(notify, str) or not isinstance(notify, Sequence):
+        raise TypeError(f"notify must be a list of URLs, not {type(notify).__name__}; use notify=[...]")
+    urls = notify or settings.notify or os.environ.get("FOREWARN_NOTIFY", "").split()
+    return replace(settings, notify=urls, notify_at=settings.notify_at if at is None else at)
+
+
+def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[Alert], Any] | None) -> list[View]:
+    """Where the run is shown, and who is told about alerts."""
+    if on_alert is not None and not callable(on_alert):
+        raise TypeError(f"on_alert must be a function of an alert, not {_described(on_alert)}")
+    shown_in: list[View] = [AlertLines()] if views is None else list(views)
+    shown_in += [Notifier(services(settings.notify), settings.notify_at)] if settings.notify else []
+    shown_in += [Listener(on_alert)] if on_alert is not None else []
+    return shown_in
 
 
 def _described(value: Any) -> str:
@@ -383,7 +417,7 @@ def _run_info(
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
     parameters = parameter_index.info()
     return RunInfo(
-        model=" + ".join(type(model).__name__ for model in models_in(parameter_index.model)),
+        model=" + ".join(_model_names(parameter_index.model)),
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters.values()),
         parameters=parameters,
         modules=_numbered_modules(parameter_index.model),
@@ -406,6 +440,14 @@ def _run_info(
         },
         started=time.time(),
     )
+
+
+def _model_names(model: nn.Module) -> Iterator[str]:
+    """The class of the model; of several watched as one, their names too."""
+    if not isinstance(model, Models):
+        yield type(model).__name__
+    else:
+        yield from (f"{name} ({type(child).__name__})" for name, child in children_of(model).items())
 
 
 def _acts_in_an_environment() -> bool:

@@ -48,7 +48,7 @@ from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
 from forewarn.metrics import switched_off
-from forewarn.settings import Settings, between
+from forewarn.settings import Settings, between, secret
 
 _MOST_BYTES = 1 << 20
 _MOST_KEY_PARTS = 64
@@ -136,6 +136,11 @@ class Config(Settings):
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)
     """Smallest decrease of the validation loss that counts as better."""
+    notify: Sequence[str] = secret()
+    """URLs of services to send alerts to, such as `slack://…` or `mailto://…`; see docs/notifications.md. They are not
+    stored with the run. Without any, `watch` takes those in the environment variable FOREWARN_NOTIFY."""
+    notify_at: Literal["info", "warning", "critical"] = "critical"
+    """The least severity of alerts to send."""
     disable: Sequence[str] = ()
     """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()

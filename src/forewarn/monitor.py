@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
+import json
 import logging
 import operator
 import sys
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.policies import Identity, Policy, act, adjust
+from forewarn.act.policies import Adjustment, Identity, Policy, act, adjust, adjustments
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
@@ -126,6 +128,8 @@ class Monitor:
         self._finalizer = weakref.finalize(self, loop.close)
         if exchange is not None:
             weakref.finalize(self, exchange.finish)
+            self._at_exit = functools.partial(_left_open, weakref.ref(self))
+            atexit.register(self._at_exit)
 
     def begin(self, instead_of: Path | None = None) -> None:
         """Tell the views that the run begins, and which path was requested if it was taken."""
@@ -242,20 +246,20 @@ class Monitor:
 
         It can lower the learning rate and raise the weight decay, once per finding. Pass the learning-rate `scheduler`,
         if there is one, so that its base learning rate is lowered too.
+
+        In a distributed run, call it on every rank after the same step: they wait for each other, and all of them do
+        what rank 0 decides. If they are not in contact, nothing is changed.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError(
-                "monitor.adjust works only in a single process: the ranks of a distributed run would train differently"
-            )
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
             about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-            actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+            advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
+            actions = adjust(advised, self._optimizers, scheduler, step)
             if actions:
                 if self._writer is not None:
                     self._writer.record(step, findings=[], alerts=[], actions=actions)
@@ -268,7 +272,8 @@ class Monitor:
         """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
@@ -284,7 +289,8 @@ class Monitor:
         If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         try:
             gradients = self._probes.get("gradients")
             if isinstance(gradients, GradientProbe):  # not with Measure(gradients=False)
@@ -389,14 +395,14 @@ class Monitor:
         if interrupt is not None:
             raise interrupt
         self._finalizer.detach()
+        if self._exchange is not None:
+            atexit.unregister(self._at_exit)
 
     def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
-            if self._exchange is not None:
-                rest = self._exchange.finish()
-                self._conclude(rest if self._exchange.records else ())
+            self._end_exchange(reason)
             speed, last = self._speed, list[Reading]()
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
@@ -404,6 +410,11 @@ class Monitor:
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+
+    def _end_exchange(self, reason: str) -> None:
+        if self._exchange is not None:
+            rest = self._exchange.finish(reason)
+            self._conclude(rest if self._exchange.records else ())
 
     @property
     def _speed(self) -> SpeedProbe:
@@ -580,6 +591,16 @@ class Monitor:
         elif self._exchange.records:
             self._exchange.ask_to_stop()
 
+    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
+        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
+        if self._exchange is None:
+            return advised
+        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
+        if word is None:
+            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
+            return []
+        return [Adjustment.from_json(advice) for advice in json.loads(word)]
+
     def _escalate(self, step: int) -> None:
         """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""
         if self._exchange is None or self._exchange.off:
@@ -659,6 +680,9 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._views.undelivered is not ("notify" in self._told):
+            self._told ^= {"notify"}
+            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
         if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
             self._told.add("ranks")
             yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)
@@ -685,6 +709,18 @@ class Monitor:
             self._loop.report("monitor itself", "monitor", error)
 
 
+def _left_open(monitor: weakref.ref[Monitor]) -> None:
+    """At exit, record what the other ranks have sent last to a monitor that was not closed."""
+    left = monitor()
+    if left is None or left._closed:
+        return
+    error = getattr(sys, "last_value", None)
+    try:
+        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}")
+    except Exception as failure:
+        left._failed(failure)
+
+
 def _asks_for_detail(alert: Alert) -> bool:
     """Whether the steps after it are measured in detail; that says nothing about the speed, and takes time itself."""
     is_warning = alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING
@@ -705,6 +741,5 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
         raise _WrongArgument(error) from None
 
 
-def _check_limit(max_norm: float) -> None:
-    if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm must be a number, the largest allowed norm, not {max_norm!r}")
+def _not_a_limit(max_norm: Any) -> str:
+    return f"max_norm must be a number, the largest allowed norm, not {max_norm!r}"

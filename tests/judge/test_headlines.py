@@ -92,3 +92,12 @@ def test_shares_are_percentages():
 )
 def test_numbers_side_by_side_have_the_digits_that_tell_them_apart(values, words):
     assert figures(*values) == words
+
+
+def test_numbers_beyond_what_people_read_are_told_as_limits():
+    message = Message("It fell to {value:%} and rose {ratio:×}")
+    assert tell([message], found(3.28e-19, 0.0, ratio=4.96e9)).headline == (
+        "It fell to less than 0.001% and rose over a million×"
+    )
+    assert tell([message], found(0.0328, 0.0, ratio=4.96)).headline == "It fell to 3.28% and rose 4.96×"
+    assert tell([message], found(0.0, 0.0, ratio=math.inf)).headline == "It fell to 0% and rose ∞×"

@@ -16,6 +16,7 @@ from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Pending, Probe
 from forewarn.measure.recording import Collected
 from forewarn.measure.step import Step
+from tests.judge import test_epochs as epochs
 from tests.processes import in_two_processes
 
 LONGEST = 60.0
@@ -209,8 +210,27 @@ def stop_together(rank, folder):
         monitor.close()
 
 
+def adjust_together(rank, folder):
+    """All ranks do what rank 0 decides; without contact to the others, nothing is changed."""
+    for how in ("connected", "alone"):
+        model, optimizer = epochs.made()
+        monitor = forewarn.watch(model, optimizer, f"{folder}/adjust {how}", every=1, views=[])
+        if how == "connected" or rank == 0:
+            epochs.train(monitor, model, optimizer, epochs.TEXTBOOK["lr too high late"])
+        if how == "connected":
+            assert [(action.code, action.action) for action in monitor.adjust()] == [("E102", "lower_lr")]
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+            assert monitor.adjust() == ()
+        else:
+            monitor.close() if rank else until(lambda exchange=monitor._exchange: exchange.off)
+            assert rank or monitor.adjust() == ()
+            assert optimizer.param_groups[0]["lr"] == 3e-4
+        monitor.close()
+
+
 def unwatched(rank, folder):
     stop_together(rank, folder)
+    adjust_together(rank, folder)
     with mock.patch.object(module, "_SECONDS_BEHIND", 0.2), mock.patch.object(module, "_SECONDS_AT_THE_END", 1.0):
         for how in ("one rank", "stops"):
             train(rank, folder, how)
@@ -218,8 +238,30 @@ def unwatched(rank, folder):
 
 
 @pytest.mark.ci
-def test_ranks_stop_at_one_step_and_go_on_alone_if_another_is_not_watched_or_no_longer(tmp_path):
+def test_ranks_act_at_one_step_and_go_on_alone_if_another_is_not_watched_or_no_longer(tmp_path):
     in_two_processes(unwatched, str(tmp_path))
+
+
+def leave(rank, folder):
+    """Exit with everything open, rank 1 earlier, so that a message of rank 0 is under way when both exit."""
+    global left_open
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left_open = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    until(lambda: left_open._exchange.has_met)
+    for _ in range(8 if rank == 0 else 4):
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        left_open.step(loss)
+    raise SystemExit(0)
+
+
+def test_processes_that_close_nothing_exit_as_they_would_alone(tmp_path):
+    in_two_processes(leave, str(tmp_path))  # an abort would be raised here
+    with forewarn.open_run(tmp_path / "run") as run:
+        assert run.series("train/loss").steps.tolist() == list(range(8))
+        assert run.end[0] == "not closed"
 
 
 def test_one_process_has_no_exchange(tmp_path):

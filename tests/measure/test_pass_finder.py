@@ -143,7 +143,7 @@ def test_two_models_are_one_run_from_the_first_step_on(tmp_path):
     assert read(monitor, "gradient/global_norm") == pytest.approx(together, rel=1e-5)
     assert read(monitor, "gradient/optimizer_norm", "D") == pytest.approx(norms["D"], rel=1e-5)
     with forewarn.open_run(monitor.path) as run:
-        assert run.info.model == "Sequential + Sequential"
+        assert run.info.model == "G (Sequential) + D (Sequential)"
         assert set(run.scopes("gradient/norm")) == {
             f"{player}.{layer}.{kind}" for player in "GD" for layer in (0, 2) for kind in ("weight", "bias")
         }

@@ -138,7 +138,7 @@ def test_resolved_is_told_once_a_cause_is_over_or_nothing_fires(stream: io.Strin
     assert len(stream.getvalue()) == told, "a symptom is over before its cause"
     info = alert("G104", "", Severity.INFO, AlertState.RESOLVED)
     view.show(60, [], [alert("U102", "w", state=AlertState.RESOLVED), info], [])
-    assert stream.getvalue()[told:] == "✓ step 60  Resolved: loss-spike, update-ratio-high (steps 5–7)\n"
+    assert stream.getvalue()[told:] == "✓ step 60  Resolved: loss-spike, update-ratio-high in w (steps 5–7)\n"
 
 
 def test_information_is_told_only_if_asked_for(stream: io.StringIO) -> None:

@@ -19,7 +19,7 @@ from forewarn.types import Block, FrozenCause, Values
 if TYPE_CHECKING:
     from forewarn.judge.judgement import RuleSet
 
-_STOP_ALL = np.array([FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED], np.float32)[:, None]
+_WITHOUT_STEP = np.array([FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED], np.float32)
 _MOVING, _ON_PURPOSE, _NOT_IN_OPTIMIZER, _ROUNDED_AWAY = np.array(
     [FrozenCause.MOVING, FrozenCause.ON_PURPOSE, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.ROUNDED_AWAY], np.float32
 )
@@ -90,9 +90,10 @@ class FrozenCauses(Derivation):
 
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterator[Block]:
         stopped = blocks["update/stopped_by"]
-        still = blocks["update/ratio"].values.astype(np.float64) <= self._settings.ratio
-        if (stopped.values == _STOP_ALL).any():
-            still[:] = True
+        ratios = blocks["update/ratio"].values.astype(np.float64)
+        without_step = np.isin(stopped.values, _WITHOUT_STEP)
+        some_step = (stopped.values == _MOVING).any()
+        still = (ratios <= self._settings.ratio) | (without_step if some_step else without_step.any())
         causes = self._tracker.update(stopped.scopes, still, stopped.values, self._settings.patience)
         yield replace(stopped, name="update/frozen_cause", values=causes)
         frozen = causes > _ON_PURPOSE

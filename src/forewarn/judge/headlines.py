@@ -11,6 +11,10 @@ from typing import NamedTuple
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, figure
 
 SEPARATOR = " · "
+LEAST_PERCENT = 0.001
+"""Smallest percentage that is told as a number."""
+MOST_TIMES = 1e6
+"""Largest factor that is told as a number."""
 LONGEST_NAME = 80
 """Maximum length of a name; longer ones are cut in the middle, which says least."""
 
@@ -18,8 +22,8 @@ LONGEST_NAME = 80
 class Message(NamedTuple):
     """What a rule says about a finding: templates over its value, bound, scope and evidence.
 
-    `{value:%}` is a percentage, `{cause:words}` the words of an enum member. `{scope}` is a layer or parameter by name,
-    `{group}` a group of the optimizer by number.
+    `{value:%}` is a percentage, `{value:×}` a factor, `{cause:words}` the words of an enum member. `{scope}` is a layer
+    or parameter by name, `{group}` a group of the optimizer by number.
     """
 
     headline: str
@@ -88,7 +92,11 @@ class _Figure(float):
     """A number in a message."""
 
     def __format__(self, spec: str) -> str:
-        return f"{figure(100 * self)}%" if spec == "%" else figure(float(self))
+        if spec == "%":
+            return f"less than {LEAST_PERCENT:g}%" if 0 < 100 * self < LEAST_PERCENT else f"{figure(100 * self)}%"
+        if spec == "×":
+            return "over a million×" if MOST_TIMES < self < math.inf else f"{figure(float(self))}×"
+        return figure(float(self))
 
 
 class _Name(str):

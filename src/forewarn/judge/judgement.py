@@ -117,6 +117,7 @@ class Judge:
         blocks = tuple(blocks)
         due, judgings = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []
+        left_out: set[str] = set()
         for code, names, judging, gate, place in judgings:
             if code in self.failed:
                 continue
@@ -124,14 +125,17 @@ class Judge:
                 if gate is not None and not gate(step, _of_the_whole(blocks[place])):
                     continue
                 new = judging(step, history, names)
-                if new:
+                if new is None:
+                    left_out.add(code)
+                elif new:
                     findings += _read_now(new, blocks, names) if code in self._patterns else new
             except Exception:
                 name = self._names[code]
                 _log.exception("the rule %s %s failed and is switched off", code, name)
                 self.failed.add(code)
                 findings.append(Finding(RULE_FAILED, name, step, Severity.WARNING, 1.0, NO_BOUND))
-        judged = {code: names for code, names in due.items() if code not in self.failed} if self.failed else due
+        left_out |= self.failed
+        judged = {code: names for code, names in due.items() if code not in left_out} if left_out else due
         return Judgement(step, blocks, judged, tuple(findings), self._patterns)
 
     def _due_for(self, metrics: tuple[str, ...]) -> tuple[dict[str, tuple[str, ...]], list[_DueRule]]:

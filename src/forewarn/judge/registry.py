@@ -28,7 +28,7 @@ _GIVEN_BY_NAME = ("settings", "info", "metric")
 """Optional parameters of a check, besides what it reads."""
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
-Judging = Callable[[int, History, Iterable[str]], list[Finding]]
+Judging = Callable[[int, History, Iterable[str]], list[Finding] | None]
 Gate = Callable[[int, float], bool]
 """Whether a finding is possible at a step with this value; NaN if the metric is not of the run as a whole."""
 MakeGate = Callable[[Any, RunInfo], Gate]
@@ -105,11 +105,13 @@ class Rule:
 
         check_of_run = partial(check, **named)
 
-        def judge(step: int, history: History, new: Iterable[str]) -> list[Finding]:
+        def judge(step: int, history: History, new: Iterable[str]) -> list[Finding] | None:
             look: Callable[[str], Any] = history.panel if per_scope else history.series
             result = check_of_run(*map(look, reads))
             if result is None:
                 return []
+            if result is NOT_JUDGED:
+                return None
             return [_placed(raw, code, step, raw.scope) for raw in _several(result)]
 
         def judge_pattern(step: int, history: History, new: Iterable[str]) -> list[Finding]:
@@ -160,6 +162,9 @@ def rule(
     is called when a metric in `when` has a new reading, by default the first metric it reads. For a pattern such as
     `*_metric/*`, it is called for each matching metric with a new reading. It gets the name of the metric if it has a
     parameter `metric`. With a `gate`, it is called only if the gate returns True.
+
+    A check that finds nothing returns None, and its alert is over after `keep` steps. If it cannot tell, as in noise or
+    during a warm-up, it returns `forewarn.judge.registry.NOT_JUDGED`, and an alert that is open stays so.
 
     If `message` is only a headline, the numbers are added: value, limit and usual level.
     """
@@ -259,6 +264,10 @@ def finding(severity: Severity, value: float, bound: float, scope: str = "", **e
     """A finding as a check returns it; `Rule.judge` fills in the code and the step."""
     plain = {name: item if isinstance(item, str) else float(item) for name, item in evidence.items()}
     return Finding("", scope, -1, severity, float(value), float(bound), plain)
+
+
+NOT_JUDGED = finding(Severity.INFO, math.nan, math.nan)
+"""What a check returns that cannot tell: neither a finding, nor the end of one."""
 
 
 def check_distinct(rules: Iterable[Rule]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,6 +47,14 @@ def in_float16(scopes: tuple[str, ...], info: RunInfo) -> Bools:
     return _in_float16(Same(info), Same(scopes))
 
 
+def gain_factors(scopes: tuple[str, ...], info: RunInfo) -> tuple[Floats, Floats]:
+    """For each matrix: what turns its norm into its lowest and highest possible gain.
+
+    Which dimension is the input is known for some layers only. 0 for vectors, embeddings and unknown tensors.
+    """
+    return _gain_factors(Same(info), Same(scopes))
+
+
 @dataclass(frozen=True, slots=True)
 class Kinds:
     """Matrices grouped by kind."""
@@ -69,18 +78,32 @@ def copies(info: RunInfo) -> dict[str, str]:
     return _copies(Same(info))
 
 
-def never_called(outputs: Panel, info: RunInfo) -> set[str]:
-    """The parameters of layers without any output so far, though other layers of their class have one.
+_CALLED_AS_MODULES = re.compile(
+    r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding(Bag)?|LSTM|GRU|RNN|\w+Norm([123]d)?)\."
+)
+"""Kinds of parameters that belong to layers of torch, which models call as modules."""
 
-    `outputs` is any metric of layer outputs. Where no layer of a class has an output, hooks may not see that class.
+
+def never_called(outputs: Panel, info: RunInfo) -> set[str]:
+    """The parameters of layers without any output so far.
+
+    `outputs` is any metric of layer outputs. Hooks may not see a layer of another library whose class has no output at
+    all, nor any layer if none of torch's has one, as in compiled code.
     """
     called = {scope.partition("[")[0] for scope in outputs.scopes}
     kinds_called = {parameter.kind for name, parameter in info.parameters.items() if layer_of(name) in called}
+    hooks_work = any(map(_CALLED_AS_MODULES.match, kinds_called))
     return {
         name
         for name, parameter in info.parameters.items()
-        if parameter.kind in kinds_called and layer_of(name) not in called
+        if layer_of(name) not in called
+        and (parameter.kind in kinds_called or (hooks_work and _CALLED_AS_MODULES.match(parameter.kind)))
     }
+
+
+def layer_widths(info: RunInfo) -> Floats:
+    """The numbers of outputs that layers of this model have, in ascending order."""
+    return _layer_widths(Same(info))
 
 
 def layer_of(parameter: str) -> str:
@@ -119,6 +142,25 @@ def _in_float16(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> Bools:
     return np.array([parameter is not None and parameter.dtype == "float16" for parameter in parameters], np.bool_)
 
 
+_INPUTS_SECOND = ("Linear.", "Conv1d.", "Conv2d.", "Conv3d.")
+"""Layers whose weight has its inputs in the second dimension."""
+
+
+@lru_cache(maxsize=16)
+def _gain_factors(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> tuple[Floats, Floats]:
+    factors = np.zeros((2, len(scopes.value)))
+    for place, scope in enumerate(scopes.value):
+        parameter = info.value.parameters.get(scope)
+        if parameter is None or len(parameter.shape) < 2 or "Embedding" in parameter.kind or 0 in parameter.shape:
+            continue
+        num_outputs, num_inputs, *kernel = parameter.shape
+        ends = sorted((num_outputs * math.prod(kernel), num_inputs * math.prod(kernel)))
+        if parameter.kind.startswith(_INPUTS_SECOND):
+            ends = [num_inputs * math.prod(kernel)] * 2
+        factors[:, place] = np.sqrt(np.array(ends) / math.prod(parameter.shape))
+    return factors[0], factors[1]
+
+
 @lru_cache(maxsize=16)
 def _hold_matrices(info: Same[RunInfo], blocks: Same[tuple[str, ...]]) -> Bools:
     dimensions: dict[str, int] = {}
@@ -139,6 +181,12 @@ def _kinds(info: Same[RunInfo], scopes: Same[tuple[str, ...]], at_least: int) ->
             counts[index] = max(1, np.prod(parameter.shape, dtype=np.float64))
     enough = tuple(np.array(indices, np.intp) for indices in members.values() if len(indices) >= at_least)
     return Kinds(enough, np.sqrt(counts))
+
+
+@lru_cache(maxsize=16)
+def _layer_widths(info: Same[RunInfo]) -> Floats:
+    shapes = [parameter.shape for parameter in info.value.parameters.values()]
+    return np.array(sorted({shape[0] for shape in shapes if len(shape) >= 2 and shape[0]}), np.float64)
 
 
 @lru_cache(maxsize=16)

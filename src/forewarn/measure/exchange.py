@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from forewarn.measure.neighbors import Neighbors, machine
 from forewarn.measure.over_ranks import (
     OWN,
     Array,
@@ -26,7 +32,7 @@ from forewarn.measure.over_ranks import (
     summary,
     unpack,
 )
-from forewarn.measure.peers import Peers
+from forewarn.measure.peers import Exit, Peers
 from forewarn.measure.probe import Pending, Probe
 from forewarn.measure.recording import Collected
 from forewarn.measure.shards import Shards
@@ -67,6 +73,10 @@ _CLOSED = -1.0
 """In place of a step: this rank has closed its monitor."""
 
 
+_QUESTION = -2.0
+"""In place of a step, minus the step: all ranks ask what rank 0 says."""
+
+
 class _Word(IntEnum):
     """The numbers at the start of the first message."""
 
@@ -79,6 +89,18 @@ class _Word(IntEnum):
     KNOWS_OF_STOP = 6
     INTERVAL_FROM = 7
     INTERVAL = 8
+
+
+class Log(Protocol):
+    """What a rank leaves behind if the run crashes."""
+
+    def begin(self, directory: Path, num_ranks: int) -> None: ...
+
+    def completed(self, step: int) -> None: ...
+
+    def saw_end(self, ranks: Sequence[int]) -> None: ...
+
+    def close(self, reason: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -96,6 +118,16 @@ class _Parcel:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True)
+class _Question:
+    """What all ranks ask rank 0 at the same step."""
+
+    step: int
+    text: bytes
+    answer: bytes | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Exchange:
     """Takes the arrays of each step, and returns them combined over all ranks, in order.
 
@@ -104,9 +136,22 @@ class Exchange:
     switched off, and the arrays are returned as they were given: those of this rank alone.
     """
 
-    def __init__(self, name: str, rank: int, num_ranks: int, shards: Callable[[], Shards | None]) -> None:
-        """`name` tells this exchange from others, such as that of a second monitor, and is the same on all ranks."""
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        num_ranks: int,
+        shards: Callable[[], Shards | None],
+        log: Log | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """`name` tells this exchange from others, such as that of a second monitor, and is the same on all ranks.
+
+        `directory` is that of the run; rank 0 tells it to the others, which keep their logs there.
+        """
         self.rank, self.num_ranks = rank, num_ranks
+        self._log, self._directory = log, directory
+        self._neighbors: Neighbors | None = None
         self.off = ""
         """Why the exchange is switched off; empty while it works."""
         self.has_met = False
@@ -118,7 +163,8 @@ class Exchange:
         self._shards = shards
         self._waiting: deque[_Parcel] = deque()
         self._latest: _Parcel | None = None
-        self._queue: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Parcel | _Question | None] = queue.SimpleQueue()
+        self._asked: _Question | None = None
         self._layouts: dict[tuple[float, ...], tuple[str, ...]] = {}
         self._lost: set[str] = set()
         """The readings of shards that another rank did not send in the last step that had them."""
@@ -128,8 +174,10 @@ class Exchange:
         self._intervals: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._wants_stop = self._knows_of_stop = self._has_stopped = False
         self._closed_at = math.inf
+        self._exit = Exit()
         self._thread = threading.Thread(target=self._run, args=(name,), name="forewarn ranks", daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._exit.begin, self._thread)  # at exit; the thread keeps this object until it ends
 
     @property
     def records(self) -> bool:
@@ -216,7 +264,17 @@ class Exchange:
             self._switch_off("the other ranks did not answer")
         return parcel.stops
 
-    def finish(self) -> list[tuple[Collected, list[Array]]]:
+    def word_of_rank_0(self, step: int, text: bytes) -> bytes | None:
+        """What rank 0 says at a step at which all ranks ask; waits for all of them. None if the exchange is off."""
+        if self.off:
+            return None
+        question = self._asked = _Question(step, text)
+        self._queue.put(question)
+        if not question.done.wait(_SECONDS_TO_AGREE):
+            self._switch_off("the other ranks did not answer")
+        return question.answer
+
+    def finish(self, reason: str = "not closed") -> list[tuple[Collected, list[Array]]]:
         """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
         if math.isinf(self._closed_at):
             self._closed_at = time.monotonic()
@@ -225,6 +283,10 @@ class Exchange:
                 parcel.done.wait(max(0.0, self._closed_at + _SECONDS_AT_THE_END - time.monotonic()))
             self._thread.join(0.0 if self.off else _SECONDS_FOR_LAST)
             self._switch_off(_ENDED if self.has_met else NEVER_MET)
+            if self._log is not None:
+                self._log.close(reason)
+            if self._neighbors is not None:
+                self._neighbors.close()
         return self.receive()
 
     def _is_wanted(self) -> bool:
@@ -241,24 +303,44 @@ class Exchange:
                 )  # fmt: skip
         for parcel in list(self._waiting):
             parcel.done.set()
+        if self._asked is not None:
+            self._asked.done.set()
 
     def _run(self, name: str) -> None:
         """The thread: meet the other ranks, then exchange one parcel after another."""
         try:
-            peers = Peers.meet(name, self._is_wanted)
+            peers = Peers.meet(name, self._is_wanted, self._exit)
             if peers is None:
                 self._switch_off(NEVER_MET)
                 return
             self.has_met = True
+            if self._log is not None:
+                self._introduce(peers, self._log)
             while (parcel := self._queue.get()) is not None and not self.off:
+                if isinstance(parcel, _Question):
+                    self._answer(peers, parcel)
+                    continue
                 if parcel.is_exchanged:
                     self._exchange(peers, parcel)
                 parcel.done.set()
+                if self._log is not None:
+                    self._log.completed(parcel.content[0].step)
                 self.thread_seconds = time.thread_time()
             if not self.off:
                 peers.gather(_farewell())  # so that no rank takes its connection away while another still uses it
         except Exception as error:
             self._switch_off(f"{type(error).__name__}: {error}")
+
+    def _introduce(self, peers: Peers, log: Log) -> None:
+        """Begin the log, and watch the processes of the other ranks on this machine."""
+        own = {"directory": str(self._directory or ""), "machine": machine(), "process": os.getpid()}
+        text = json.dumps(own).encode()
+        lengths = peers.gather(np.array([float(len(text))]))[:, 0]
+        ranks = [json.loads(rank) for rank in peers.gather_texts(text, [int(length) for length in lengths])]
+        log.begin(Path(ranks[0]["directory"]), self.num_ranks)
+        here = {rank: one["process"] for rank, one in enumerate(ranks) if rank != self.rank and own["machine"]}
+        here = {rank: process for rank, process in here.items() if ranks[rank]["machine"] == own["machine"]}
+        self._neighbors = Neighbors(here, log.saw_end)
 
     def _exchange(self, peers: Peers, parcel: _Parcel) -> None:
         shards = self._shards()
@@ -293,6 +375,14 @@ class Exchange:
             combined = {entry.key: array for entry, array in zip(entries, arrays, strict=True)}
             parcel.content = self._combined(*parcel.content, combined)
         parcel.is_combined = True
+
+    def _answer(self, peers: Peers, question: _Question) -> None:
+        word = np.zeros(len(_Word) + _MAX_RIDING)  # as long as that of a step, from which its own number tells it
+        word[_Word.STEP], word[_Word.LENGTH] = _QUESTION - question.step, len(question.text)
+        words = peers.gather(word)
+        self._check(words)
+        question.answer = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])[0]
+        question.done.set()
 
     def _combined(
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]

@@ -148,3 +148,25 @@ def test_a_batch_norm_that_is_never_called_is_not_stuck():
             states = {"used": 0.0, "left": float(BatchNormState.STANDS_STILL)}
             run.feed({"activation/batchnorm_state": states, "activation/mean": outputs})
         assert bool(run.ledger.alerts) == ("left" in outputs)
+
+
+@pytest.mark.parametrize(("width", "share", "fires"), [(16, 0.5, False), (16, 0.6875, True), (1024, 0.53125, True)])
+def test_half_of_a_few_channels_may_be_off_by_chance(width, share, fires):
+    weight = ParameterInfo((width, 8, 3, 3), "Conv2d.weight", "float32", 0, True)
+    run = Run("A101", info=RunInfo(parameters={"conv.weight": weight}))
+    for _ in range(5):
+        run.feed({"activation/dead_fraction": {"relu": share}})
+    assert bool(run.ledger.alerts) == fires
+
+
+@pytest.mark.parametrize(
+    ("outputs", "before", "acts", "fires"),
+    [(1, 0.9999, 0, False), (1, 0.9, 0, True), (4, 0.9999, 0, True), (4, 0.9999, 2, False), (4, 0.9, 2, True)],
+)
+def test_a_critic_and_a_policy_may_begin_with_samples_that_look_alike(outputs, before, acts, fires):
+    weight = ParameterInfo((outputs, 8), "Linear.weight", "float32", 0, True)
+    run = Run("A104", info=RunInfo(parameters={"head.weight": weight}))
+    for step in range(20):
+        cosine = before if step < 10 else 0.9999
+        run.feed({"activation/row_cosine": {"head": cosine}, "update/separate_losses": acts, "train/loss": 1.0})
+    assert bool(run.ledger.alerts) == fires

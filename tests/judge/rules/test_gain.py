@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-from forewarn.judge.rules.gain import GainDrift, GainTooHigh, GradientDecay, gain_drift, gain_too_high, gradient_decay
+from forewarn.judge.rules.gain import (
+    GainDrift,
+    GainTooHigh,
+    GradientDecay,
+    GradientFadesWithDepth,
+    GradientImbalance,
+    gain_drift,
+    gain_too_high,
+    gradient_decay,
+    gradient_fades_with_depth,
+    gradient_imbalance,
+)
 from forewarn.judge.series import Panel, Series
 from forewarn.types import RunInfo, Severity
 
@@ -39,6 +50,20 @@ def test_the_learning_rate_and_the_clip_value_stand_beside_the_finding():
     assert finding.severity is Severity.WARNING
     assert finding.evidence["lr"] == pytest.approx(3e-4)
     assert finding.evidence["clip"] == 1.0
+
+
+@pytest.mark.parametrize(("later", "fires"), [(4e-6, True), (2e-5, False)])
+def test_a_gradient_that_finds_its_way_to_the_first_block_does_not_fade(later, fires):
+    """A radiance field starts with a thousandth of the last gradient in its first layer, and trains well."""
+    grown = np.geomspace(4e-6, later, 60)
+    for judged in (
+        lambda norms: gradient_fades_with_depth(norms, GradientFadesWithDepth()),
+        lambda norms: gradient_imbalance(norms, GradientImbalance(), RunInfo()),
+    ):
+        values = np.stack([grown, np.full(60, 5e-3)], 1).astype(np.float32)
+        found = [judged(Panel(("first", "last"), np.arange(end), values[:end])) for end in range(1, 61)]
+        assert (found[-1] is not None) == fires
+        assert not any(found[:32])
 
 
 def test_the_natural_variation_between_batches_is_no_drift():

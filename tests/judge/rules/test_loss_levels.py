@@ -5,7 +5,7 @@ import pytest
 
 from forewarn.judge.rules.loss_levels import theil_sen
 from forewarn.measure.loss_course import LossCourse
-from forewarn.types import RunInfo, Severity
+from forewarn.types import AlertState, RunInfo, Severity
 from tests.judge.rules.runs import Run
 
 STEPS = np.arange(1600)
@@ -63,6 +63,14 @@ def test_a_loss_that_stands_still_for_half_of_the_run_is_a_plateau(scale):
 def test_the_same_curve_is_no_plateau_once_the_lr_has_decayed_by_what_was_declared():
     known = RunInfo(groups=({"lr": 1e-2, "initial_lr": 1e-2},))
     assert judged(decay * noise(0.01), CONSTANT, known=known).ledger.alerts == ()
+
+
+@pytest.mark.parametrize(("falls", "state"), [(False, AlertState.FIRING), (True, AlertState.RESOLVED)])
+def test_a_plateau_is_over_once_the_loss_falls_and_not_because_the_lr_decays(falls, state):
+    flat = np.concatenate([decay, np.full(1600, 2.0)]) * noise(0.01, size=3200)
+    losses = np.where(np.arange(3200) < 1600, flat, flat * 0.9995 ** np.arange(-1600, 1600)) if falls else flat
+    run = judged(losses, np.where(np.arange(3200) < 1600, 1e-3, 1e-4))
+    assert [(alert.code, alert.state) for alert in run.ledger.alerts] == [("L104", state)]
 
 
 def test_a_loss_that_is_the_same_for_every_batch_does_not_depend_on_its_targets():

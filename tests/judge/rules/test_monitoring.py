@@ -56,6 +56,20 @@ def test_a_store_that_failed_is_a_warning_that_stays():
     assert run.ledger.firing[0].severity is Severity.WARNING
 
 
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        (Reason.SCALED_GRADIENTS, "pass_the_scaler"), (Reason.NO_FORWARD_SEEN, "watch_what_is_called"),
+        (Reason.EVALUATION_MODE, "call_train"), (Reason.SHARDED_PARAMETERS, "do_without"),
+    ],
+)  # fmt: skip
+def test_the_advice_follows_the_reason_why_a_metric_is_unavailable(reason, action):
+    run = Run("X103")
+    run.feed({"monitor/unavailable": {"gradient/global_norm": float(reason)}})
+    (alert,) = run.ledger.firing
+    assert [remedy.action for remedy in alert.remedies] == [action]
+
+
 def over_budget(path: Path) -> forewarn.Monitor:
     """Any detail takes more than a billionth of the time."""
     torch.manual_seed(0)

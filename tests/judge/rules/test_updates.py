@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from forewarn.types import RunInfo, Severity
+from forewarn.types import ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run, info
 
 WEIGHTS = ("a.weight", "b.weight", "c.weight")
@@ -254,3 +254,17 @@ def test_a_rate_that_decays_to_just_the_bound_in_float32_is_spent():
     for step in range(400):
         run.feed({"train/lr": {"0": 1e-3 if step < 100 else 1e-6}})
     assert [(code, scope) for code, scope, _ in run.loud()] == [("U109", "0")]
+
+
+def test_a_head_that_starts_small_is_not_rewritten_by_steps_of_the_usual_size():
+    """The head of a policy starts at a thousandth: its first steps are many times its size, and change little."""
+    shapes = {"trunk.weight": (48, 48), "head.weight": (2, 48)}
+    known = {name: ParameterInfo(shape, "Linear.weight", "float32", 0, True) for name, shape in shapes.items()}
+    for lr, fires in ((3e-3, False), (0.1, True)):
+        run = Run("U102", info=RunInfo(parameters=known))
+        for step in range(10):
+            norms = {name: lr * math.sqrt(math.prod(shape)) for name, shape in shapes.items()}  # the steps of Adam
+            sizes = {"trunk.weight": math.sqrt(48 / 3), "head.weight": (1e-3 + lr * step) * math.sqrt(96)}
+            ratios = {name: norms[name] / size for name, size in sizes.items()}
+            run.feed({"update/ratio": ratios, "update/norm": norms, "train/loss": 1.0})
+        assert ("head.weight" in {alert.scope for alert in run.ledger.alerts}) == fires

@@ -427,3 +427,18 @@ def test_weights_are_not_called_frozen_when_it_is_unknown_whether_the_optimizer_
     assert "update/frozen_cause" not in monitor.history.names()
     unavailable = {alert.scope: alert.finding.evidence["reason"] for alert in monitor.alerts if alert.code == "X103"}
     assert unavailable["update/frozen_cause"] == "the probe it builds on failed"
+
+
+def test_an_optimizer_that_is_never_stepped_beside_another_is_named(watch):
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
+    used, forgotten = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    monitor = watch(model, [used, forgotten], every=1)
+    for _ in range(110):
+        loss = model(torch.ones(2, 4)).square().mean()
+        for optimizer in (used, forgotten):
+            optimizer.zero_grad()
+        loss.backward()
+        used.step()
+        monitor.step(loss)
+    assert cause_of(monitor, "0.weight") is FrozenCause.MOVING
+    assert cause_of(monitor, "1.weight") is FrozenCause.OPTIMIZER_NOT_STEPPED

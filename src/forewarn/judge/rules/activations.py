@@ -13,11 +13,13 @@ from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
-from forewarn.judge.tensor_kinds import is_matrix, layer_of, never_called
+from forewarn.judge.tensor_kinds import is_matrix, layer_of, layer_widths, never_called
 from forewarn.settings import Settings, between
 from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
 
 _ZERO_GRADIENT = float(FrozenCause.ZERO_GRADIENT)
+_WHOLE = 1e-3
+"""Largest distance of a whole number of units from one, since fractions are rounded."""
 _PARTS = 10
 """The loss has fallen if the newest tenth of its history is below the oldest tenth."""
 
@@ -33,6 +35,8 @@ class DeadUnits(Settings):
     starving_share: float = between(0.25, 0.0, 1.0)
     """The same while a matrix of the model has a gradient of exactly zero. A module that is called for several layers
     has one reading for all of them, and a dead layer among them stops the gradient."""
+    significance: float = between(1.0, 0.0)
+    """Standard errors of the fraction by which it must exceed `share`: of a few channels, half may be off by chance."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -75,8 +79,9 @@ def dead_units(
 
     A unit that is zero for most inputs is selective, not dead. In a healthy layer half or even 90% of all values may be
     zero, and that alone never fires. Only units that were zero for every value read over ten measured steps count. A
-    quarter of them is enough if a weight has a gradient of exactly zero and others move. In reinforcement learning and
-    in a GAN, many units rest while the others learn, and the severity is one level lower.
+    quarter of them is enough if a weight has a gradient of exactly zero and others move. In a narrow layer more of them
+    must be dead, since half of 16 random filters may be off by chance. In reinforcement learning and in a GAN, many
+    units rest while the others learn, and the severity is one level lower.
 
     ## Example
     fires: activation/dead_fraction{relu} 0.7x2 | activation/zero_fraction{relu} 0.8x2
@@ -93,9 +98,12 @@ def dead_units(
     window = info.dead_unit_window
     is_meant = is_objective(loss.series(), separate.series(), info)
     for index in marked:
-        critical = dead.last[index] >= settings.critical
-        bound = settings.critical if critical else share
         scope = dead.scopes[index]
+        critical = dead.last[index] >= settings.critical
+        error = math.sqrt(share * (1 - share) / _num_units(dead.values[:, index], info))
+        bound = settings.critical if critical else min(share + settings.significance * error, settings.critical)
+        if dead.last[index] < bound:
+            continue
         # A reading is about a window of measured steps, so the units died before the first of these readings.
         readings = trailing(dead.values[:, index] >= share)
         first = int(dead.steps[-readings])
@@ -106,6 +114,13 @@ def dead_units(
             severity if is_meant or starving else Severity(severity - 1), dead.last[index], bound, scope,
             zero_fraction=zero_of.get(scope, math.nan), lasting_steps=dead.at - began + 1,
         )  # fmt: skip
+
+
+def _num_units(fractions: Floats, info: RunInfo) -> float:
+    """The smallest width of a layer in the model that has whole numbers of units at these fractions; else infinity."""
+    counts = np.outer(layer_widths(info), fractions[np.isfinite(fractions)])
+    fitting = layer_widths(info)[(np.abs(counts - np.rint(counts)) < _WHOLE).all(axis=1)]
+    return float(fitting[0]) if len(fitting) else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +321,8 @@ class RepresentationCollapse(Settings):
 
 @rule(
     "A104", "representation-collapse",
-    reads=("activation/row_cosine", "activation/effective_rank", "train/loss"), per_scope=True, hold=3,
-    keep=200, explains=("G103", "U103"),
+    reads=("activation/row_cosine", "activation/effective_rank", "train/loss", "update/separate_losses"),
+    per_scope=True, hold=3, keep=200, explains=("G103", "U103"),
     settings=RepresentationCollapse,
     message=(
         Message(
@@ -331,7 +346,7 @@ class RepresentationCollapse(Settings):
     ),
 )  # fmt: skip
 def representation_collapse(
-    cosine: Panel, rank: Panel, loss: Panel, settings: RepresentationCollapse, info: RunInfo
+    cosine: Panel, rank: Panel, loss: Panel, separate: Panel, settings: RepresentationCollapse, info: RunInfo
 ) -> Iterator[Finding]:
     """The last hidden states are all alike, or vary along a single line.
 
@@ -342,7 +357,8 @@ def representation_collapse(
 
     Two cases do not count. Rows after a ReLU naturally have a cosine of 0.5 to 0.98. A model for two classes needs only
     one line. A language model learns word frequencies first, and these lie on a line: while the loss falls, a single
-    line is information only.
+    line is information only. A critic, or any head with a single output, may begin with a constant, and a policy with
+    states that are all alike. These fire only if samples differed before.
 
     ## Example
     fires: activation/row_cosine{head} 0.6x10 0.9999x3
@@ -353,11 +369,14 @@ def representation_collapse(
     if len(cosine) < settings.minimum:
         return
     ranks = dict(zip(rank.scopes, rank.values.T, strict=True)) if rank.at == cosine.at else {}
+    is_meant = is_objective(loss.series(), separate.series(), info)
     for index, scope in enumerate(cosine.scopes):
         value, column = cosine.last[index], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
         if value >= settings.cosine:
-            yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
+            differed = (cosine.values[:, index] < settings.cosine).any()
+            if differed or (is_meant and _num_outputs(scope, info) > 1):
+                yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
             finite_ranks = column[np.isfinite(column)]
             if finite_ranks.max(initial=0.0) >= settings.earlier_rank:

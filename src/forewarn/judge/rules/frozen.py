@@ -97,8 +97,8 @@ def frozen_weight(
     that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
     almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
     alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
-    last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is
-    information too; `missing-gradient` warns if such layers are a large part of the model.
+    last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is left to
+    `missing-gradient`.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -117,9 +117,10 @@ def frozen_weight(
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
         if scope in now_and_then or (cause is FrozenCause.NOT_IN_OPTIMIZER and scope in copies(info)):
             continue
-        is_unused = cause is FrozenCause.NO_GRADIENT and scope in unused
+        if cause is FrozenCause.NO_GRADIENT and scope in unused:
+            continue
         cancels = cause in _WITHOUT_GRADIENT and not is_a_matrix[index] and layer_of(scope) in learning
-        harmless = cause is FrozenCause.STEP_SKIPPED or cancels or is_unused or (solved and cause in _WITHOUT_GRADIENT)
+        harmless = cause is FrozenCause.STEP_SKIPPED or cancels or (solved and cause in _WITHOUT_GRADIENT)
         severity = Severity.INFO if harmless else Severity.WARNING
         ratio = float(ratio_of.get(scope, np.nan))
         still = _still_for(ratios, scope, settings) if ratio_of else {}

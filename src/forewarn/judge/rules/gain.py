@@ -26,6 +26,10 @@ class GradientFadesWithDepth(Settings):
     """Fraction of the last block's gradient norm below which the first block is starved."""
     norm: float = between(1e-4, 0.0)
     """Gradient norm below which the first block is starved; both limits must be crossed."""
+    start_steps: int = between(32, 0, counts="steps")
+    """First steps, in which nothing is judged: small initial weights let little gradient through."""
+    recovery: float = between(2.0, 1.0)
+    """Growth of that fraction above which it recovers, from the oldest quarter of the checks in memory to the newest."""
 
 
 @rule(
@@ -55,14 +59,23 @@ def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) ->
     nothing is left for the first ones. They stay at their random start, and the other blocks learn from random
     features. The first block's gradient norm must be small both in itself and as a fraction of the last block's.
 
+    Small initial weights let little gradient through at first. So the rule waits for 32 steps, and while the fraction
+    grows.
+
     ## Example
-    fires: gradient/block_norm{first} 1e-6x3 | gradient/block_norm{last} 0.5x3
-    quiet: gradient/block_norm{first} 0.004x3 | gradient/block_norm{last} 0.5x3
+    fires: gradient/block_norm{first} 1e-6x36 | gradient/block_norm{last} 0.5x36
+    quiet: gradient/block_norm{first} 1e-6x30 | gradient/block_norm{last} 0.5x30
+    quiet: gradient/block_norm{first} 1e-6+1e-6x40 | gradient/block_norm{last} 0.5x40
+    quiet: gradient/block_norm{first} 0.004x36 | gradient/block_norm{last} 0.5x36
     """
-    block, first, last = _ends(norms)
-    if not first < min(settings.norm, settings.share * last):
+    reached = np.flatnonzero(np.isfinite(norms.last) & (norms.last > 0))
+    if norms.at < settings.start_steps or len(reached) < 2:
         return None
-    return finding(Severity.WARNING, first / last, settings.share, block, first_norm=first, last_norm=last)
+    low, high = reached[[0, -1]]
+    first, last = float(norms.last[low]), float(norms.last[high])
+    if not first < min(settings.norm, settings.share * last) or _recovers(norms, low, high, settings.recovery):
+        return None
+    return finding(Severity.WARNING, first / last, settings.share, norms.scopes[low], first_norm=first, last_norm=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +84,18 @@ class GradientImbalance(Settings):
 
     factor: float = between(100.0, 1.0)
     """Largest allowed ratio between the gradient norms of two blocks."""
-    minimum: int = between(8, 1, counts="readings")
-    """Number of checks needed before anything is judged."""
+    start_steps: int = between(32, 0, counts="steps")
+    """First steps, in which nothing is judged: small initial weights let little gradient through."""
+    recovery: float = between(2.0, 1.0)
+    """Factor by which the ratio must have fallen to recover, from the oldest quarter of the checks in memory to the
+    newest."""
 
 
 @rule(
     "G106", "gradient-imbalance", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
     settings=GradientImbalance,
     message=Message(
-        "Gradients in {scope} are {value}× smaller than elsewhere",
+        "Gradients in {scope} are {value:×} smaller than elsewhere",
         "gradient norm {norm} · largest {largest_norm} in {largest_block} · ratio {value} · limit {bound}",
     ),
     remedies=(
@@ -97,19 +113,22 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     ## Why is this bad?
     All blocks share one learning rate. If it suits the block with the largest gradient, the others barely move, and
     clipping by the global norm leaves them nothing at all. Blocks without any gradient do not count, nor do blocks
-    without a matrix, such as a normalization layer in a plain stack.
+    without a matrix, such as a normalization layer in a plain stack. The rule waits for 32 steps, and while the ratio
+    falls: small initial weights let little gradient through at first.
 
     ## Example
-    fires: gradient/block_norm{first} 0.001x10 | gradient/block_norm{last} 0.5x10
-    quiet: gradient/block_norm{first} 0.01x10 | gradient/block_norm{last} 0.5x10
+    fires: gradient/block_norm{first} 0.001x36 | gradient/block_norm{last} 0.5x36
+    quiet: gradient/block_norm{first} 0.001x30 | gradient/block_norm{last} 0.5x30
+    quiet: gradient/block_norm{first} 0.0001+0.0001x40 | gradient/block_norm{last} 0.5x40
+    quiet: gradient/block_norm{first} 0.01x36 | gradient/block_norm{last} 0.5x36
     """
     counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, info)
     latest = np.where(counted, norms.last, np.nan).astype(np.float64)
-    if len(norms) < settings.minimum or np.isfinite(latest).sum() < 2:
+    if norms.at < settings.start_steps or np.isfinite(latest).sum() < 2:
         return None
     low, high = int(np.nanargmin(latest)), int(np.nanargmax(latest))
     ratio = latest[high] / latest[low]
-    if not ratio > settings.factor:
+    if not ratio > settings.factor or _recovers(norms, low, high, settings.recovery):
         return None
     return finding(
         Severity.WARNING, ratio, settings.factor, norms.scopes[low],
@@ -187,7 +206,7 @@ class GainDrift(Settings):
     settings=GainDrift,
     message=Message(
         "The blocks amplify gradients more and more",
-        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · gain over all blocks {amplification}×",
+        "mean gain {mean_gain} · rise {value:%} · limit {bound:%} · gain over all blocks {amplification:×}",
     ),
     remedies=(
         lower_lr(0.5, "smaller steps keep the weights out of the range where blocks amplify"),
@@ -243,8 +262,8 @@ class GainTooHigh(Settings):
     explains=("G102", "G104", "G110", "L102", "L103", "L107", "L108", "U102", "A108"),
     settings=GainTooHigh,
     message=Message(
-        "Each block amplifies gradients {value}×",
-        "gain per block {value} · limit {bound} · blocks {depth} · gain over all blocks {amplification}×",
+        "Each block amplifies gradients {value:×}",
+        "gain per block {value} · limit {bound} · blocks {depth} · gain over all blocks {amplification:×}",
     ),
     remedies=(
         lower_lr(0.5, "smaller steps keep the weights from growing further into the range where blocks amplify"),
@@ -287,12 +306,12 @@ def gain_too_high(
     )  # fmt: skip
 
 
-def _ends(norms: Panel) -> tuple[str, float, float]:
-    """The first block with a gradient, its norm, and the norm of the last block."""
-    indices = np.flatnonzero(np.isfinite(norms.last) & (norms.last > 0))
-    if len(indices) < 2:
-        return "", np.nan, np.nan
-    return norms.scopes[indices[0]], float(norms.last[indices[0]]), float(norms.last[indices[-1]])
+def _recovers(norms: Panel, small: int, large: int, factor: float) -> bool:
+    """Whether a block's gradient, as a fraction of another's, is this much larger than it was."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fractions = Series.of(norms.values[:, small] / norms.values[:, large])
+    before, now = fractions.ends(4)
+    return now > factor * before
 
 
 def _severity(norm: Panel, growth: float, large: float) -> Severity:

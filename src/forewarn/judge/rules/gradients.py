@@ -281,6 +281,8 @@ class GradientSpike(Spike):
     """Multiple of the recent level at which one step is a warning after clipping; before it, this squared."""
     loss_spread: float = between(5.0, 0.0)
     """Robust standard deviations by which the loss of a single step must exceed its level for a tall spike to count."""
+    loss_rise: float = between(1.0, 0.0)
+    """Rise of the loss of that step above its level, as a fraction of it, for a tall spike to count."""
     learning: float = between(0.1, 0.0, 1.0)
     """Fraction by which the loss must have fallen for larger gradients to be a sign of learning, or risen for lasting
     ones to matter."""
@@ -295,7 +297,7 @@ class GradientSpike(Spike):
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
-        "The gradient norm is {ratio}× its usual level",
+        "The gradient norm is {ratio:×} its usual level",
         "gradient norm before clipping {value} · limit {bound} · usual {level}",
     ),
     remedies=(
@@ -318,14 +320,14 @@ def gradient_spike(
 
     Five kinds are information only. The first is a single spike below ten times the level, or below a hundred times if
     clipping cuts it to less than ten. Heavy tails are normal, and clipping deals with them. The second is a single
-    spike below a hundred times the level whose loss is no higher than usual. The third comes when the loss has just
+    spike below a hundred times the level whose loss has not doubled. The third comes when the loss has just
     begun to fall by 10% or more, as when a model leaves a plateau. Larger gradients are part of learning. The fourth
     comes on an almost solved task, where a single sample can make a tiny gradient many times larger. The fifth comes
     where the loss is not the objective, as in a GAN: gradients follow the other side there.
 
     ## Example
     fires: 1.0+0.001x100 30.0
-    fires: 1.0+0.001x100 30.0 | train/loss 2.0x50 2.1x50 4.0
+    fires: 1.0+0.001x100 30.0 | train/loss 2.0x50 2.1x50 4.5
     fires: 1.0+0.001x100 3.0x3
     quiet: 1.0+0.001x100 1.5
     """
@@ -349,14 +351,15 @@ def gradient_spike(
 
 
 def _stands_out(loss: Series, step: int, settings: GradientSpike) -> bool:
-    """Whether the loss of this step is above most of the recent ones by more than their spread; True if unknown."""
+    """Whether the loss of this step is far above the recent ones and their spread; True if unknown."""
     if loss.at != step or not math.isfinite(loss.last):
         return True
     earlier = loss.finite(settings.window + 1)[:-1]
     if len(earlier) < settings.minimum:
         return True
     level = median(earlier)
-    return bool(loss.last > level + settings.loss_spread * MAD_TO_STD * median(np.abs(earlier - level)))
+    spread = MAD_TO_STD * median(np.abs(earlier - level))
+    return bool(loss.last > level + max(settings.loss_spread * spread, settings.loss_rise * abs(level)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +376,7 @@ class MissingGradient(Settings):
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=MissingGradient,
     message=(
-        Message("The forward pass never calls {layer}", "", "so {scope} gets no gradient and is not trained"),
+        Message("The loss does not use {layer}", "", "the forward pass never calls it, so {scope} is not trained"),
         Message(
             "{scope} receives no gradient",
             "",
@@ -572,7 +575,7 @@ _HOLD = 3
     settings=GradientChangedBeforeStep,
     message=(
         Message(
-            "Gradients grow {ratio}× between `backward()` and the optimizer step",
+            "Gradients grow {ratio:×} between `backward()` and the optimizer step",
             "gradient norm at the step {value} · limit {bound} · after the backward pass {before}",
         ),
         Message(

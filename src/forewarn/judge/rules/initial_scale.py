@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -12,12 +11,9 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, for_cause
 from forewarn.judge.series import Bools, Floats, Panel, Series, median
-from forewarn.judge.tensor_kinds import Same
+from forewarn.judge.tensor_kinds import gain_factors
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
-
-_INPUTS_SECOND = ("Linear.", "Conv1d.", "Conv2d.", "Conv3d.")
-"""Layers whose weight has its inputs in the second dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +93,7 @@ def initial_scale(
     """
     if not len(norm) or norm.steps[0] > 0:
         return None
-    inner, outer = _roots(Same(info), Same(norm.scopes))
+    inner, outer = gain_factors(norm.scopes, info)
     start = _before_the_first_step(norm, ratios)
     judged = (start > 0) & np.isfinite(start) & (inner > 0) & np.isfinite(norm.last)
     if np.count_nonzero(judged) < settings.tensors:
@@ -141,25 +137,6 @@ def _of_layers(output: Panel, layers: set[str]) -> float:
     """The median of the first reading of these layers' outputs; NaN if there is none."""
     index = [place for place, scope in enumerate(output.scopes) if scope in layers]
     return median(output.values[0, index]) if len(output) and index else math.nan
-
-
-@lru_cache(maxsize=16)
-def _roots(info: Same[RunInfo], scopes: Same[tuple[str, ...]]) -> tuple[Floats, Floats]:
-    """For each matrix: what turns its norm into its lowest and highest possible gain.
-
-    Which dimension is the input is known for some layers only. 0 for vectors, embeddings and unknown tensors.
-    """
-    factors = np.zeros((2, len(scopes.value)))
-    for place, scope in enumerate(scopes.value):
-        parameter = info.value.parameters.get(scope)
-        if parameter is None or len(parameter.shape) < 2 or "Embedding" in parameter.kind or 0 in parameter.shape:
-            continue
-        num_outputs, num_inputs, *kernel = parameter.shape
-        ends = sorted((num_outputs * math.prod(kernel), num_inputs * math.prod(kernel)))
-        if parameter.kind.startswith(_INPUTS_SECOND):
-            ends = [num_inputs * math.prod(kernel)] * 2
-        factors[:, place] = np.sqrt(np.array(ends) / math.prod(parameter.shape))
-    return factors[0], factors[1]
 
 
 @dataclass(frozen=True, kw_only=True)

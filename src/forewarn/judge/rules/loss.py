@@ -93,7 +93,7 @@ class LossSpike(Spike):
     settings=LossSpike,
     message=(
         Message(
-            "The training loss is {ratio}× its usual level",
+            "The training loss is {ratio:×} its usual level",
             "loss {value} · limit {bound} · usual {level}",
         ),
         Message(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import has_decayed, is_rising
 from forewarn.judge.objective import is_objective
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NOT_JUDGED, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.rules.updates import lr_factor, typical_ratios
 from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
@@ -119,13 +119,11 @@ def loss_plateau(
     """
     steps, levels = _finite(level.series())
     begin = len(levels) // 2
-    if len(levels) - begin < settings.levels or has_decayed(lr, settings.decayed_share, info):
-        return None
-    if not is_objective(loss.series(), separate.series(), info):
-        return None
+    if len(levels) - begin < settings.levels or not is_objective(loss.series(), separate.series(), info):
+        return NOT_JUDGED
     recent, since = levels[begin:], steps[begin:]
     now = float(np.median(recent[-settings.levels // 2 :]))
-    if now <= settings.negligible_share * levels.max() or is_rising(lr, int(since[0])):
+    if now <= settings.negligible_share * levels.max():
         return None
     slope = theil_sen(since, recent)
     span = float(since[-1] - since[0])
@@ -133,12 +131,16 @@ def loss_plateau(
     steepest = -slope * span + error
     half = max(1.0, (int(steps[-1]) + 1) / 2)  # memory may hold less than half of a very long run
     bound = settings.gain * min(1.0, span / half) * now
-    if not (now > 0 and steepest < bound and error < 2 * bound):  # with a larger error nothing can be concluded
+    if not (now > 0 and error < 2 * bound):  # with a larger error nothing can be concluded
+        return NOT_JUDGED
+    if steepest >= bound:
         return None
+    if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
+        return NOT_JUDGED
     if _not_started(
         level.series(), LossNotStarting(), LossNotStarting().levels
     ):  # it needs a higher lr, not a lower one
-        return None
+        return NOT_JUDGED
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
     )

@@ -170,7 +170,7 @@ class LossAboveStart(Settings):
     explains=("L101", "L102", "L103", "L106", "L107", "G102", "G104", "A104", "A108"),
     settings=LossAboveStart,
     message=Message(
-        "The training loss is {ratio}× as high as at the start",
+        "The training loss is {ratio:×} as high as at the start",
         "loss {value} · limit {bound} · first loss {start} · above it for {lasting_steps} steps",
     ),
     remedies=(

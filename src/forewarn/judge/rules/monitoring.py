@@ -8,7 +8,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
-from forewarn.judge.remedies import advise
+from forewarn.judge.remedies import advise, for_cause
 from forewarn.judge.series import Panel, Series
 from forewarn.types import Finding, Reason, RunInfo, Severity
 
@@ -16,6 +16,13 @@ _OF_NO_CONCERN = [
     float(reason) for reason in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
 ]
 """Reasons that apply to a single step, or to a reading that no rule needs."""
+
+
+_ADVISED = (
+    Reason.SCALED_GRADIENTS, Reason.NO_FORWARD_SEEN, Reason.NO_BACKWARD_SEEN, Reason.AFTER_CLIPPING, Reason.COMPILED,
+    Reason.EVALUATION_MODE, Reason.REENTRANT_CHECKPOINT,
+)  # fmt: skip
+"""Reasons that a person can do something about."""
 
 
 @rule(
@@ -71,9 +78,37 @@ def rule_failed(failed: Panel) -> Iterator[Finding]:
     "X103", "unavailable", reads=("monitor/unavailable",), per_scope=True, keep=1,
     message=Message("Cannot measure {scope}", "", "{reason}"),
     remedies=(
-        advise("tell_the_monitor", "Pass the scaler and the module you call to watch()",
-               "the monitor cannot see them from its hooks; to clip gradients, use monitor.clip_grad_norm_",
-               scope_is="metric"),
+        for_cause(Reason.SCALED_GRADIENTS, advise(
+            "pass_the_scaler", "Pass the gradient scaler: `watch(..., scaler=scaler)`",
+            "the monitor then divides the gradients by its scale", scope_is="metric",
+        )),
+        *(
+            for_cause(reason, advise(
+                "watch_what_is_called", "Pass the module that your loop calls to `watch`",
+                "its hooks see only the passes that go through it", scope_is="metric",
+            ))
+            for reason in (Reason.NO_FORWARD_SEEN, Reason.NO_BACKWARD_SEEN)
+        ),
+        for_cause(Reason.AFTER_CLIPPING, advise(
+            "clip_with_the_monitor", "Clip with `monitor.clip_grad_norm_`",
+            "it reads the norm before it clips", scope_is="metric",
+        )),
+        for_cause(Reason.COMPILED, advise(
+            "compile_later", "For a short run, leave out `torch.compile` to see {scope}",
+            "hooks do not run inside compiled code", scope_is="metric",
+        )),
+        for_cause(Reason.EVALUATION_MODE, advise(
+            "call_train", "Call `model.train()` before the training step",
+            "layers are read in training mode only", scope_is="metric",
+        )),
+        for_cause(Reason.REENTRANT_CHECKPOINT, advise(
+            "checkpoint_without_reentry", "Use `checkpoint(..., use_reentrant=False)`",
+            "re-entrant checkpointing allows no extra backward pass", scope_is="metric",
+        )),
+        for_cause("other", advise(
+            "do_without", "Nothing needs to be done if you can do without {scope}",
+            "training is not affected; only the rules that need it stay silent", scope_is="metric",
+        )),
     ),
 )  # fmt: skip
 def unavailable(reasons: Panel) -> Iterator[Finding]:
@@ -92,7 +127,8 @@ def unavailable(reasons: Panel) -> Iterator[Finding]:
         reason = int(reasons.last[index])
         is_known = reason in Reason._value2member_map_
         words = str(Reason(reason)) if is_known else "unknown"
-        yield finding(Severity.INFO, reason, NO_BOUND, reasons.scopes[index], reason=words)
+        cause = Reason(reason).name.lower() if reason in _ADVISED else "other"
+        yield finding(Severity.INFO, reason, NO_BOUND, reasons.scopes[index], reason=words, cause=cause)
 
 
 @rule(
@@ -147,3 +183,27 @@ def detail_over_budget(interval: Series, info: RunInfo) -> Finding | None:
     if not interval.last > info.every:
         return None
     return finding(Severity.INFO, interval.last, float(info.every), budget=info.budget)
+
+
+@rule(
+    "X107", "notify-failed", reads=("monitor/notify_failed",), keep=1,
+    message=Message("Notifications are not delivered"),
+    remedies=(
+        advise("test_the_service", "Send a sample with forewarn notify --test URL",
+               "it shows whether the address and the token are right and this machine reaches the service"),
+        advise("read_the_log", "Find the name of the service in the training log",
+               "the warning there says which service failed; its URL is never written"),
+    ),
+)  # fmt: skip
+def notify_failed(failed: Series) -> Finding | None:
+    """A service did not take a notification, although it was tried several times.
+
+    ## Why is this bad?
+    Training continues and the run is stored as usual, but whoever relies on messages is not told about alerts. The
+    service is down, the token has expired, or this machine has no way to the internet. Each later alert is tried again.
+
+    ## Example
+    fires: 1
+    quiet: 0
+    """
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None

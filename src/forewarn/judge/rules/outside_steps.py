@@ -43,8 +43,8 @@ class OutsideSteps(Settings):
     ),
     settings=OutsideSteps,
     message=Message(
-        "Weights move {value}× as far as their optimizer can move them",
-        "limit {bound}× · tensors affected {num_tensors}",
+        "Weights move {value:×} as far as their optimizer can move them",
+        "limit {bound:×} · tensors affected {num_tensors}",
         "something else moves them too: two optimizers may have the same parameters",
     ),
     remedies=(

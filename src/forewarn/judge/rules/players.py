@@ -37,8 +37,8 @@ class PlayersApart(Settings):
     ),
     settings=PlayersApart,
     message=Message(
-        "One player learns {value}× as fast as the other",
-        "update/weight ratio {fast} in {fast_player}, {slow} in {slow_player} · limit {bound}×",
+        "One player learns {value:×} as fast as the other",
+        "update/weight ratio {fast} in {fast_player}, {slow} in {slow_player} · limit {bound:×}",
         "in a game such as a GAN, both players must keep pace: the generator learns nothing from a discriminator that "
         "is far ahead or far behind",
     ),

@@ -54,7 +54,7 @@ class TaskImbalance(_TaskRatio):
     "T101", "task-imbalance", reads=("task/ratio", "task/remaining", "task/weight"), per_scope=True, hold=2, keep=100,
     settings=TaskImbalance,
     message=Message(
-        "Task {dominating} pulls {ratio}× as hard as task {starved}",
+        "Task {dominating} pulls {ratio:×} as hard as task {starved}",
         "gradient ratio {scope} {value} · limit {bound}",
     ),
     remedies=(_RAISE, _LOWER, _BALANCE),

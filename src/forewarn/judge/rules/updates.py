@@ -26,7 +26,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, nanmedian, trailing
-from forewarn.judge.tensor_kinds import is_matrix, matrices
+from forewarn.judge.tensor_kinds import gain_factors, is_matrix, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -70,6 +70,9 @@ class UpdateRatioHigh(Settings):
     """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
     """Median update ratio that the first remedy aims at."""
+    usual_gain: float = between(0.3, 0.0)
+    """Gain of the initial weights of a layer at least, as usual initializations have it. An update of a matrix that is
+    smaller, such as the head of a policy, is compared with a matrix of this gain."""
 
 
 @rule(
@@ -97,7 +100,7 @@ class UpdateRatioHigh(Settings):
 )  # fmt: skip
 def update_ratio_high(
     ratios: Panel,
-    median: Panel,
+    medians: Panel,
     loss: Panel,
     norms: Panel,
     separate: Panel,
@@ -115,7 +118,8 @@ def update_ratio_high(
     is high, for the model.
 
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
-    such as one half of a LoRA adapter, is ignored for its first 100 steps. The first steps of Adam are its largest. So
+    such as one half of a LoRA adapter, is ignored for its first 100 steps. One that starts much smaller than usual,
+    such as the head of a policy, is compared with the usual size: a step that doubles it changes little. The first steps of Adam are its largest. So
     the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
     shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress,
     unless the learning rate is above every declared one: that was not meant.
@@ -129,7 +133,7 @@ def update_ratio_high(
     quiet: update/ratio{layer.bias} 0.2x120
     quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
-    overall = median.series()
+    overall = medians.series()
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
     if starting and _has_fallen(loss.series(), settings):
@@ -141,9 +145,11 @@ def update_ratio_high(
     learns = _makes_progress(loss.series(), levels.series(), settings)
     learns = learns and not is_above_declared(lr, plan, settings.declared_factor, info)
     from_zero = _left_zero(ratios, norms, now - settings.start_steps)
+    compared = _of_usual_size(ratios, norms, settings.usual_gain, info)
+    latest, near_zero = compared[-1], compared[0] >= settings.near_zero_ratio
     if overall.at == now:
-        near_zero = ratios.values[0] >= settings.near_zero_ratio if len(ratios) else from_zero
-        typical = _median_of_matrices(ratios, info, ~(near_zero | from_zero)) if ratios.at == now else overall.last
+        eligible = is_matrix(ratios.scopes, info) & ~(near_zero | from_zero)
+        typical = median(latest[eligible & (latest > 0)]) if ratios.at == now else overall.last
         typical = overall.last if np.isnan(typical) and not from_zero.any() else typical
         bound = max(settings.median, settings.start_ratio) if starting else settings.median
         if typical >= patience * bound:
@@ -151,14 +157,10 @@ def update_ratio_high(
             severity = Severity.INFO if harmless else Severity.WARNING
             yield finding(severity, typical, bound, lr_factor=lr_factor(settings.wanted, typical))
     bound = max(settings.tensor, settings.start_ratio) if starting else settings.tensor
-    if ratios.at < now or not (high := ratios.last > patience * bound).any():
+    if ratios.at < now or not (high := latest > patience * bound).any():
         return
-    for index in matrices(high & ~from_zero, ratios.scopes, info):
-        moves = ratios.values[ratios.values[:, index] > 0, index]
-        if not (starting and moves[0] >= settings.near_zero_ratio):
-            yield finding(
-                Severity.INFO if learns else Severity.WARNING, ratios.last[index], bound, ratios.scopes[index]
-            )
+    for index in matrices(high & ~from_zero & ~(starting & near_zero), ratios.scopes, info):
+        yield finding(Severity.INFO if learns else Severity.WARNING, latest[index], bound, ratios.scopes[index])
 
 
 def lr_factor(wanted: float, ratio: float) -> float:
@@ -213,10 +215,15 @@ def typical_ratios(ratios: Panel, info: RunInfo) -> Floats:
     return nanmedian(np.where(moved > 0, moved, np.nan).T)
 
 
-def _median_of_matrices(ratios: Panel, info: RunInfo, eligible: Bools) -> float:
-    """The median over eligible tensors with two or more dimensions that moved."""
-    moved = ratios.last[is_matrix(ratios.scopes, info) & eligible]
-    return median(moved[moved > 0])
+def _of_usual_size(ratios: Panel, norms: Panel, gain: float, info: RunInfo) -> Floats:
+    """The first and the latest ratios; of a matrix with less than this gain, those to a matrix that has it."""
+    if not len(ratios):
+        return np.full((2, len(ratios.scopes)), np.nan)
+    compared: Floats = ratios.values[[0, -1]].astype(np.float64)
+    if norms.scopes != ratios.scopes or len(norms) != len(ratios) or gain == 0:
+        return compared
+    _, highest = gain_factors(ratios.scopes, info)
+    return np.where(highest > 0, np.fmin(compared, norms.values[[0, -1]] * highest / gain), compared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,12 +327,12 @@ class UpdateRatioJump(Settings):
     settings=UpdateRatioJump,
     message=(
         Message(
-            "Weights suddenly move {ratio}× as far per step",
+            "Weights suddenly move {ratio:×} as far per step",
             "update/weight ratio {value} · limit {bound} · usual {level}",
             "the learning rate went from {lr_before} to {lr_after}",
         ),
         Message(
-            "Weights suddenly move {ratio}× as far per step",
+            "Weights suddenly move {ratio:×} as far per step",
             "update/weight ratio {value} · limit {bound} · usual {level}",
         ),
     ),

@@ -80,7 +80,7 @@ class WeightNormSpike(Settings):
     ),
     settings=WeightNormSpike,
     message=Message(
-        "Norm of {scope} is {ratio}× its usual level",
+        "Norm of {scope} is {ratio:×} its usual level",
         "weight norm {value} · limit {bound} · usual {level}",
     ),
     remedies=(

@@ -12,6 +12,7 @@ from forewarn.lab.faults.workloads import (
     contrastive,
     convolution,
     diffusion,
+    docking,
     experts,
     forecasting,
     graph,
@@ -46,6 +47,7 @@ WORKLOADS: dict[Set, tuple[Workload, ...]] = {
     Set.DEVELOPMENT: (
         perceptron.mlp, convolution.cnn, language_model.gpt, autoencoder.vae_sum, autoencoder.vae_mean,
         adversarial.gan, policy_gradient.reinforce, graph.gcn, two_tasks.two_task,
+        docking.actor_critic,
     ),
     Set.VALIDATION: (
         residual.resnet, recurrent.lstm, diffusion.diffusion, q_learning.dqn, contrastive.siamese,

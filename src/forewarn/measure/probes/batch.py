@@ -14,6 +14,7 @@ from forewarn.measure.forward import hookable_modules
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.shards import local_part
 from forewarn.measure.step import Step
 
 _MAX_VALUES = 2**14
@@ -71,8 +72,8 @@ class BatchProbe(Probe):
 
     def _entering(self, name: str) -> Any:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensor = args[0] if args else None
-            if self._scale is None and isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            tensor = local_part(args[0]) if args and isinstance(args[0], Tensor) else None
+            if self._scale is None and tensor is not None and tensor.is_floating_point() and tensor.numel():
                 values = _sample(tensor)
                 self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean().sqrt()])
 

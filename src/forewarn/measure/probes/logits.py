@@ -172,6 +172,8 @@ def output_logits(output: Any) -> Tensor | None:
 
 
 def _may_be_logits(tensor: Tensor) -> bool:
+    if hasattr(tensor, "to_local"):  # its rows may be divided between ranks
+        return False
     rows = tensor.dim() >= 2 and tensor.shape[-1] >= 2 and not tensor.is_nested and tensor.numel() > 0
     return rows and tensor.is_floating_point() and tensor.grad_fn is not None
 

@@ -47,6 +47,8 @@ class Stepping:
     """Whether a scaler skipped the step."""
     resting: Sequence[int]
     """Indices of the optimizers that step less often and skipped this step."""
+    idle: Sequence[int]
+    """Indices of the optimizers that have not stepped for so long that they are not used, while others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class SteppingProbe(Probe):
         separate, self._separate, self._gradients = self._separate, False, {}
         steps, self._steps = self._steps, 0
         resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
+        unused = [index for index, idle in enumerate(self._idle) if steps and idle > _RESTING_STEPS]
         self._idle = [idle + 1 for idle in self._idle]
         overflows, self._found = self._found, []
         if steps == 0:
@@ -119,7 +122,7 @@ class SteppingProbe(Probe):
                 yield Reading("train/loss_scale", ONE, current_scale)
             overflow = any(float(array) > 0 for array in arrays[: len(overflows)])
             skipped = overflow or (steps == 0 and fell)
-            step.provide(Stepping(steps > 0 and not skipped, skipped, resting))
+            step.provide(Stepping(steps > 0 and not skipped, skipped, resting, unused))
             yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
             acts = step.acted >= _ACTING_PASSES
             if step.measured and (acts or len(self._optimizers) > 1):

@@ -64,14 +64,17 @@ class Obstacles:
                 by_tensor[index] = FrozenCause.ON_PURPOSE.value
         return cls(by_tensor, rates)
 
-    def stopped_by(self, gradients: GradientNorms, *, stepped: bool = True, skipped: bool = False) -> NDArray[np.int64]:
+    def stopped_by(
+        self, gradients: GradientNorms, *, stepped: bool | NDArray[np.bool_] = True, skipped: bool = False
+    ) -> NDArray[np.int64]:
         """The `FrozenCause` that applies to each tensor, whether or not it moved; MOVING where none does."""
         stopped = np.zeros(len(self.by_tensor), np.int64)
         stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT.value  # what follows outranks it
         stopped[self.rates == 0] = FrozenCause.ZERO_LR.value
         stopped[gradients.missing] = FrozenCause.NO_GRADIENT.value
-        if skipped or not stepped:
-            stopped[:] = FrozenCause.STEP_SKIPPED.value if skipped else FrozenCause.OPTIMIZER_NOT_STEPPED.value
+        stopped[~np.broadcast_to(stepped, len(stopped))] = FrozenCause.OPTIMIZER_NOT_STEPPED.value
+        if skipped:
+            stopped[:] = FrozenCause.STEP_SKIPPED.value
         return np.where(self.by_tensor == FrozenCause.MOVING.value, stopped, self.by_tensor)
 
 
@@ -168,13 +171,12 @@ class UpdateProbe(Probe):
             if stepping is None or gradients is None:
                 return
             ratios, norms, weight_norms = update_ratios(order, arrays, shares)
-            stopped_by = obstacles.stopped_by(gradients, stepped=stepping.stepped, skipped=stepping.skipped)
+            stepped = np.full(len(names), stepping.stepped) & ~self._held_by(stepping.idle)
+            stopped_by = obstacles.stopped_by(gradients, stepped=stepped, skipped=stepping.skipped)
             on_purpose = stopped_by == FrozenCause.ON_PURPOSE.value
             nothing_told = on_purpose | stepping.skipped
             ratios[nothing_told], norms[nothing_told] = np.nan, np.nan
-            resting = np.zeros(len(names), bool)
-            for optimizer in stepping.resting:
-                resting[self._parameter_index.of(optimizer)] = True
+            resting = self._held_by(stepping.resting)
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
             unknown = resting & ~on_purpose
@@ -192,6 +194,13 @@ class UpdateProbe(Probe):
         moved = Measurement(order, tuple(sums)).in_one_piece()
         order = moved.order
         return Pending(moved.rows, decode, [Part(How.SUM, "update/ratio", is_sharded=True) for _ in moved.rows])
+
+    def _held_by(self, optimizers: Sequence[int]) -> NDArray[np.bool_]:
+        """Which tensors belong to these optimizers."""
+        held = np.zeros(len(self._parameter_index.names), bool)
+        for optimizer in optimizers:
+            held[self._parameter_index.of(optimizer)] = True
+        return held
 
     def state_dict(self) -> dict[str, Any]:
         trainable = dict(zip(self._parameter_index.names, map(bool, self._parameter_index.trainable), strict=True))
