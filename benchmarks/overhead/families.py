@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forewarn.lab.bench.contender import WARM_UP_STEPS, Contender, Loop, Turn
 from forewarn.lab.bench.measurements import Spread
-from forewarn.lab.bench.rounds import Tell, past_set_aside
+from forewarn.lab.bench.rounds import Tell, enough_steps, past_set_aside
 from forewarn.lab.bench.tiers import Forewarn
 from forewarn.lab.bench.workloads import Workload
 from forewarn.measure.options import Measure
@@ -39,10 +39,11 @@ def families(workloads: Sequence[Workload], steps: int, directory: Path, tell: T
     results = []
     for workload in workloads:
         pairs: dict[str, list[tuple[float, float]]] = {}
+        num_steps = enough_steps(workload, steps, directory)
         for family in FAMILIES:
             tell(f"{workload.name}, without {family}")
             with past_set_aside():
-                pairs[family] = _pairs(workload, family, steps, directory / workload.name / family)
+                pairs[family] = _pairs(workload, family, num_steps, directory / workload.name / family)
         bare = statistics.median(alone for of_family in pairs.values() for alone, _ in of_family)
         shares = {family: Spread.of([added / bare for _, added in of]) for family, of in pairs.items()}
         results.append(FamilyCosts(workload.name, bare, shares))

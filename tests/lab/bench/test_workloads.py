@@ -7,7 +7,7 @@ from forewarn.lab.bench.workloads import WORKLOADS, find_workload
 @pytest.mark.parametrize(
     ("name", "millions", "tensors"),
     [
-        ("gpt6", 4.8, 76), ("gpt12", 24.6, 148), ("tiny", 0.276, 1000), ("modules", 0.076, 1000), ("resnet", 0.594, 53),
+        ("gpt6", 4.8, 76), ("gpt12", 24.6, 148), ("tiny", 0.276, 1000), ("modules", 0.076, 1000), ("resnet", 0.150, 53),
         ("encoder", 21.3, 144), ("mlp", 0.00692, 6),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 T = TypeVar("T")
 
-LEAST_TURN_SECONDS, MOST_STEPS = 0.4, 200
+LEAST_TURN_SECONDS, MOST_STEPS = 0.3, 150
 """A turn of a fast workload has more timed steps than asked for: as many as take this long, but no more than this."""
 
 _PASSES_THAT_COUNT = 2
@@ -64,7 +64,7 @@ def _benchmark(
     workload: Workload, contenders: Sequence[Contender], rounds: int, steps: int, directory: Path, tell: Tell
 ) -> WorkloadResult:
     bare = contenders[0]
-    steps = _enough(workload, steps, directory)
+    steps = enough_steps(workload, steps, directory)
     standing = _Standing(workload, steps, directory, tuple(contenders))
     optimizer, sizes = _shape(workload)
     visited: list[Visits] = []
@@ -101,7 +101,7 @@ def _benchmark(
     )
 
 
-def _enough(workload: Workload, steps: int, directory: Path) -> int:
+def enough_steps(workload: Workload, steps: int, directory: Path) -> int:
     """As many timed steps that a turn takes a while: those of a small model are too short to time a few of them."""
     try:
         seconds = timed_turn(workload, Contender(), Turn(directory / "bare", LEAST_CYCLE)).alone

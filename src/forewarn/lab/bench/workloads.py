@@ -86,12 +86,12 @@ def _modules() -> Parts:
 
 def _resnet() -> Parts:
     def convolution(channels: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)]
+        return [nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)]
 
-    blocks = [Residual(nn.Sequential(*convolution(64), nn.ReLU(), *convolution(64))) for _ in range(8)]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    blocks = [Residual(nn.Sequential(*convolution(32), nn.ReLU(), *convolution(32))) for _ in range(8)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
     model = nn.Sequential(*convolution(3), nn.ReLU(), *blocks, *head)
-    return model, *_classes((16, 3, 32, 32))
+    return model, *_classes((8, 3, 32, 32))
 
 
 def _encoder() -> Parts:
@@ -99,7 +99,7 @@ def _encoder() -> Parts:
     generator = torch.Generator().manual_seed(0)
     return (
         nn.TransformerEncoder(layer, 12, enable_nested_tensor=False),
-        lambda: torch.randn(4, 64, 384, generator=generator),
+        lambda: torch.randn(2, 32, 384, generator=generator),
         lambda model, batch: (model(batch) - 1.0).square().mean(),
     )
 
@@ -145,8 +145,8 @@ WORKLOADS = {
         ),
         Workload("tiny", f"{TINY_DEPTH} layers Linear({TINY_WIDTH}, {TINY_WIDTH}), 32 samples a step", _tiny),
         Workload("modules", "250 × Sequential(Linear(16, 16), LayerNorm), residual, 32 samples a step", _modules),
-        Workload("resnet", "ResNet of 8 blocks with batch norm, 64 channels, 16 images of 32 × 32 a step", _resnet),
-        Workload("encoder", "nn.TransformerEncoder, 12 layers of width 384, 256 tokens a step", _encoder),
+        Workload("resnet", "ResNet of 8 blocks with batch norm, 32 channels, 8 images of 32 × 32 a step", _resnet),
+        Workload("encoder", "nn.TransformerEncoder, 12 layers of width 384, 64 tokens a step", _encoder),
         Workload("mlp", "three linear layers of width 64, 32 samples a step: less than a millisecond", _mlp),
     )
 }
