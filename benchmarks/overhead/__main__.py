@@ -6,11 +6,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.text import Text
 
+from benchmarks.overhead.families import FAMILIES, FamilyCosts, families
 from benchmarks.overhead.lineup import find_contenders
 from benchmarks.overhead.page import page
 from benchmarks.overhead.plot import draw
@@ -30,11 +32,20 @@ PACKAGES = (
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--workload", "workload_names", default="gpt6", show_default=True, metavar="NAMES",
-    help="gpt6, gpt12, tiny, all, none, or your own as module:function; separate several by commas.",
+    help="gpt6, gpt12, tiny, modules, resnet, encoder, mlp, all, none, or your own as module:function; several are "
+    "separated by commas.",
 )  # fmt: skip
 @click.option(
     "--contenders", "contender_names", default="all", show_default=True, metavar="NAMES",
-    help="all, forewarn, or names separated by commas; the bare loop is always included.",
+    help="all, forewarn, core, or names separated by commas; the bare loop is always included.",
+)  # fmt: skip
+@click.option(
+    "--all-on", "all_on", metavar="NAMES",
+    help="Workloads on which all of them run; on the others, only those of the group core.",
+)  # fmt: skip
+@click.option(
+    "--families", "family_workloads", default="none", show_default=True, metavar="NAMES",
+    help="Workloads on which to measure what each family of measurements costs.",
 )  # fmt: skip
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=4, show_default=True, help="Number of turns per contender."
@@ -53,6 +64,8 @@ PACKAGES = (
 def command(
     workload_names: str,
     contender_names: str,
+    all_on: str | None,
+    family_workloads: str,
     rounds: int,
     steps: int,
     wants_scaling: bool,
@@ -69,7 +82,10 @@ def command(
     \b
     Contenders:
       bare, bare-again, forewarn-every-step, forewarn-default, forewarn-full,
-      forewarn-activations, torch-module-monitor, wandb, tensorboard-scalars,
+      forewarn-activations, forewarn-tensors, forewarn-outputs,
+      forewarn-histograms, forewarn-gradient-histograms, forewarn-updates,
+      forewarn-outputs-10, torch-module-monitor-tensors,
+      torch-module-monitor-outputs, wandb, tensorboard-scalars,
       tensorboard-histograms, optimizer-metrics, torchmortem, trainscope,
       pulsegrad
 
@@ -80,24 +96,45 @@ def command(
     """
     with bench.user_errors():
         workloads = [] if workload_names == "none" else find_workloads(workload_names)
-        contenders = find_contenders(contender_names)
-    machine = this_machine(PACKAGES)
-    total = len(workloads) * num_turns(contenders, rounds) + (num_cases(large) if wants_scaling else 0)
-    with bench.measuring(total) as (directory, tell):
-        results = bench.measure(workloads, lambda: find_contenders(contender_names), rounds, steps, directory, tell)
-        scalings = scaling(directory, tell, large=large) if wants_scaling else ()
+        of_families = [] if family_workloads == "none" else find_workloads(family_workloads)
+        everywhere = workload_names if all_on is None else all_on
+        chosen = {name.strip() for name in everywhere.split(",")}
+        names = {
+            workload.name: contender_names if {workload.name, "all"} & chosen else "core" for workload in workloads
+        }
+        total = sum(num_turns(find_contenders(group), rounds) for group in names.values())
+    total += (num_cases(large) if wants_scaling else 0) + len(FAMILIES) * len(of_families)
     called = shlex.join(["python", "-m", "benchmarks.overhead", *sys.argv[1:]])
+    machine = this_machine(PACKAGES)
+    results: list[WorkloadResult] = []
+    scalings: Sequence[Scaling] = ()
+    with bench.measuring(total) as (directory, tell):
+        costs = families(of_families, 2 * steps, directory, tell)
+        for workload in workloads:
+            group = names[workload.name]
+            results += bench.measure([workload], partial(find_contenders, group), rounds, steps, directory, tell)
+            if out is not None:  # so that what was measured is kept if the rest is interrupted
+                _write(out, called, machine, results, scalings, costs)
+        if wants_scaling:
+            scalings = scaling(directory, tell, large=large)
     if wants_json:
         axes = [asdict(axis) for axis in scalings]
-        print_json(bench.as_json(called, machine, results) | {"scaling": axes})
+        of_each = [asdict(one) for one in costs]
+        print_json(bench.as_json(called, machine, results) | {"scaling": axes, "families": of_each})
     else:
         show(*bench.report(machine, results), *(Text("\n" + scaling_sentence(axis)) for axis in scalings))
     if out is not None:
-        _write(out, called, machine, results, scalings)
+        _write(out, called, machine, results, scalings, costs)
+        click.echo(f"Written: {out}", err=True)
 
 
 def _write(
-    out: Path, called: str, machine: Machine, results: Sequence[WorkloadResult], scalings: Sequence[Scaling]
+    out: Path,
+    called: str,
+    machine: Machine,
+    results: Sequence[WorkloadResult],
+    scalings: Sequence[Scaling],
+    costs: Sequence[FamilyCosts],
 ) -> None:
     """Write the page and its plot; without matplotlib there is no plot, and a message says so."""
     picture: Path | None = out.with_suffix(".png")
@@ -108,10 +145,10 @@ def _write(
         except ModuleNotFoundError:
             picture = None
             click.echo("No plot was drawn, for want of matplotlib: pip install matplotlib", err=True)
-        out.write_text(page(called, machine, results, scalings, picture.name if picture else None), encoding="utf-8")
+        name = picture.name if picture else None
+        out.write_text(page(called, machine, results, scalings, name, costs), encoding="utf-8")
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
-    click.echo(f"Written: {out}{f' and {picture}' if picture else ''}", err=True)
 
 
 if __name__ == "__main__":

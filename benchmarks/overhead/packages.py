@@ -16,21 +16,23 @@ from forewarn.lab.bench.workloads import Training
 
 
 class TorchModuleMonitor(Contender):
-    """`ModuleMonitor` with three metrics of each kind, on every step."""
+    """`ModuleMonitor` with five statistics of each gradient and the norm of each weight, on every step."""
 
-    name = "torch-module-monitor"
-    description = "ModuleMonitor: mean, std and norm of every activation, parameter and gradient on every step"
+    name = "torch-module-monitor-tensors"
+    description = "gradient norm, mean, std, min, max and weight norm of every tensor"
     package = "torch_module_monitor"
     install = "torch-module-monitor"
+    has_outputs = False
 
     def attach(self, training: Training, turn: Turn) -> None:
         super().attach(training, turn)
         self.monitor: Any = import_module("torch_module_monitor").ModuleMonitor(monitor_step_fn=lambda step: True)
         self.monitor.set_module(training.model)
-        for name, metric in (("mean", torch.mean), ("std", torch.std), ("norm", torch.linalg.vector_norm)):
-            self.monitor.add_activation_metric(name, metric)
-            self.monitor.add_parameter_metric(name, metric)
-            self.monitor.add_gradient_metric(name, metric)
+        self.monitor.add_parameter_metric("norm", torch.linalg.vector_norm)
+        for metric in (torch.linalg.vector_norm, torch.mean, torch.std, torch.amin, torch.amax):
+            self.monitor.add_gradient_metric(metric.__name__, metric)
+            if self.has_outputs:
+                self.monitor.add_activation_metric(metric.__name__, metric)
         self.step = 0
         self.monitor.begin_step(0)
 
@@ -47,6 +49,14 @@ class TorchModuleMonitor(Contender):
     def close(self) -> None:
         self.monitor.activation_hooks.remove_all_hooks()
         del self.monitor
+
+
+class TorchModuleMonitorOutputs(TorchModuleMonitor):
+    """The same with the output of every module."""
+
+    name = "torch-module-monitor-outputs"
+    description = f"{TorchModuleMonitor.description}; norm, mean, std, min and max of every module's output"
+    has_outputs = True
 
 
 class Wandb(Contender):

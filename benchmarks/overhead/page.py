@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.overhead.aims import aims
+from benchmarks.overhead.aims import aims, factor
+from benchmarks.overhead.families import FAMILIES, FamilyCosts
+from benchmarks.overhead.lineup import all_contenders
+from benchmarks.overhead.matches import MATCHES, comparisons
 from benchmarks.overhead.scaling import Scaling, scaling_sentence
 from forewarn.lab.bench import cells as wording
 from forewarn.lab.bench.measurements import Machine, WorkloadResult
@@ -14,7 +17,8 @@ LEGEND = {
     "Halfway, the two swap models, because where a model lies in memory changes its speed. A contender that reaches "
     "into other loops runs after the bare loop instead, with the same model. Median over rounds. Work that a "
     "contender does once in N steps counts 1/N. Other processes do not count, nor does work left to the end of a run.",
-    "half of all rounds": "the quartiles. `bare-again` shows the error of the method.",
+    "half of all rounds": "the quartiles. `bare-again` shows the error of the method: what is not above it is below "
+    "noise.",
     "× read": "the added time, in streaming reads of as many numbers as the gradients hold, from contiguous memory.",
     "operations": "torch operations that the training thread adds per step, counted in a separate pass.",
     "syncs": "the operations that would wait for an accelerator. Transfers by `.cpu()` or `.numpy()` do not show on a "
@@ -31,9 +35,10 @@ def page(
     results: Sequence[WorkloadResult],
     scalings: Sequence[Scaling],
     picture: str | None,
+    families: Sequence[FamilyCosts] = (),
 ) -> str:
     """Markdown with one table per workload; `picture` is the name of a plot beside it."""
-    return "\n".join(_lines(command, machine, results, scalings, picture)) + "\n"
+    return "\n".join(_lines(command, machine, results, scalings, picture, families)) + "\n"
 
 
 def _lines(
@@ -42,6 +47,7 @@ def _lines(
     results: Sequence[WorkloadResult],
     scalings: Sequence[Scaling],
     picture: str | None,
+    families: Sequence[FamilyCosts],
 ) -> Iterator[str]:
     yield "# What watching a training loop costs"
     yield ""
@@ -52,13 +58,65 @@ def _lines(
     if picture is not None:
         yield ""
         yield f"![Added CPU time of each contender]({picture})"
+    yield from _like_for_like(results)
     yield from _aims(results)
+    if families:
+        yield from _families(families)
     for result in results:
         yield from _workload(result)
     if scalings:
         yield from _scalings(scalings)
     if results:
         yield from _explained(results)
+
+
+def _like_for_like(results: Sequence[WorkloadResult]) -> Iterator[str]:
+    """Which statistics each computed, then what each added."""
+    found = [(result, comparison) for result in results for comparison in comparisons(result)]
+    if not found:
+        return
+    yield from ("", "## Like for like", "")
+    yield "For each other tool, forewarn is set to the nearest equal set of statistics, on the same steps. What it"
+    yield "computes beyond that cannot be left out. It also records its readings to disk and judges them."
+    yield ""
+    descriptions = {contender.name: contender.description for contender in all_contenders()}
+    tools = dict.fromkeys(comparison.theirs.name for _, comparison in found)
+    yield from _table(
+        ("other tool", "computes", "forewarn as", "computes"),
+        [(tool, descriptions[tool], MATCHES[tool], descriptions[MATCHES[tool]]) for tool in tools],
+    )
+    yield ""
+    yield "Added CPU time, medians over rounds; the range of the ratio is that of the quartiles of both."
+    yield ""
+    rows = [
+        (
+            result.name,
+            comparison.theirs.name,
+            *(wording.cells(cost, result.noise)[1] for cost in (comparison.theirs, comparison.ours)),
+            factor(comparison),
+            f"{comparison.times.low:.1f} to {comparison.times.high:.1f}" if comparison.is_clear else "",
+        )
+        for result, comparison in found
+    ]
+    yield from _table(("workload", "other tool", "it adds", "forewarn adds", "the other adds", "range"), rows)
+
+
+def _families(families: Sequence[FamilyCosts]) -> Iterator[str]:
+    yield from ("", "## What each family costs", "")
+    yield "CPU time that a family adds to a measured step, in percent of the bare step: the monitor with everything"
+    yield "beside one without that family, in one process. Medians over steps, and their quartiles in brackets."
+    yield ""
+    head = [f"{costs.workload} (bare step {wording.duration(costs.bare_seconds)})" for costs in families]
+    yield from _table(
+        ("family", *head),
+        [(f"`{family}`", *(_of_family(costs, family) for costs in families)) for family in FAMILIES],
+    )
+
+
+def _of_family(costs: FamilyCosts, family: str) -> str:
+    spread = costs.shares[family]
+    clear = wording.share(spread.median) if spread.low > 0 else wording.BELOW_NOISE
+    return f"{clear} ({wording.between(spread)})"
 
 
 def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
@@ -71,15 +129,11 @@ def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
     yield ""
     rows = [(aim.workload, aim.what, aim.wanted, aim.measured, aim.verdict) for aim in decided]
     yield from _table(("workload", "what", "aim", "measured", "reached"), rows)
-    reasons = {aim.what: aim.why_not for aim in decided if aim.verdict != "yes" and aim.why_not}
-    if reasons:
-        yield from ("", "Why some are not reached:", "")
-        yield from (f"- {what}: {why}" for what, why in reasons.items())
 
 
 def _workload(result: WorkloadResult) -> Iterator[str]:
     yield from ("", f"## {result.name}", "", wording.heading(result), "")
-    yield from _table(wording.COLUMNS, [wording.cells(cost) for cost in result.costs])
+    yield from _table(wording.COLUMNS, [wording.cells(cost, result.noise) for cost in result.costs])
     if result.judging is not None:
         yield from ("", wording.judging_sentence(result.judging))
     if result.absent:
@@ -95,8 +149,12 @@ def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
         rows = zip(scaling.sizes, scaling.measured_seconds, scaling.unmeasured_seconds, strict=True)
         yield from _table(
             (scaling.axis, "in detail", "in brief"),
-            [(f"{count:,}", wording.duration(detailed), wording.duration(brief)) for count, detailed, brief in rows],
+            [(f"{count:,}", wording.duration(detailed), _brief(brief)) for count, detailed, brief in rows],
         )
+
+
+def _brief(seconds: float) -> str:
+    return wording.duration(seconds) if seconds > 0 else wording.BELOW_NOISE
 
 
 def _explained(results: Sequence[WorkloadResult]) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.overhead.scaling import Scaling
-from forewarn.lab.bench.measurements import WorkloadResult
+from forewarn.lab.bench.cells import BELOW_NOISE
+from forewarn.lab.bench.measurements import Spread, WorkloadResult
 
 LINEAR_BELOW = 1.0
 """Percent: below it the axis is linear, above it logarithmic."""
@@ -32,14 +33,20 @@ def draw(path: Path, results: Sequence[WorkloadResult], scalings: Sequence[Scali
 
 
 def _bars(panel: Any, result: WorkloadResult) -> None:
-    costs = [cost for cost in reversed(result.costs) if cost.name != "bare"]
-    medians = [100 * cost.added_share.median for cost in costs]
-    below = [100 * (cost.added_share.median - cost.added_share.low) for cost in costs]
-    above = [100 * (cost.added_share.high - cost.added_share.median) for cost in costs]
+    costs = [cost for cost in reversed(result.costs) if not cost.name.startswith("bare")]
+    is_clear = [cost.added_share.median > result.noise for cost in costs]
+    spreads = [cost.added_share if clear else Spread(0, 0, 0) for cost, clear in zip(costs, is_clear, strict=True)]
+    medians = [100 * spread.median for spread in spreads]
+    below = [100 * (spread.median - max(spread.low, 0)) for spread in spreads]
+    above = [100 * (spread.high - spread.median) for spread in spreads]
     colours = ["tab:blue" if cost.name.startswith("forewarn") else "tab:grey" for cost in costs]
     panel.barh([cost.name for cost in costs], medians, xerr=(below, above), color=colours, error_kw={"capsize": 2})
+    for place, clear in enumerate(is_clear):
+        if not clear:
+            panel.text(0, place, f" {BELOW_NOISE}", va="center", fontsize="small", color="dimgrey")
     panel.set_xscale("symlog", linthresh=LINEAR_BELOW)
-    panel.axvline(0, color="black", linewidth=0.8)
+    panel.set_xlim(left=0)
+    panel.axvspan(0, 100 * result.noise, color="lightgrey", alpha=0.5, zorder=0)
     panel.set_title(result.name)
     panel.set_xlabel("added to the bare step, % of its CPU time (logarithmic above 1%)")
 
@@ -47,7 +54,8 @@ def _bars(panel: Any, result: WorkloadResult) -> None:
 def _points(panel: Any, scaling: Scaling) -> None:
     x = list(scaling.sizes)
     panel.plot(x, [1e3 * seconds for seconds in scaling.measured_seconds], "o", color="tab:blue", label="in detail")
-    panel.plot(x, [1e3 * seconds for seconds in scaling.unmeasured_seconds], "o", color="tab:grey", label="in brief")
+    brief = [max(0.0, 1e3 * seconds) for seconds in scaling.unmeasured_seconds]  # a negative time is noise
+    panel.plot(x, brief, "o", color="tab:grey", label="in brief")
     ends = [min(x), max(x)]
     panel.plot(ends, [1e3 * (scaling.line.slope * size + scaling.line.intercept) for size in ends], color="tab:blue")
     panel.set_title(f"against {scaling.axis}, at {scaling.fixed} (R² {scaling.line.r_squared:.3f})")

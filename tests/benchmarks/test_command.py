@@ -56,12 +56,12 @@ def test_the_table_names_what_ran_and_how_to_install_what_did_not(
     find = importlib.util.find_spec
     gone = {"wandb", "pulsegrad"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else find(name, *rest))
-    said = overhead(*QUICK, "--contenders", "forewarn-full,wandb,pulsegrad")
+    said = overhead(*QUICK, "--contenders", "forewarn-activations,wandb,pulsegrad")
     assert said.code == 0
     assert "wandb: not installed: pip install wandb" in said.out
     assert "pulsegrad: not installed: pip install pulsegrad" in said.out
     assert any(line.split()[:2] == ["added", "quartiles"] for line in said.out.splitlines())
-    assert any(line.startswith("forewarn-full ") and "%" in line for line in said.out.splitlines())
+    assert any(line.startswith("forewarn-activations ") and "%" in line for line in said.out.splitlines())
     assert "say nothing about an accelerator" in said.out
     assert "judging by all rules" in said.out
 
@@ -105,7 +105,7 @@ def test_scaling_alone_is_told_as_lines(overhead: Call, place: Path, monkeypatch
     monkeypatch.setattr(scaling, "FIXED_TENSORS", 2)
     monkeypatch.setattr(scaling, "FIXED_ELEMENTS", 1_000)
     answer = json.loads(overhead("--workload", "none", "--scaling", "--json").out)
-    assert set(answer) == {"command", "machine", "workloads", "scaling"}
+    assert set(answer) == {"command", "machine", "workloads", "scaling", "families"}
     assert [axis["axis"] for axis in answer["scaling"]] == ["elements", "tensors"]
     assert "R²" in overhead("--workload", "none", "--scaling").out
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.overhead.lineup import all_contenders, find_contenders
+from benchmarks.overhead.lineup import CORE, all_contenders, find_contenders
+from benchmarks.overhead.matches import MATCHES
 from forewarn.lab.bench.contender import Loop, Turn
 
 
@@ -14,6 +15,7 @@ def test_contenders_are_chosen_by_name_and_by_group():
         "bare", "bare-again", "forewarn-every-step", "forewarn-default", "forewarn-full",
         "forewarn-activations", "pulsegrad",
     ]  # fmt: skip
+    assert {contender.name for contender in find_contenders("core")} == {"bare", *CORE}
     with pytest.raises(ValueError, match="no contender 'wnadb'; there are all"):
         find_contenders("wnadb")
 
@@ -24,6 +26,12 @@ def test_contenders_are_named_once_and_described_and_know_their_pip_line():
     for contender in contenders:
         assert contender.description
         assert (contender.package is None) == (contender.install == "")
+
+
+def test_every_other_tool_has_a_match_with_the_same_statistics():
+    names = [contender.name for contender in all_contenders()]
+    assert [name for name in names if not name.startswith(("bare", "forewarn"))] == list(MATCHES)
+    assert set(MATCHES.values()) <= set(names)
 
 
 @pytest.mark.parametrize("name", [contender.name for contender in all_contenders()])

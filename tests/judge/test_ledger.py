@@ -410,3 +410,24 @@ def test_alerts_of_a_rule_that_is_off_after_a_resume_do_no_harm():
     resumed.step(6, finding("G900", 6))
     assert [alert.code for alert in resumed.ledger.firing] == ["G900"]
     resumed.ledger.ranked(life.ledger.alerts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cause_is_the_same_whether_or_not_alerts_of_long_ago_are_looked_at(seed):
+    generator = np.random.default_rng(seed)
+    codes = ["L900", "G900", "U900", "W900"]
+    rules = [rule(code, keep=3, explains=tuple(codes[index + 1 :])) for index, code in enumerate(codes)]
+    life, followed, num_skipped = Life(*rules, scopes=("",)), 0, 0
+    for step in range(150):
+        seen = [code for code in codes if generator.random() < 0.08]
+        lasting = [int(generator.integers(1, 30)) if generator.random() < 0.2 else 1 for _ in seen]
+        life.step(step, *(finding(code, step, lasting_steps=steps) for code, steps in zip(seen, lasting, strict=True)))
+        everything, related = life.ledger.alerts, life.ledger._related()
+        num_skipped += len(everything) - len(related)
+        causes, of_related = life.ledger.causes(everything), life.ledger.causes(related)
+        for alert in life.ledger.firing:
+            cause = causes.get((alert.code, alert.since))
+            assert of_related.get((alert.code, alert.since)) == cause
+            followed += cause is not None
+    assert followed
+    assert num_skipped

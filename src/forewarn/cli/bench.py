@@ -31,7 +31,8 @@ HEADINGS = ("added", "quartiles", "CPU time", "", "ops", "syncs", "memory")
 @click.command()
 @click.option(
     "--workload", "workload_names", default="gpt6", show_default=True, metavar="NAMES",
-    help="Workloads to measure: gpt6, gpt12, tiny, all, or your own as module:function. Separate several with commas.",
+    help="Workloads to measure: gpt6, gpt12, tiny, modules, resnet, encoder, mlp, all, or your own as module:function. "
+    "Separate several with commas.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=4, show_default=True, help="Number of turns per tier.")
 @click.option(
@@ -71,7 +72,7 @@ def command(workload_names: str, rounds: int, steps: int, wants_json: bool) -> N
     \b
     Examples:
       forewarn bench
-      forewarn bench --workload tiny --rounds 1 --steps 3    # a quick look
+      forewarn bench --workload mlp --rounds 1 --steps 3    # a quick look
       forewarn bench --workload mymodel:make --json
     """
     from forewarn.cli.terminal import Failure, print_json, show
@@ -189,7 +190,7 @@ def _table(result: WorkloadResult) -> RenderableType:
     for heading in filter(None, HEADINGS):
         table.add_column(heading, justify="right")
     for cost in result.costs:
-        name, *row = cells(cost)
+        name, *row = cells(cost, result.noise)
         shown_cells = [cell for heading, cell in zip(HEADINGS, row, strict=True) if heading]
         table.add_row(name, *shown_cells, style="bold" if name.startswith("forewarn") else None)
     return table

@@ -34,13 +34,19 @@ class Ledger:
         self._passed: set[Identity] = set()
         """Firing alerts that were not seen at the last check."""
         self._closed: list[Alert] = []
+        self._over: list[int] = []
+        """For each closed alert: the last step at which it or one before it can still be a cause."""
         self.reworded: list[Alert] = []
         """Open alerts that say something new since the last update, without having fired or grown worse."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """Every alert of the run that has fired, in the order of firing."""
-        fired = [*self._closed, *(alert for alert in self._open.values() if alert.state is AlertState.FIRING)]
+        return self._fired_since(0)
+
+    def _fired_since(self, index: int) -> tuple[Alert, ...]:
+        """The alerts that are firing or were closed after the first `index`, in the order of firing."""
+        fired = [*self._closed[index:], *(alert for alert in self._open.values() if alert.state is AlertState.FIRING)]
         return tuple(sorted(fired, key=lambda alert: (alert.fired, alert.code, alert.scope)))
 
     @property
@@ -75,17 +81,39 @@ class Ledger:
 
     def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
         """These alerts; the firing ones carry the code of their cause, if it is known yet."""
-        causes = self.causes(self.alerts)
+        causes = self.causes(self._related())
         for index, alert in enumerate(changed := list(changed)):
             if alert.state is AlertState.FIRING and (cause := causes.get((alert.code, alert.since))):
                 changed[index] = self._open[alert.identity] = dataclasses.replace(alert, follows=cause)
         return changed
 
+    def _related(self) -> tuple[Alert, ...]:
+        """The alerts that can be in a chain with a firing one: an alert that was over before all of them began cannot.
+
+        A run may have thousands of alerts, and each change would look at all of them.
+        """
+        firing = [alert for alert in self._open.values() if alert.state is AlertState.FIRING]
+        began = min(map(_first_step, firing), default=0)
+        index = len(self._closed)
+        while index and self._over[index - 1] >= began:
+            index -= 1
+            began = min(began, _first_step(self._closed[index]))
+        return self._fired_since(index)
+
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
         self._passed.discard(alert.identity)
-        self._closed.append(dataclasses.replace(alert, state=AlertState.RESOLVED))
+        self._keep_closed(dataclasses.replace(alert, state=AlertState.RESOLVED))
         return self._closed[-1]
+
+    def _keep_closed(self, alert: Alert) -> None:
+        self._closed.append(alert)
+        self._over.append(max([self._until(alert), *self._over[-1:]]))
+
+    def _until(self, alert: Alert) -> int:
+        """The last step at which an alert can still be a cause."""
+        rule = self._rules.get(alert.code)
+        return alert.last + (0 if rule is None else rule.keep)
 
     def _see(self, finding: Finding, history: History, info: RunInfo) -> Iterator[Alert]:
         """The alert of this finding, if the finding made it fire or grow worse."""
@@ -165,8 +193,7 @@ class Ledger:
         for index in sorted(range(len(alerts)), key=lambda index: (alerts[index].code, alerts[index].since)):
             alert = alerts[index]
             rule = self._rules.get(alert.code)
-            until = alert.last + (0 if rule is None else rule.keep)
-            began = min([alert.since, *map(_began, filter(None, (alert.announced, alert.finding)))])
+            until, began = self._until(alert), _first_step(alert)
             phase = phase_of(alert.code) if rule is None else rule.family.phase
             episode = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
             if episodes and episodes[-1].code == episode.code and episode.since <= episodes[-1].until:
@@ -194,10 +221,17 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         opened = map(Alert.from_json, state["open"])
         self._open = {alert.identity: alert for alert in opened if alert.code in self._rules}
-        self._closed = [Alert.from_json(plain) for plain in state["closed"]]
+        self._closed, self._over = [], []
+        for plain in state["closed"]:
+            self._keep_closed(Alert.from_json(plain))
         checks = {(code, scope): int(count) for code, scope, count in state["checks"]}
         self._checks = {identity: count for identity, count in checks.items() if identity in self._open}
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
+
+
+def _first_step(alert: Alert) -> int:
+    """The step at which an alert began, by its own evidence if that tells."""
+    return min([alert.since, *map(_began, filter(None, (alert.announced, alert.finding)))])
 
 
 def _began(finding: Finding) -> int:

@@ -5,8 +5,12 @@ from forewarn.lab.bench.workloads import WORKLOADS, find_workload
 
 
 @pytest.mark.parametrize(
-    ("name", "millions", "tensors"), [("gpt6", 4.8, 76), ("gpt12", 24.6, 148), ("tiny", 0.276, 1000)]
-)
+    ("name", "millions", "tensors"),
+    [
+        ("gpt6", 4.8, 76), ("gpt12", 24.6, 148), ("tiny", 0.276, 1000), ("modules", 0.076, 1000), ("resnet", 0.150, 53),
+        ("encoder", 21.3, 144), ("mlp", 0.00692, 6),
+    ],
+)  # fmt: skip
 def test_our_workloads_have_the_shape_that_their_figures_are_quoted_for(name, millions, tensors):
     model = WORKLOADS[name].build().model
     assert len(list(model.parameters())) == tensors

@@ -17,6 +17,8 @@ COLUMNS = (
 
 CPU_ONLY = "All figures are of a CPU with one torch thread. They say nothing about an accelerator."
 
+BELOW_NOISE = "below noise"
+
 _UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
@@ -50,16 +52,17 @@ def between(spread: Spread) -> str:
     return f"{share(spread.low)} to {share(spread.high)}"
 
 
-def cells(cost: Cost) -> tuple[str, ...]:
-    """One row of the table."""
+def cells(cost: Cost, noise: float = 0.0) -> tuple[str, ...]:
+    """One row of the table. What is not above the noise, a share of the bare step, is not given as a number."""
     if cost.added_seconds == Spread(0.0, 0.0, 0.0):  # the bare loop beside itself
         return (cost.name, "0%", "", "", "", "0", "0", "")
+    is_clear = cost.added_share.median > noise
     return (
         cost.name,
-        share(cost.added_share.median),
+        share(cost.added_share.median) if is_clear else BELOW_NOISE,
         between(cost.added_share),
-        duration(cost.added_seconds.median),
-        _signed(f"{cost.reads:.2g}" if abs(cost.reads) < 100 else f"{cost.reads:.0f}"),
+        duration(cost.added_seconds.median) if is_clear else "",
+        (f"{cost.reads:.2g}" if abs(cost.reads) < 100 else f"{cost.reads:.0f}") if is_clear else "",
         f"{cost.operations:.0f}" if cost.operations >= 10 else f"{cost.operations:.2g}",
         f"{round(cost.syncs)}",
         size(cost.held_bytes),

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from forewarn.lab.bench.measurements import AGAIN
 from forewarn.lab.bench.workloads import Training, Workload
 
 MAX_NORM = 1.0
@@ -96,7 +97,7 @@ class Contender:
 class BareAgain(Contender):
     """A second bare loop: the cost measured for it is the error of the method."""
 
-    name = "bare-again"
+    name = AGAIN
     description = "the loop alone again: the error of this benchmark"
 
 

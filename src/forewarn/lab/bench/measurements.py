@@ -14,6 +14,8 @@ from typing import Self
 import numpy as np
 import psutil
 
+AGAIN = "bare-again"
+"""The contender that is a second bare loop."""
 BUSY_SHARE = 0.5
 """Load average per core above which the machine counts as shared with other work."""
 
@@ -103,6 +105,12 @@ class WorkloadResult:
     costs: tuple[Cost, ...]
     judging: Judging | None
     absent: tuple[Absent, ...]
+
+    @property
+    def noise(self) -> float:
+        """The largest share that the bare loop seems to add to itself: smaller shares say nothing."""
+        again = next((cost.added_share for cost in self.costs if cost.name == AGAIN), None)
+        return 0.0 if again is None else max(abs(again.low), abs(again.high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,21 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from forewarn.lab.bench.contender import Contender, Turn
+from forewarn.lab.bench.contender import LEAST_CYCLE, Contender, Turn
 from forewarn.lab.bench.counting import Counted, held_bytes, operations
 from forewarn.lab.bench.measurements import Absent, Cost, Judging, Spread, Visits, WorkloadResult
 from forewarn.lab.bench.tiers import Forewarn
 from forewarn.lab.bench.timing import Pair, timed_turn, visits
 from forewarn.lab.bench.workloads import Workload
+from forewarn.measure.options import Measure
 
 Tell = Callable[[str], None]
 """Called before each turn with a description of it."""
 
 T = TypeVar("T")
+
+LEAST_TURN_SECONDS, MOST_STEPS = 0.3, 150
+"""A turn of a fast workload has more timed steps than asked for: as many as take this long, but no more than this."""
 
 _PASSES_THAT_COUNT = 2
 """Operations, and memory."""
@@ -60,6 +64,7 @@ def _benchmark(
     workload: Workload, contenders: Sequence[Contender], rounds: int, steps: int, directory: Path, tell: Tell
 ) -> WorkloadResult:
     bare = contenders[0]
+    steps = enough_steps(workload, steps, directory)
     standing = _Standing(workload, steps, directory, tuple(contenders))
     optimizer, sizes = _shape(workload)
     visited: list[Visits] = []
@@ -94,6 +99,15 @@ def _benchmark(
         judging=judging,
         absent=tuple(standing.absent),
     )
+
+
+def enough_steps(workload: Workload, steps: int, directory: Path) -> int:
+    """As many timed steps that a turn takes a while: those of a small model are too short to time a few of them."""
+    try:
+        seconds = timed_turn(workload, Contender(), Turn(directory / "bare", LEAST_CYCLE)).alone
+    except Exception as error:
+        raise ValueError(f"the workload {workload.name} does not train: {type(error).__name__}: {error}") from error
+    return max(steps, min(MOST_STEPS, int(LEAST_TURN_SECONDS / max(seconds, 1e-6))))
 
 
 def _shape(workload: Workload) -> tuple[str, list[int]]:
@@ -166,8 +180,8 @@ class _Standing:
 
 
 def _judging(contenders: Sequence[Contender]) -> Judging | None:
-    """Judging time of all tiers together, over the later half of the steps, where the rules have a history to use."""
-    used = [tier for tier in contenders if isinstance(tier, Forewarn) and tier.depth]
+    """Judging time of the tiers that measure everything, over the later half of the steps: rules look back."""
+    used = [tier for tier in contenders if isinstance(tier, Forewarn) and tier.depth and tier.measure == Measure()]
     if not used:
         return None
     by_kind = {

@@ -53,12 +53,11 @@ class Forewarn(Contender):
         due: Callable[[Turn, int], bool],
         period: int = 1,
         *,
-        activations: bool = True,
+        measure: Measure | None = None,
     ) -> None:
         self.name, self.description, self.period = name, description, period
         self._due = due
-        self._activations = activations
-        """Whether it measures activations and attention."""
+        self.measure = measure or Measure()
         self._monitor: Monitor | None = None
         self.judging: dict[bool, list[float]] = {True: [], False: []}
         """Seconds of judging, by whether the step was measured in detail."""
@@ -74,9 +73,7 @@ class Forewarn(Contender):
             training.optimizer,
             turn.directory / "run",
             every=lambda step: self._due(turn, step % turn.num_steps),
-            config=Config(
-                escalation_steps=0, measure=Measure(activations=self._activations, attention=self._activations)
-            ),
+            config=Config(escalation_steps=0, measure=self.measure),
             views=[],
             resume=True,
         )
@@ -124,7 +121,7 @@ def tiers() -> list[Forewarn]:
             "forewarn-full",
             "gradient, weight and update of every tensor on every step, recorded and judged",
             lambda turn, step: True,
-            activations=False,
+            measure=Measure(activations=False, attention=False),
         ),
         Forewarn(
             "forewarn-activations",

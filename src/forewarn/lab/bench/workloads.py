@@ -1,4 +1,4 @@
-"""The models that a benchmark trains: three built-in ones of fixed shape, or the user's own."""
+"""The models that a benchmark trains: built-in ones of fixed shape, or the user's own."""
 
 from __future__ import annotations
 
@@ -62,6 +62,63 @@ class Stack(nn.Module):
         return x
 
 
+class Residual(nn.Module):
+    """Layers whose outputs are added to their inputs."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.layers(x)
+        return output
+
+
+def _modules() -> Parts:
+    layers = [Residual(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))) for _ in range(250)]
+    generator = torch.Generator().manual_seed(0)
+    return (
+        nn.Sequential(*layers),
+        lambda: torch.randn(32, 16, generator=generator),
+        lambda model, batch: (model(batch) - 1.0).square().mean(),
+    )
+
+
+def _resnet() -> Parts:
+    def convolution(channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)]
+
+    blocks = [Residual(nn.Sequential(*convolution(32), nn.ReLU(), *convolution(32))) for _ in range(8)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
+    model = nn.Sequential(*convolution(3), nn.ReLU(), *blocks, *head)
+    return model, *_classes((8, 3, 32, 32))
+
+
+def _encoder() -> Parts:
+    layer = nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, batch_first=True)
+    generator = torch.Generator().manual_seed(0)
+    return (
+        nn.TransformerEncoder(layer, 12, enable_nested_tensor=False),
+        lambda: torch.randn(2, 32, 384, generator=generator),
+        lambda model, batch: (model(batch) - 1.0).square().mean(),
+    )
+
+
+def _mlp() -> Parts:
+    layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers), *_classes((32, 32))
+
+
+def _classes(shape: tuple[int, ...]) -> tuple[Callable[[], Any], Callable[[nn.Module, Any], Tensor]]:
+    """Random inputs with one of ten classes each, and their loss."""
+    generator = torch.Generator().manual_seed(0)
+
+    def make_batch() -> tuple[Tensor, Tensor]:
+        return torch.randn(shape, generator=generator), torch.randint(10, shape[:1], generator=generator)
+
+    return make_batch, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
 def _gpt(depth: int, width: int, batch_size: int) -> Parts:
     shape = GPTConfig(depth=depth, width=width, heads=4)
     batches = TokenBatches(stdlib_text(), batch_size, shape.context)
@@ -87,6 +144,10 @@ WORKLOADS = {
             lambda: _gpt(12, 412, 2),
         ),
         Workload("tiny", f"{TINY_DEPTH} layers Linear({TINY_WIDTH}, {TINY_WIDTH}), 32 samples a step", _tiny),
+        Workload("modules", "250 × Sequential(Linear(16, 16), LayerNorm), residual, 32 samples a step", _modules),
+        Workload("resnet", "ResNet of 8 blocks with batch norm, 32 channels, 8 images of 32 × 32 a step", _resnet),
+        Workload("encoder", "nn.TransformerEncoder, 12 layers of width 384, 64 tokens a step", _encoder),
+        Workload("mlp", "three linear layers of width 64, 32 samples a step: less than a millisecond", _mlp),
     )
 }
 
