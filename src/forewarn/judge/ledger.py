@@ -166,7 +166,7 @@ class Ledger:
             alert = alerts[index]
             rule = self._rules.get(alert.code)
             until = alert.last + (0 if rule is None else rule.keep)
-            began = min([alert.since, *map(_began, filter(None, (alert.announced, alert.finding)))])
+            began = min([alert.since, *map(began_at, filter(None, (alert.announced, alert.finding)))])
             phase = phase_of(alert.code) if rule is None else rule.family.phase
             episode = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
             if episodes and episodes[-1].code == episode.code and episode.since <= episodes[-1].until:
@@ -200,7 +200,7 @@ class Ledger:
         self._passed = {(code, scope) for code, scope in state["passed"]} & set(self._open)
 
 
-def _began(finding: Finding) -> int:
+def began_at(finding: Finding) -> int:
     """The step at which it began by its own evidence; its own step if the evidence does not tell."""
     return finding.step + 1 - max(1, int(finding.evidence.get("lasting_steps", 1)))
 

@@ -165,7 +165,7 @@ def _repairs(by_set: dict[Set, Scores]) -> Iterator[str]:
     yield "## Repairs\n"
     yield (
         "The first remedy of the alert shown first is carried out and the script runs again, from the last checkpoint "
-        f"before the alert (every {CHECKPOINT_EVERY} steps). A fault is repaired if it does no harm any more. A remedy "
+        f"before the trouble began, as the alert tells it (every {CHECKPOINT_EVERY} steps). A fault is repaired if it does no harm any more. A remedy "
         "that only a person can carry out counts if the fault declares it as its fix. An undetected fault counts as "
         "not repaired.\n"
     )
