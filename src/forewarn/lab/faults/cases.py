@@ -214,7 +214,7 @@ def _with_first_remedy(case: Case, warned: Sequence[Warned]) -> dict[str, float 
 
 
 def _with(case: Case, remedy: Remedy, seen: int) -> float | None:
-    change = as_change(remedy, seen, find_workload(case.workload).num_steps)
+    change = as_change(remedy, seen, find_workload(case.workload).num_steps, is_twin=case.is_plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return None if change is None else trained(case, None, change)[1]
