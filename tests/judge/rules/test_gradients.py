@@ -142,9 +142,7 @@ def test_no_gradient_spike_is_loud_in(norms):
     assert Run("G102", "G103", "G104").series("gradient/global_norm", norms).loud() == []
 
 
-@pytest.mark.parametrize(
-    ("norms", "action"), [([math.inf], "check_loss_scale"), ([1.0, 1.0, math.nan], "skip_batch")]
-)
+@pytest.mark.parametrize(("norms", "action"), [([math.inf], "check_loss_scale"), ([1.0, 1.0, math.nan], "skip_batch")])
 def test_gradients_that_were_never_finite_are_not_blamed_on_a_batch(norms, action):
     (alert,) = Run("G101").series("gradient/global_norm", norms).ledger.firing
     assert alert.remedies[0].action == action

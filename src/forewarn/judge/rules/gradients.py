@@ -53,8 +53,8 @@ from forewarn.types import Finding, RunInfo, Severity
     remedies=(
         for_cause("start", advise(
             "check_loss_scale", "Lower the loss scale, or compute in float32 or bfloat16",
-            "the gradients of the very first step overflow although the loss is finite; if there is no loss scale, look "
-            "for a square root or a norm at zero",
+            "the gradients of the very first step overflow although the loss is finite; without a loss scale, look for "
+            "a square root or a norm at zero",
         )),
         for_cause("batch", skip_batch("a step with these gradients ruins every weight that they reach")),
         roll_back(),

@@ -15,6 +15,7 @@ from forewarn.judge.tensor_kinds import gain_factors
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialScale(Settings):
     """When `initial-scale` fires."""

@@ -137,7 +137,7 @@ def loss_plateau(
         return None
     if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
         return NOT_JUDGED
-    if _not_started(level.series(), LossNotStarting(), LossNotStarting().levels):  # it needs a higher lr, not a lower one
+    if _not_started(level.series(), LossNotStarting(), LossNotStarting().levels):  # it needs a higher lr instead
         return NOT_JUDGED
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])

@@ -113,10 +113,10 @@ class BatchProbe(Probe):
 
 
 def multiplies_input(module: nn.Module) -> bool:
-    """Whether a module multiplies its input with a matrix of its own: the first to run sees the batch as the model does,
-    after any scaling in `forward`.
+    """Whether a module multiplies its input with a matrix of its own.
 
-    A model with a matrix beside its layers, such as one of positions, leaves that to the first layer.
+    The first to run sees the batch as the model does, after any scaling in `forward`. A model with a matrix beside its
+    layers, such as one of positions, leaves that to the first layer.
     """
     if isinstance(module, _LAYERS):
         return True
