@@ -1,8 +1,10 @@
-"""Two processes that train together, and an end to them whatever happens."""
+"""Several processes that train together, and an end to them whatever happens."""
 
+import datetime
 import functools
 import gc
-import socket
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-LONGEST_SECONDS = 180
+LONGEST_SECONDS = 600
 
 
 def in_two_processes(work: Callable[..., None], *args: Any) -> None:
     """Call `work(rank, *args)` in two processes of one group; what one of them raises is raised here."""
-    running = multiprocessing.spawn(_joined, (free_port(), work, args), nprocs=2, join=False)
+    in_processes(2, work, *args)
+
+
+def in_processes(num: int, work: Callable[..., None], *args: Any) -> None:
+    """Call `work(rank, *args)` in several processes of one group."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a free port, which it keeps
+    running = multiprocessing.spawn(_joined, (num, store.port, work, args), nprocs=num, join=False)
     end = time.monotonic() + LONGEST_SECONDS
     while not running.join(timeout=max(0.0, end - time.monotonic())):
         if time.monotonic() >= end:
@@ -47,15 +55,12 @@ def _obstacle_to_fsdp2() -> str:
     return ""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _joined(rank: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _joined(rank: int, num: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever this machine's name resolves to
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=LONGEST_SECONDS))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num)
     torch.manual_seed(0)
     work(rank, *args)
     gc.collect()  # a model that outlives its group ends it with Python's lock held: now and then both wait for ever

@@ -18,6 +18,7 @@ from forewarn.cli import cli
 from forewarn.judge.registry import rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules
+from forewarn.measure.budget import DECIDED_EVERY
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.probes.system import SystemProbe
 from forewarn.metrics import (
@@ -38,6 +39,12 @@ SOURCE = Path(forewarn.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
 NOT_A_READING = {"monitor/rule_failed"}
 """The judge makes an alert of it and stores nothing."""
+
+OF_SEVERAL_PROCESSES = {
+    "monitor/ranks_unconnected",
+    *(metric.name for metric in all_metrics() if metric.family == "rank"),
+}
+"""Written only by several processes; `tests/measure/test_exchange.py` and `tests/test_rank_faults.py` read them."""
 
 every_metric = pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.name)
 
@@ -260,6 +267,9 @@ def written(tmp_path_factory):
     for resume in (False, True):
         with forewarn.watch(model, optimizer, folder / "resumed", views=[view], resume=resume) as monitor:
             plain_step(model, monitor, optimizer)
+    with forewarn.watch(model, optimizer, folder / "over budget", every=10, views=[view], budget=1e-9) as monitor:
+        for _ in range(DECIDED_EVERY + 1):
+            plain_step(model, monitor, optimizer)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
         plain_step(model, monitor, *optimizers)
@@ -272,6 +282,7 @@ def written(tmp_path_factory):
         with monitor.pause("eval"):
             monitor._probes["speed"].stalls["data"] = 130.0
     monitor.close("MemoryError")
+    view.undelivered = "mail: down"
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
         plain_step(model, monitor, optimizer)
@@ -292,7 +303,7 @@ def written(tmp_path_factory):
 def unwritten(metrics: tuple[Metric, ...], names: set[str]) -> set[str]:
     """The metrics of which nothing was written; one that stands for a family is written if another name in it is."""
     found = {metric.name for name in names if (metric := find(name))}
-    return {metric.name for metric in metrics} - found - NOT_A_READING
+    return {metric.name for metric in metrics} - found - NOT_A_READING - OF_SEVERAL_PROCESSES
 
 
 def test_every_metric_of_the_catalogue_is_written_by_somebody(written):

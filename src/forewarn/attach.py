@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import platform
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,13 +25,16 @@ from forewarn.act.policies import Policy
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config
 from forewarn.judge.registry import Rule
+from forewarn.measure.budget import Budget
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
+from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import Models, children_of, unwrapped
 from forewarn.measure.options import Measure
 from forewarn.measure.own_probes import check_probes
 from forewarn.measure.parameters import ParameterIndex, block_names
+from forewarn.measure.peers import num_ranks
 from forewarn.measure.probe import Probe
 from forewarn.measure.probes.activations import ActivationProbe
 from forewarn.measure.probes.attention import AttentionProbe
@@ -41,6 +47,7 @@ from forewarn.measure.probes.loss import LossProbe
 from forewarn.measure.probes.lr import LearningRateProbe
 from forewarn.measure.probes.module_metrics import MetricsProbe, series_name
 from forewarn.measure.probes.normalization import BatchNormProbe
+from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
 from forewarn.measure.probes.speed import SpeedProbe, device_event
@@ -59,11 +66,15 @@ from forewarn.plan import Plan
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
+from forewarn.store.rank_logs import RankLogWriter
 from forewarn.store.reader import Run, open_run
 from forewarn.store.writer import RunWriter
-from forewarn.types import Block, RuleInfo, RunInfo
+from forewarn.types import Alert, Block, RuleInfo, RunInfo
 from forewarn.views import View
 from forewarn.views.console import AlertLines
+from forewarn.views.notify import Listener, Notifier, services
+
+_INTERVAL = "monitor/detail_interval"
 
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "ale_py", "procgen", "envpool")
 """Libraries of environments: a program that loads one trains for a return."""
@@ -87,6 +98,10 @@ def watch(
     metrics: Sequence[ModuleMetric] = (),
     rules: Sequence[Any] = (),
     probes: Sequence[Probe] = (),
+    budget: float | None = None,
+    notify: Sequence[str] = (),
+    notify_at: str | None = None,
+    on_alert: Callable[[Alert], Any] | None = None,
 ) -> Monitor:
     """Attach a monitor to a model and its optimizer; call its `step(loss)` once per optimizer step.
 
@@ -105,15 +120,25 @@ def watch(
       With `healthy=(low, high)`, values that stay outside the range raise an alert.
     - `rules`: your own rules: functions decorated with `@forewarn.rule(...)`, or modules that contain them.
     - `probes`: your own probes: instances of subclasses of `forewarn.Probe`.
+    - `budget`: the share of the run's time that measuring in detail may take, such as 0.01. If it takes more, `every`
+      is raised, at multiples of 500 steps. The first 10 steps and those after a warning are exempt.
+    - `notify`: URLs of services to send alerts to: `["slack://…", "mailto://…"]`. By default those of the config, or
+      of the environment variable FOREWARN_NOTIFY, separated by spaces.
+    - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
+    - `on_alert`: a function that is called with each alert that fires, gets worse or resolves.
     """
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     policy = Policy.of(policy)
     predicate = as_predicate(every)
+    _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
+    settings = _with_notify(settings, notify, notify_at)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
+    ranks = num_ranks()
+    parameter_index.rank = torch.distributed.get_rank() if ranks > 1 else None
     measure = settings.measure
     if unreadable is None:
         _check_parameters(parameter_index, model)
@@ -127,7 +152,7 @@ def watch(
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
     all_probes |= {"user": UserProbe(catalogue)} | {probe.name: probe for probe in probes}
-    info = _run_info(parameter_index, settings, measure.blocks, predicate, metrics)
+    info = _run_info(parameter_index, settings, measure.blocks, predicate, budget, metrics)
     info = replace(
         info, rules=tuple(RuleInfo(rule.code, rule.name) for rule in rule_set.rules),
         probe_metrics=tuple(metric.to_plain() for metric in declared),
@@ -136,10 +161,15 @@ def watch(
     if earlier is not None:
         _check_same_model(earlier, info)
         info = _with_earlier(info, earlier.info)
-    first = _is_first_process(policy)
-    running = list(all_probes.values()) if first else []
+    first = parameter_index.records
+    shown_in = _views(views, settings, on_alert) if first else []
+    running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    schedule = Escalation(predicate, settings.escalation_steps)
+    if earlier is not None and budget is not None and _INTERVAL in earlier.names():
+        schedule.stretch(0, max(info.every, int(earlier.series(_INTERVAL).values[-1])))
     writer: RunWriter | None = None
+    exchange: Exchange | None = None
     try:
         if unreadable is not None:
             loop.report("model", "model", unreadable)
@@ -148,18 +178,26 @@ def watch(
             if overwrite and run is not None:
                 delete_run(Path(run))
             writer = _writer(run, info, settings, resume, resume_at)
+        if parameter_index.rank is not None:
+            log = RankLogWriter(parameter_index.rank, None if writer is None else writer.flush)
+            exchange = Exchange(
+                _meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards,
+                log, None if writer is None else writer.path.absolute(),
+            )  # fmt: skip
         monitor = Monitor(
             loop=loop,
             probes=all_probes,
             stopwatch=stopwatch,
-            schedule=Escalation(predicate, settings.escalation_steps),
+            schedule=schedule,
             config=settings,
             rule_set=rule_set,
             info=info,
             writer=writer,
-            views=([AlertLines()] if views is None else views) if first else [],
+            views=shown_in,
             policy=policy,
             optimizers=optimizers,
+            exchange=exchange,
+            budget=None if budget is None else Budget(budget, info.every),
         )
         if earlier is not None:
             with earlier:
@@ -170,6 +208,8 @@ def watch(
         return monitor
     except BaseException:  # also on an interrupt: nobody else would remove the hooks
         loop.close()
+        if exchange is not None:
+            exchange.finish()
         if writer is not None:
             writer.close("not started")
         raise
@@ -234,6 +274,36 @@ def _check_arguments(run: Any, views: Any, resume: Any, overwrite: Any, metrics:
             raise TypeError(f"views must contain view instances, such as forewarn.LiveView(), not {_described(view)}")
 
 
+def _check_budget(budget: Any, predicate: Callable[[int], bool]) -> None:
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(f"budget must be a share of the run's time, such as 0.01, or None, not {_described(budget)}")
+    if not 0 < budget < 1:
+        percent = f"; for {budget:g}%, write {budget / 100:g}" if 1 <= budget < 100 else ""
+        raise ValueError(f"budget must be a share of the run's time between 0 and 1, not {budget}{percent}")
+    if not isinstance(predicate, Schedule):
+        raise ValueError("budget changes the interval, so every must be a number or a Schedule, not a function")
+
+
+def _with_notify(settings: Config, notify: Any, lowest: Any) -> Config:
+    """The settings with the arguments of `watch`, or the environment, about notifications."""
+    if isinstance(notify, str) or not isinstance(notify, Sequence):
+        raise TypeError(f"notify must be a list of URLs, not {type(notify).__name__}; use notify=[...]")
+    urls = notify or settings.notify or os.environ.get("FOREWARN_NOTIFY", "").split()
+    return replace(settings, notify=urls, notify_at=settings.notify_at if lowest is None else lowest)
+
+
+def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[Alert], Any] | None) -> list[View]:
+    """Where the run is shown, and who is told about alerts."""
+    if on_alert is not None and not callable(on_alert):
+        raise TypeError(f"on_alert must be a function of an alert, not {_described(on_alert)}")
+    shown_in: list[View] = [AlertLines()] if views is None else list(views)
+    shown_in += [Notifier(services(settings.notify), settings.notify_at)] if settings.notify else []
+    shown_in += [Listener(on_alert)] if on_alert is not None else []
+    return shown_in
+
+
 def _described(value: Any) -> str:
     """A wrong argument as errors show it. For objects that is the type, since their repr is often just an address."""
     return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
@@ -291,10 +361,6 @@ def _probes(
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
         LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
-        GradientProbe(parameter_index, scaler, reader),
-        GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window),
-        UpdateProbe(parameter_index, sample_size=measure.sample_size),
-        WeightProbe(parameter_index, reader),
         SpeedProbe(stopwatch, _flops_share(hyperparameters)),
         SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),
         UserProbe(),
@@ -302,6 +368,16 @@ def _probes(
         TaskProbe(parameter_index, scaler),
         EvaluationProbe(),
     ]
+    if measure.gradients:
+        everything.append(GradientProbe(parameter_index, scaler, reader))
+    if measure.gain:
+        everything.append(GainProbe(parameter_index, measure.blocks, measure.mean_gain_drift_window))
+    if measure.updates:
+        everything.append(UpdateProbe(parameter_index, sample_size=measure.sample_size))
+    if measure.weights:
+        everything.append(WeightProbe(parameter_index, reader))
+    if parameter_index.rank is not None:
+        everything.append(RanksProbe(parameter_index))
     if measure.activations:
         everything.append(ActivationProbe(
             parameter_index, modules=measure.modules, rows=measure.activation_rows,
@@ -318,6 +394,9 @@ def _probes(
         everything.append(AttentionProbe(parameter_index.called, stopwatch))
     if measure.router:
         everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
+    provided = {fact for probe in everything for fact in probe.provides}
+    for probe in everything:  # what is switched off provides nothing
+        probe.needs = {fact: metrics for fact, metrics in probe.needs.items() if fact in provided}
     return {probe.name: probe for probe in everything}
 
 
@@ -332,13 +411,15 @@ def _run_info(
     config: Config,
     blocks: str,
     predicate: Callable[[int], bool],
+    budget: float | None,
     metrics: Sequence[ModuleMetric],
 ) -> RunInfo:
     some_tensor = next(iter(parameter_index.parameters), torch.empty(0))
+    parameters = parameter_index.info()
     return RunInfo(
         model=" + ".join(_model_names(parameter_index.model)),
-        num_parameters=sum(parameter.numel() for parameter in parameter_index.parameters),
-        parameters=parameter_index.info(),
+        num_parameters=sum(math.prod(parameter.shape) for parameter in parameters.values()),
+        parameters=parameters,
         modules=_numbered_modules(parameter_index.model),
         blocks=block_names(parameter_index.model, blocks),
         optimizers=tuple(type(optimizer).__name__ for optimizer in parameter_index.optimizers),
@@ -346,6 +427,7 @@ def _run_info(
         hyperparameters=dict(config.hyperparameters),
         objective="return" if config.objective == "auto" and _acts_in_an_environment() else config.objective,
         every=predicate.every if isinstance(predicate, Schedule) else 0,
+        budget=budget or 0.0,
         dead_unit_window=config.measure.dead_unit_window,
         saturation_level=config.measure.saturation_level,
         metrics={series_name(metric): metric.range for metric in metrics if isinstance(metric, ModuleMetric)},
@@ -451,14 +533,6 @@ def _writer(run: str | Path | None, info: RunInfo, settings: Config, resume: boo
         return begin(new_directory(Path(run)))
 
 
-def _is_first_process(policy: Policy) -> bool:
-    """Whether this process measures, records and shows the run: a single process, or rank 0."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    if policy.allow and distributed.get_world_size() > 1:
-        raise ValueError(
-            "policy 'stop' works only in a single process: the ranks of a distributed run would stop at different "
-            "steps and wait for each other; use policy='observe' and check monitor.alerts on rank 0"
-        )
-    return distributed.get_rank() == 0
+def _meeting_place(info: RunInfo) -> str:
+    """The name under which the ranks that watch the same model find each other, also if some ranks watch another."""
+    return str(zlib.crc32("\n".join(info.parameters).encode(errors="replace")))

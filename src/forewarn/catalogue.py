@@ -32,6 +32,7 @@ class Scope(StrEnum):
     METRIC = "metric"
     PROBE = "probe"
     RULE = "rule"
+    RANK = "rank"
 
 
 class Cadence(StrEnum):

@@ -21,6 +21,8 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
+from forewarn.judge.rules.anomaly import CODE as ANOMALY
+from forewarn.judge.rules.anomaly import Anomaly, AnomalyThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
 from forewarn.judge.rules.batch import BatchThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
@@ -40,13 +42,15 @@ from forewarn.judge.rules.lr import LrThresholds
 from forewarn.judge.rules.module_metrics import ModuleMetricThresholds
 from forewarn.judge.rules.outside_steps import OutsideStepThresholds
 from forewarn.judge.rules.players import PlayersThresholds
+from forewarn.judge.rules.rank_comparison import RankThresholds
 from forewarn.judge.rules.router import RouterThresholds
 from forewarn.judge.rules.speed import SpeedThresholds
 from forewarn.judge.rules.tasks import TaskThresholds
 from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
-from forewarn.settings import Settings, between
+from forewarn.metrics import switched_off
+from forewarn.settings import Settings, between, secret
 
 _MOST_BYTES = 1 << 20
 _MOST_KEY_PARTS = 64
@@ -57,7 +61,8 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
-    ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
+    RankThresholds,
+    AnomalyThresholds, ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
     TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
     InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
     EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
@@ -133,10 +138,17 @@ class Config(Settings):
     """Number of epochs without a better validation loss after which `should_stop` is set; 0 disables it."""
     early_stopping_min_delta: float = between(0.0, 0.0)
     """Smallest decrease of the validation loss that counts as better."""
+    notify: Sequence[str] = secret()
+    """URLs of services to send alerts to, such as `slack://…` or `mailto://…`; see docs/notifications.md. They are not
+    stored with the run. Without any, `watch` takes those in the environment variable FOREWARN_NOTIFY."""
+    notify_at: Literal["info", "warning", "critical"] = "critical"
+    """The least severity of alerts to send."""
     disable: Sequence[str] = ()
     """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()
     """Modules or paths of Python files with your own rules; see docs/your_own.md."""
+    anomalies: Sequence[str] = ()
+    """Metrics to watch for anomalies, such as `my/reward` or `my/*`; see the rule metric-anomaly."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use these numbers."""
     objective: Literal["auto", "loss", "return"] = "auto"
@@ -169,6 +181,10 @@ class Config(Settings):
 
         User rules are those `given`, those in the modules that the config names, and those of installed packages.
         """
+        given = tuple(given)
+        if anomalies := tuple(metric for rule in given if isinstance(rule, Anomaly) for metric in rule.metrics):
+            settings, own = cls.with_rules(config, (rule for rule in given if not isinstance(rule, Anomaly)))
+            return replace(settings, anomalies=(*settings.anomalies, *anomalies)), own
         if isinstance(config, str | Path):
             config = read_toml(config)
         if not isinstance(config, Config | Mapping | None):
@@ -229,17 +245,22 @@ class Config(Settings):
         return replace(config, **fixed), own
 
     def rule_set(self, own: Iterable[Rule] = ()) -> RuleSet:
-        """The rules that judge a run with this config: built-in and `own` rules, without those in `disable`.
+        """The rules that judge a run with this config: built-in and `own` rules.
 
+        Those in `disable` and those about measurements that are switched off are left out.
         Raises ValueError if `disable` names an unknown rule.
         """
-        rules = (*all_rules(), *own)
+        rules = tuple(  # without metrics to watch for anomalies, that rule has nothing to judge
+            replace(rule, when=tuple(self.anomalies)) if rule.code == ANOMALY else rule for rule in (*all_rules(), *own)
+        )
         settings = {
             rule.code: getattr(self.thresholds, rule.table, None) or rule.settings()
             for rule in rules
             if rule.settings is not None
         }
+        measure = self.measure.to_dict()
         off = {find_rule(name, rules).code for name in self.disable}
+        off |= {rule.code for rule in rules if all(switched_off(name, measure) for name in rule.when)}
         return RuleSet(
             tuple(rule for rule in rules if rule.code not in off), settings, self.history_window, self.detail_window,
             tuple(rule for rule in rules if rule.code in off),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from forewarn.types import RunInfo
 
 (
     RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, PHASE, METRIC,
-    PROBE, RULE,
+    PROBE, RULE, RANK,
 ) = Scope  # fmt: skip
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce
@@ -216,6 +217,24 @@ _CATALOGUE = (
     Metric("evaluation/end_loss", RUN, EPOCH, "", DERIVED,
            "Median of the epoch's last 16 losses, if it has at least 32 steps."),
     Metric("evaluation/peak_loss", RUN, EPOCH, "", DERIVED, "Highest median of 16 consecutive losses in the epoch."),
+    Metric("rank/loss", RANK, EVERY_STEP, "", DERIVED,
+           "The loss of each rank; on measured steps only if there are more than 16 ranks.",
+           heading="loss of each rank"),
+    Metric("rank/step_seconds", RANK, MEASURED, "s", DERIVED, "Time of the step on each rank.",
+           heading="step time of each rank"),
+    Metric("rank/data_seconds", RANK, MEASURED, "s", DERIVED,
+           "Time on each rank from the end of the last step to the first forward pass."),
+    Metric("rank/forward_seconds", RANK, MEASURED, "s", DERIVED,
+           "Time on each rank from the first forward pass to the first backward pass."),
+    Metric("rank/update_seconds", RANK, MEASURED, "s", DERIVED,
+           "Time on each rank from the last optimizer step to `monitor.step`."),
+    Metric("rank/desynced_tensors", MODEL, MEASURED, "count", DERIVED,
+           "Number of parameters that should be the same on all ranks and are not; of each, 64 values are compared.",
+           healthy=ZERO),
+    Metric("rank/desync", PARAMETER, EVENT, "code", DERIVED,
+           "The first such parameter: the rank that differs from the others, or -1 if it cannot be told."),
+    Metric("rank/nonfinite", MODULE, EVENT, "code", DERIVED,
+           "The rank that alone has NaN or infinite values, at the first module whose output has them."),
     Metric("speed/step_seconds", RUN, EVERY_STEP, "s", MAX,
            "Time from one `monitor.step` to the next, without pauses.", heading="step time"),
     Metric("speed/phase_seconds", PHASE, EVERY_STEP, "s", MAX,
@@ -279,6 +298,8 @@ _CATALOGUE = (
            "Number of tensors frozen, except on purpose; an expert that rests now and then does not count."),
     Metric("monitor/overhead_share", MONITOR, EVERY_STEP, "share", MAX,
            "Fraction of the step time that the monitor spent on the host.", heading="cost of watching"),
+    Metric("monitor/detail_interval", MONITOR, EVENT, "count", SAME,
+           "Steps between detailed measurements from here on, if `watch(budget=…)` changed it."),
     Metric("monitor/resumed", MONITOR, EVENT, "flag", SAME, "1 at the first step after a resume."),
     Metric("monitor/unavailable", METRIC, EVENT, "code", MAX, "Why a metric has no reading."),
     Metric("monitor/probe_failed", PROBE, EVENT, "flag", MAX,
@@ -287,6 +308,11 @@ _CATALOGUE = (
            "1 if a rule raised an error and was turned off; raises an alert and is not stored.", healthy=ZERO),
     Metric("monitor/store_failed", MONITOR, EVENT, "flag", MAX,
            "1 at the step where writing the run failed, 0 where it worked again.", healthy=ZERO),
+    Metric("monitor/notify_failed", MONITOR, EVENT, "flag", MAX,
+           "1 when a notification could not be delivered, 0 when one is delivered again."),
+    Metric("monitor/ranks_unconnected", MONITOR, EVENT, "code", MAX,
+           "From here on, readings are those of rank 0 alone: 1 if not every rank is watched, 2 if contact was lost.",
+           healthy=ZERO),
     Metric("monitor/topk_grad", PARAMETER, MEASURED, "", L2,
            "TensorBoard only: gradient norm of the tensors with a tag."),
     Metric("monitor/topk_frozen", PARAMETER, MEASURED, "", DERIVED,
@@ -303,6 +329,32 @@ _CATALOGUE = (
 BUILT_IN = Catalogue(_CATALOGUE)
 FAMILIES = BUILT_IN.families
 find, label, is_reserved, unknown = BUILT_IN.find, BUILT_IN.label, BUILT_IN.is_reserved, BUILT_IN.unknown
+
+SWITCHES: Mapping[str, Sequence[str]] = {
+    "histograms": ("gradient/shape", "gradient/histogram", "weight/shape", "weight/histogram"),
+    "gain": ("gain/*", "gradient/block_norm"),
+    "gradients": (
+        "gradient/*", "train/clip", "update/ratio_estimate", "monitor/grad_*", "monitor/vanishing_count",
+        "monitor/exploding_count",
+    ),
+    "weights": ("weight/*",),
+    "updates": (
+        "update/ratio*", "update/norm", "update/stopped_by", "update/frozen_cause", "monitor/update_ratio_*",
+        "monitor/frozen_count",
+    ),
+    "activations": ("activation/*", "batch/*"),
+    "attention": ("attention/*",),
+}  # fmt: skip
+"""By setting of `Measure`: the metrics of the family that it switches."""
+
+
+def switched_off(metric: str, measure: Mapping[str, Any]) -> str:
+    """What a run switched off that the metric belongs to, such as `Measure(gain=False)`, by the run's settings."""
+    for family, patterns in SWITCHES.items():
+        setting = measure.get(family)
+        if setting in (False, "off") and any(fnmatchcase(metric, pattern) for pattern in patterns):
+            return f"Measure({family}={setting!r})".replace("'", '"')
+    return ""
 
 
 def all_metrics() -> tuple[Metric, ...]:

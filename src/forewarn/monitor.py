@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
+import json
 import logging
 import operator
 import sys
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.policies import Identity, Policy, act, adjust
+from forewarn.act.policies import Adjustment, Identity, Policy, act, adjust, adjustments
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
@@ -28,6 +30,8 @@ from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
+from forewarn.measure.budget import DECIDED_EVERY, Budget
+from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
@@ -80,6 +84,8 @@ class Monitor:
         views: Sequence[View],
         policy: Policy,
         optimizers: Sequence[Optimizer] = (),
+        exchange: Exchange | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.config = config
         self.info = info
@@ -102,10 +108,15 @@ class Monitor:
         self._epoch_ended = -1
         """The last step of the last epoch."""
         self._transfer: Transfer[Collected] = Transfer()
+        self._exchange = exchange
+        self._budget = budget
+        self._new_interval: int | None = None
+        """Steps between detailed measurements from now on, until that is recorded."""
         self._resumed_at = -1
         """The first step after a resume."""
         self._patience = Patience(config.early_stopping_patience, config.early_stopping_min_delta)
         self._stop = False
+        self._has_loss = False
         self._closed = False
         self._told: set[str] = set()
         self._num_rules = len(rule_set.rules)
@@ -115,6 +126,10 @@ class Monitor:
             self._watchdog = Watchdog(stopwatch, weakref.WeakMethod(self._stalled), config.stall_seconds)
         # A monitor that nobody references any more must stop measuring; the thread of its watchdog then ends itself.
         self._finalizer = weakref.finalize(self, loop.close)
+        if exchange is not None:
+            weakref.finalize(self, exchange.finish)
+            self._at_exit = functools.partial(_left_open, weakref.ref(self))
+            atexit.register(self._at_exit)
 
     def begin(self, instead_of: Path | None = None) -> None:
         """Tell the views that the run begins, and which path was requested if it was taken."""
@@ -160,7 +175,7 @@ class Monitor:
                 self._give(loss, extra)
                 collected = Collected(self.at, time.time(), *self._loop.collect())
                 self._transfer.send(collected, collected.tensors)
-                outcome = self._conclude(self._transfer.receive())
+                outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
         except Exception as error:
@@ -169,6 +184,10 @@ class Monitor:
         finally:
             self.at += 1
         try:
+            if self._exchange is not None:
+                self._follow_ranks(self._exchange)
+            if self._budget is not None and self._writer is not None:
+                self._keep_to(self._budget)
             self._loop.measured = self._schedule.measured(self.at)
             if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
                 self._watchdog.start()
@@ -212,7 +231,7 @@ class Monitor:
                     self._told.add("validation")
                     _log.warning("%s", NO_VALIDATION_LOSS)
                 elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
-                    self._stop = True
+                    self._ask_to_stop()
                 self.at = max(self.at, self._epoch_ended + 2)  # an epoch without steps needs its own step number
                 self._epoch_ended = self.at - 1
                 return self._keep((self._probes["loss"], probe), Step(ends_epoch=True), wait=True)
@@ -227,20 +246,20 @@ class Monitor:
 
         It can lower the learning rate and raise the weight decay, once per finding. Pass the learning-rate `scheduler`,
         if there is one, so that its base learning rate is lowered too.
+
+        In a distributed run, call it on every rank after the same step: they wait for each other, and all of them do
+        what rank 0 decides. If they are not in contact, nothing is changed.
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if scheduler is not None and not hasattr(scheduler, "step"):
             raise TypeError(f"scheduler must be a torch learning-rate scheduler, not {scheduler!r}")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError(
-                "monitor.adjust works only in a single process: the ranks of a distributed run would train differently"
-            )
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
             about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-            actions = adjust(about_epochs, self._optimizers, scheduler, step, self._adjusted)
+            advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
+            actions = adjust(advised, self._optimizers, scheduler, step)
             if actions:
                 if self._writer is not None:
                     self._writer.record(step, findings=[], alerts=[], actions=actions)
@@ -253,7 +272,8 @@ class Monitor:
         """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
@@ -269,11 +289,12 @@ class Monitor:
         If the norm is None, it is measured.
         Call it between `backward()` and `optimizer.step()`. Without it the limit is found from two measured steps.
         """
-        _check_limit(max_norm)
+        if not hasattr(max_norm, "__float__"):
+            raise TypeError(_not_a_limit(max_norm))
         try:
-            gradients = self._probes["gradients"]
-            assert isinstance(gradients, GradientProbe)
-            self._loop.guard(gradients, gradients.clipped, norm, max_norm)
+            gradients = self._probes.get("gradients")
+            if isinstance(gradients, GradientProbe):  # not with Measure(gradients=False)
+                self._loop.guard(gradients, gradients.clipped, norm, max_norm)
         except Exception as error:
             self._failed(error)
 
@@ -374,11 +395,14 @@ class Monitor:
         if interrupt is not None:
             raise interrupt
         self._finalizer.detach()
+        if self._exchange is not None:
+            atexit.unregister(self._at_exit)
 
     def _judge_the_rest(self, reason: str) -> None:
         with self._stopwatch:
-            self._conclude(self._transfer.receive(wait=True))
+            self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
+            self._end_exchange(reason)
             speed, last = self._speed, list[Reading]()
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
@@ -386,6 +410,11 @@ class Monitor:
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+
+    def _end_exchange(self, reason: str) -> None:
+        if self._exchange is not None:
+            rest = self._exchange.finish(reason)
+            self._conclude(rest if self._exchange.records else ())
 
     @property
     def _speed(self) -> SpeedProbe:
@@ -448,10 +477,10 @@ class Monitor:
         return portable
 
     def _state(self) -> dict[str, Any]:
-        self._conclude(self._transfer.receive(wait=True))
+        self._conclude(self._arrived(wait=True))
         return {
             "at": self.at,
-            "dense_until": self._schedule.until,
+            "schedule": self._schedule.state_dict(),
             "history": self.history.state_dict(),
             "ledger": self._ledger.state_dict(),
             "curve": self._curve.state_dict(),
@@ -479,7 +508,8 @@ class Monitor:
             raise ValueError(f"state must be what monitor.state_dict() returned, not {received}")
         state = to_arrays(state)
         self.at = self._resumed_at = int(state["at"])
-        self._schedule.until = int(state["dense_until"])
+        schedule = dict(state.get("schedule") or {"until": state["dense_until"], "stretched": ()})  # earlier versions
+        self._schedule.load_state_dict(schedule if self._budget is not None else schedule | {"stretched": ()})
         earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
         self.history.load_state_dict(earlier | state["history"])  # earlier versions kept this count in the probe
         self._ledger.load_state_dict(state["ledger"])
@@ -526,10 +556,73 @@ class Monitor:
             _checked(probe.give, loss, extra)
             if counts:
                 _checked(self._speed.give, counts)
+            self._has_loss = True
         except _WrongArgument as error:
-            if not self.history.names():
+            if not self._has_loss and not self.history.names():
                 raise
             _log.warning("step %d: %s; the value is not recorded", self.at, error)
+
+    def _arrived(self, wait: bool = False) -> list[tuple[Collected, list[Array]]]:
+        """The steps whose values have arrived: from the device and, in a distributed run, from all ranks.
+
+        On ranks that do not record there are none.
+        """
+        arrived = self._transfer.receive(wait)
+        if self._exchange is None:
+            return arrived
+        for step, arrays in arrived:
+            (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
+        records = self._exchange.records
+        combined = self._exchange.receive(wait and records and not self._closed)
+        return combined if records else []
+
+    def _follow_ranks(self, exchange: Exchange) -> None:
+        """Do what the ranks have agreed to do at this step."""
+        for first, last in exchange.windows():
+            self._schedule.agree(first, last)
+        for first, every in exchange.intervals():
+            self._schedule.stretch(first, every)
+        self._stop = exchange.stops_now() or self._stop
+
+    def _ask_to_stop(self) -> None:
+        """Stop; in a distributed run at a step on which all ranks agree, and not at all without the others."""
+        if self._exchange is None:
+            self._stop = True
+        elif self._exchange.records:
+            self._exchange.ask_to_stop()
+
+    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
+        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
+        if self._exchange is None:
+            return advised
+        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
+        if word is None:
+            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
+            return []
+        return [Adjustment.from_json(advice) for advice in json.loads(word)]
+
+    def _escalate(self, step: int) -> None:
+        """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""
+        if self._exchange is None or self._exchange.off:
+            self._schedule.escalate(step)
+        else:
+            self._exchange.escalate(self._schedule.end(step))
+
+    def _keep_to(self, budget: Budget) -> None:
+        """Measure in detail less often if that takes more of the run's time than the budget allows."""
+        step = self.at - 1
+        is_exempt = self._schedule.is_exempt(step)
+        budget.see(step, *self._stopwatch.spent, is_measured=self._loop.measured, is_exempt=is_exempt)
+        if self.at % DECIDED_EVERY:
+            return
+        every = budget.interval(self._schedule.every(self.at))
+        if every is None:
+            return
+        self._new_interval = every
+        if self._exchange is None or self._exchange.off:
+            self._schedule.stretch(self.at, every)
+        else:  # by then all ranks know
+            self._exchange.stretch(self.at + DECIDED_EVERY, every)
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
@@ -546,9 +639,10 @@ class Monitor:
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
-        self._stop = self._stop or any(action.action == "stop" for action in actions)
+        if any(action.action == "stop" for action in actions):
+            self._ask_to_stop()
         if any(_asks_for_detail(alert) for alert in changed):
-            self._schedule.escalate(step.step)
+            self._escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or actions or self._ledger.reworded:
@@ -563,6 +657,9 @@ class Monitor:
         readings += [*self._loop.unavailable(step.context), *self._troubles()]
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
+        if self._new_interval is not None:
+            readings.append(Reading("monitor/detail_interval", ONE, float(self._new_interval)))
+            self._new_interval = None
         return recorded(step.step, step.time, readings)
 
     def _troubles(self) -> Iterator[Reading]:
@@ -583,6 +680,14 @@ class Monitor:
             self._told.remove("store")
             _log.warning("recording continues: %s is writable again", self._writer.path)
             yield Reading("monitor/store_failed", ("",), 0.0)
+        if self._views.undelivered is not ("notify" in self._told):
+            self._told ^= {"notify"}
+            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
+        if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
+            self._told.add("ranks")
+            yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)
+            if self._writer is not None:
+                self._writer.event("ranks_unconnected", reason=self._exchange.off)
 
     def _keep_what_was_logged(self) -> None:
         """Add values logged since the last step to that step."""
@@ -594,14 +699,26 @@ class Monitor:
         return self._keep_now(pending, context, wait) if pending else Outcome()
 
     def _keep_now(self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool) -> Outcome:
-        late = Collected(max(0, self.at - 1), time.time(), context, pending)
+        late = Collected(max(0, self.at - 1), time.time(), context, pending, is_late=True)
         self._transfer.send(late, late.tensors)
-        return self._conclude(self._transfer.receive(wait=wait))
+        return self._conclude(self._arrived(wait))
 
     def _failed(self, error: Exception) -> None:
         """Report a failure of the monitor itself; training always continues."""
         with contextlib.suppress(Exception):  # a user's logger may raise, and then nobody is left to tell
             self._loop.report("monitor itself", "monitor", error)
+
+
+def _left_open(monitor: weakref.ref[Monitor]) -> None:
+    """At exit, record what the other ranks have sent last to a monitor that was not closed."""
+    left = monitor()
+    if left is None or left._closed:
+        return
+    error = getattr(sys, "last_value", None)
+    try:
+        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}")
+    except Exception as failure:
+        left._failed(failure)
 
 
 def _asks_for_detail(alert: Alert) -> bool:
@@ -624,6 +741,5 @@ def _checked(call: Callable[..., Any], *args: Any) -> Any:
         raise _WrongArgument(error) from None
 
 
-def _check_limit(max_norm: float) -> None:
-    if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm must be a number, the largest allowed norm, not {max_norm!r}")
+def _not_a_limit(max_norm: Any) -> str:
+    return f"max_norm must be a number, the largest allowed norm, not {max_norm!r}"

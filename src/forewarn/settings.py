@@ -26,6 +26,11 @@ def pattern(default: str = "") -> Any:
     return field(default=default, metadata={"pattern": True})
 
 
+def secret() -> Any:
+    """A list of strings that is never shown, in an error neither, and never stored."""
+    return field(default=(), repr=False, metadata={"secret": True})
+
+
 class _SignatureOfInit:
     """The signature for `help` and editors: the fields, which `Settings.__new__` would hide."""
 
@@ -94,7 +99,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values that JSON can store."""
-        return dataclasses.asdict(self)
+        secrets = [setting.name for setting in dataclasses.fields(self) if setting.metadata.get("secret")]
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in secrets}
 
 
 _SEQUENCES = (Sequence, tuple)
@@ -120,7 +126,8 @@ def _check(owner: type, setting: dataclasses.Field[Any], kind: Any, value: Any) 
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+            hint = '; write "off"' if value is False and "off" in get_args(kind) else ""
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{hint}")
     elif kind in (int, float, bool):
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         fits = isinstance(value, bool) if kind is bool else numeric and (kind is float or isinstance(value, int))
@@ -128,7 +135,8 @@ def _check(owner: type, setting: dataclasses.Field[Any], kind: Any, value: Any) 
             raise TypeError(f"{name} must be {kind.__name__}, not {value!r}")
     elif get_origin(kind) in _SEQUENCES:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-            raise TypeError(f"{name} must be a list of strings, not {value!r}")
+            given = type(value).__name__ if setting.metadata.get("secret") else repr(value)
+            raise TypeError(f"{name} must be a list of strings, not {given}")
     elif isinstance(kind, type) and issubclass(kind, Settings) and isinstance(value, Mapping):
         raise TypeError(
             f"{name} must be a {kind.__name__}, not a dict; use {owner.__name__}.from_dict for nested dicts"

@@ -154,6 +154,7 @@ class Reason(IntEnum):
     NO_SHARED_LAYER = 23
     ONE_BATCH = 30
     RANK_GRADIENT_UNSEEN = 31
+    NOT_ON_EVERY_RANK = 40
 
     def __str__(self) -> str:
         return _REASON_IN_WORDS[self]
@@ -175,6 +176,7 @@ _REASON_IN_WORDS = {
     Reason.NO_SHARED_LAYER: "the tasks share no trainable layer",
     Reason.ONE_BATCH: "it needs at least two batches per step",
     Reason.RANK_GRADIENT_UNSEEN: "the gradient of a single rank cannot be seen before the average over all ranks",
+    Reason.NOT_ON_EVERY_RANK: "another rank holds a part of it and did not measure it; its log says why",
     Reason.EVALUATION_MODE: "the model is in evaluation mode; call model.train() before training steps",
     Reason.PROVIDER_FAILED: "the probe it builds on failed",
     Reason.HOOKS_REFUSED: "a module of the model refuses hooks; the log names it",
@@ -274,6 +276,8 @@ class RunInfo(Noun):
     """What the run improves: its `loss`, its `return`, or `auto` if the readings must tell."""
     every: int = 1
     """Steps between detailed measurements after the dense start; 0 if a function of the user chooses them."""
+    budget: float = 0.0
+    """The share of the time that detailed measurements may take, by `watch(budget=…)`; 0 if they may take any."""
     dead_unit_window: int = 10
     """Number of consecutive measured steps at zero after which a unit counts as dead."""
     saturation_level: float = 0.99

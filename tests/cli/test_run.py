@@ -39,7 +39,7 @@ def state():
 def called(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "PYTHONWARNINGS")}
     return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=240,
+        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=600,
         env=inherited | {"OMP_NUM_THREADS": "1"} | environment,
     )  # fmt: skip
 
@@ -268,7 +268,7 @@ torch.distributed.destroy_process_group()
 """
     )
     written(tmp_path, source)
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = called(*launch, "train.py", folder=tmp_path)
     watched = called(*launch, "-m", "--", "forewarn", "run", "--run", "runs/mine", "train.py", folder=tmp_path)
     assert watched.returncode == 0, watched.stderr

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import forewarn
 from forewarn.cli import cli
+from tests.processes import skip_without_fsdp2
 
 TINY = ["--width", "16", "--depth", "1", "--heads", "2", "--context", "16", "--batch-size", "4", "--log-interval", "10"]
 
@@ -41,6 +42,47 @@ def test_help_teaches_in_groups():
         "--early-stop-restore-best", "--resume", "--device", "--seed", "--result-dir", "--max-steps",
     ):  # fmt: skip
         assert option in text
+
+
+def parallel(how, folder):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "forewarn", "train", "lm"]
+    options = ["--parallel", how, "--max-steps", "12", "--weight-monitor", "--weight-monitor-interval", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, *launch, *TINY, *options, "--result-dir", folder, "--model-name", how],
+        capture_output=True, text=True, timeout=600, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("completed after 12 steps") == 1
+    with forewarn.open_run(folder / how / "run") as stored:
+        assert stored.end[0] == "completed"
+        assert not [alert for alert in stored.alerts() if alert.code.startswith("X")]
+        assert stored.scopes("rank/loss") == ("rank_0", "rank_1")
+        assert len(stored.scopes("gradient/norm")) == len(stored.info.parameters)
+        return stored.series("train/loss").values.tolist()
+
+
+@pytest.mark.ci
+def test_two_processes_train_as_copies_with_shards_or_with_split_layers(tmp_path):
+    skip_without_fsdp2()
+    assert parallel("ddp", tmp_path) == pytest.approx(parallel("fsdp", tmp_path), rel=1e-4)
+    run("--result-dir", tmp_path, "--max-steps", 12, "--weight-monitor", "--weight-monitor-interval", 2)
+    with forewarn.open_run(tmp_path / "lm" / "run") as stored:
+        alone = stored.series("train/loss").values.tolist()
+    assert parallel("tp", tmp_path) == pytest.approx(alone, rel=1e-4)  # both train on one batch
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "needs several processes; start them with `torchrun --nproc-per-node 2 -m forewarn train lm --parallel"),
+        (["--resume"], "saves no snapshots, so --resume and --snapshot-interval need a single process"),
+        (["--gradient-monitor"], "--gradient-monitor needs whole gradients in each process: use --parallel ddp"),
+    ],
+)
+def test_parallel_training_says_what_it_needs(tmp_path, options, words):
+    assert words in run("--result-dir", tmp_path, "--parallel", "fsdp", *options, expect=3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_trains_prints_lines_and_says_what_to_type_next(tmp_path):

@@ -21,7 +21,7 @@ def main() -> None:
     losses, norms, micro_batches = [], [], []
 
     def compute(inputs, targets):
-        """What rank 0 should read: its own loss, and the norm of the gradients of both ranks."""
+        """What rank 0 should read: the mean loss, and the norm of the gradients of both ranks."""
         micro_batches.append((inputs.double(), targets.double()))
         if not accelerator.sync_gradients:
             return
@@ -31,7 +31,7 @@ def main() -> None:
         twin.load_state_dict(accelerator.unwrap_model(model).state_dict())
         parts = [[(twin(x) - y).square().mean() for x, y in of_rank] for of_rank in gathered]
         (sum(map(sum, parts)) / 4).backward()
-        losses.append(sum(part.item() for part in parts[0]) / 2)
+        losses.append(sum(part.item() for of_rank in parts for part in of_rank) / 4)
         norms.append(math.sqrt(sum(parameter.grad.square().sum().item() for parameter in twin.parameters())))
         micro_batches.clear()
 

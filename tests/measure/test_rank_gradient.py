@@ -84,6 +84,9 @@ def train(rank, folder, how):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[]) if watched else None
         passes = 3 if how == "no_sync" else 1
+        true_norms = []
+        updates = mock.patch.object(NoiseScale, "update", autospec=True, side_effect=NoiseScale.update)
+        update = updates.start()  # the readings of a step arrive once all ranks have sent theirs, up to a step later
         for step in range(STEPS):
             true = own_norm(model, step, 0, how) if watched and rank == 0 else math.nan
             for number in range(passes):
@@ -93,23 +96,23 @@ def train(rank, folder, how):
                     loss = (model(tokens, *([rank == 0] if how == "unused" else [])) - target).square().mean()
                     loss.backward()
             assert all(each._backward_hooks is None for each in model.parameters())
-            averaged = norm_of(model)
+            true_norms.append((true, NUM_RANKS * norm_of(model)))
             if monitor is not None and how == "clip":
                 monitor.clip_grad_norm_(1e3)
             optimizer.step()
             optimizer.zero_grad()
-            if monitor is None:
-                continue
-            with mock.patch.object(NoiseScale, "update", autospec=True, side_effect=NoiseScale.update) as update:
+            if monitor is not None:
                 monitor.step(loss)
-            if rank == 0 and how not in UNSEEN:
-                _, num_batches, first, total, per_pass = update.call_args.args
-                assert (num_batches, per_pass) == (passes * NUM_RANKS, NUM_RANKS)
-                assert (first, total / NUM_RANKS) == pytest.approx((true, averaged), rel=1e-5)
         weights[watched] = [each.detach().clone() for each in model.parameters()]
         if monitor is not None:
             monitor.close()
+        updates.stop()
         if monitor is not None and rank == 0:
+            if how not in UNSEEN:
+                calls = [call.args for call in update.call_args_list]
+                assert {(call[1], call[4]) for call in calls} == {(passes * NUM_RANKS, NUM_RANKS)}
+                for call, norms in zip(calls, true_norms, strict=True):
+                    assert call[2:4] == pytest.approx(norms, rel=1e-5)
             assert monitor._loop.failures == {}
             assert not [alert for alert in monitor.alerts if alert.code == "X103"]
             assert ("gradient/noise_scale" in monitor.history) is (how not in UNSEEN)

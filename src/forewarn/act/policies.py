@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from forewarn.types import Action, Alert, Remedy, Severity
+from forewarn.codec import Noun
+from forewarn.types import Action, Alert, Severity
 
 _KNOWN = frozenset({"stop"})
 
@@ -54,38 +55,55 @@ Identity = tuple[str, str, int]
 """The code, scope and first step of an alert: one finding."""
 
 
-def adjust(
-    alerts: Sequence[Alert], optimizers: Sequence[Any], scheduler: Any, step: int, handled: set[Identity]
-) -> tuple[Action, ...]:
-    """Apply the remedies of warnings and critical alerts, most important first, each kind of adjustment once.
+@dataclass(frozen=True, slots=True)
+class Adjustment(Noun):
+    """A remedy to apply, and the alert that advises it."""
 
-    Only remedies marked `opt_in` that are in `ADJUSTMENTS` are applied. `handled` holds the findings
-    already acted on and is updated, so that none is acted on twice.
+    code: str
+    scope: str
+    action: str
+    before: float
+    after: float
+
+
+def adjustments(alerts: Sequence[Alert], handled: set[Identity]) -> list[Adjustment]:
+    """The remedies of warnings and critical alerts, most important first.
+
+    Only remedies marked `opt_in` that are in `ADJUSTMENTS` count. `handled` holds the findings already acted on and is
+    updated, so that none is acted on twice.
     """
-    actions: dict[str, Action] = {}
+    advised: list[Adjustment] = []
     for alert in alerts:
         identity = (alert.code, alert.scope, alert.since)
         if alert.severity < Severity.WARNING or identity in handled:
             continue
         handled.add(identity)
         for remedy in alert.remedies:
-            if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS - set(actions):
-                changed = _applied(remedy, optimizers, scheduler)
-                if changed is not None:
-                    numbers = {"from": changed[0], "to": changed[1]}
-                    actions[remedy.action] = Action(step, alert.code, alert.scope, remedy.action, numbers)
+            before, after = remedy.parameters.get("from"), remedy.parameters.get("to")
+            if not (isinstance(before, int | float) and isinstance(after, int | float)):
+                continue
+            if remedy.safety == "opt_in" and remedy.action in ADJUSTMENTS:
+                advised.append(Adjustment(alert.code, alert.scope, remedy.action, float(before), float(after)))
+    return advised
+
+
+def adjust(advised: Iterable[Adjustment], optimizers: Sequence[Any], scheduler: Any, step: int) -> tuple[Action, ...]:
+    """Apply adjustments, each kind of them once."""
+    actions: dict[str, Action] = {}
+    for advice in advised:
+        changed = _applied(advice, optimizers, scheduler) if advice.action in ADJUSTMENTS - actions.keys() else None
+        if changed is not None:
+            numbers = {"from": changed[0], "to": changed[1]}
+            actions[advice.action] = Action(step, advice.code, advice.scope, advice.action, numbers)
     return tuple(actions.values())
 
 
-def _applied(remedy: Remedy, optimizers: Sequence[Any], scheduler: Any) -> tuple[float, float] | None:
+def _applied(advice: Adjustment, optimizers: Sequence[Any], scheduler: Any) -> tuple[float, float] | None:
     """The largest value before and after; None if there is nothing to change."""
-    before, after = remedy.parameters.get("from"), remedy.parameters.get("to")
-    if not (isinstance(before, int | float) and isinstance(after, int | float)):
-        return None
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if remedy.action == "raise_weight_decay":
-        return _set_weight_decay(groups, after)
-    return _scale_lr(groups, scheduler, after / before) if before > 0 else None
+    if advice.action == "raise_weight_decay":
+        return _set_weight_decay(groups, advice.after)
+    return _scale_lr(groups, scheduler, advice.after / advice.before) if advice.before > 0 else None
 
 
 def _set_weight_decay(groups: Sequence[dict[str, Any]], to: float) -> tuple[float, float] | None:

@@ -46,6 +46,9 @@ SECTIONS = {
         "compare": "forewarn compare runs/demo runs/demo-saved",
         "report": "forewarn report runs/demo -o report.html",
     },
+    "Be told": {
+        "notify": "forewarn notify --test json://localhost:8000",
+    },
     "Understand an alert": {
         "explain": "forewarn explain loss-spike",
         "rules": "forewarn rules",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
               help="Record in this directory; by default in a new one under runs/.")  # fmt: skip
 @click.option("--every", type=POSITIVE, default=100, show_default=True, metavar="N",
               help="Measure every tensor on the first 10 steps, then every N steps.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True), metavar="SHARE",
+              help="Share of the time that detail may take, such as 0.01; if it takes more, N is raised.")  # fmt: skip
 @click.option("--config", "config_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="TOML",
               help="Settings of the monitor, such as thresholds.")  # fmt: skip
 @rules_option
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 def command(
     run_path: Path | None,
     every: int,
+    budget: float | None,
     config_path: Path | None,
     rule_modules: tuple[str, ...],
     quiet: bool,
@@ -69,7 +72,13 @@ def command(
     except (TypeError, ValueError, OSError) as error:
         raise Failure(f"the config {config_path} is invalid: {error}") from error
     place = run_path or Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    settings: dict[str, Any] = {"run": place.absolute(), "every": every, "config": config, "rules": own}
+    settings: dict[str, Any] = {
+        "run": place.absolute(),
+        "every": every,
+        "budget": budget,
+        "config": config,
+        "rules": own,
+    }
     if quiet:
         settings["views"] = []
     watched = Watched(

@@ -110,9 +110,8 @@ def _histograms(run: Run, step: int | None, scope: str) -> list[RenderableType]:
 
 
 def _why_no_histograms(run: Run) -> str:
-    measure = run.config.get("measure", run.config)
-    if isinstance(measure, dict) and measure.get("histograms") == "off":
-        return 'it was recorded with Measure(histograms="off")'
+    if setting := run.switched_off("weight/histogram"):
+        return f"it was recorded with {setting}"
     if not {"gradient/norm", "weight/norm"} & set(run.names()):
         return "no tensors were measured; use forewarn.watch(every=N), or forewarn train lm --weight-monitor"
     return "its tensors were measured, but no histograms were recorded"
@@ -178,10 +177,15 @@ def _picture(
 def _chosen(run: Run, metric: re.Pattern[str] | None, catalogue: Catalogue) -> list[str]:
     """The metrics that select the step and fill the table: layer metrics, if any match."""
     from forewarn.cli.terminal import Failure
+    from forewarn.metrics import all_metrics
 
     recorded = run.names()
     if not recorded:
         raise Failure(f"{run.path} has no recorded metrics yet")
+    if metric and not any(metric.search(name) for name in recorded):
+        for candidate in all_metrics():
+            if metric.search(candidate.name) and (setting := run.switched_off(candidate.name)):
+                raise Failure(f"{candidate.name} is off: the run was measured with {setting}")
     matching = _matching("metric", metric, recorded)
     of_layers = [name for name in matching if not _is_of_the_run(name, run.scopes(name), catalogue)]
     return [name for name in of_layers if metric or name in COLUMNS] or matching

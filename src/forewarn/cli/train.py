@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 VALIDATION_BATCHES = 20
 """Fixed batches of held-out text; enough for a standard error of about 0.02."""
+_SEED_STEP = 1_000_003
+"""Difference between the seeds of two processes."""
 WARM_UP_SHARE = 0.05
 """Fraction of all steps during which the learning rate rises to its peak."""
 
@@ -66,6 +68,8 @@ command.add_command(multitask)
             help="Clip the global gradient norm to X; 0 disables clipping."),
     _option("--amp", type=click.Choice(["off", "bf16", "fp16"]), default="off", help="Mixed precision."),
     _option("--device", default="cpu", help="Device to train on: cpu, cuda, cuda:1, mps, …"),
+    _option("--parallel", type=click.Choice(["off", "ddp", "fsdp", "tp"]), default="off",
+            help="Train in the processes that torchrun starts: copies, shards (FSDP2), or split layers."),
     _option("--threads", type=_POSITIVE, default=1, help="CPU threads; more only slow down a small model."),
     _option("--seed", type=int, default=0, help="Random seed for weights, dropout and data order."),
 )  # fmt: skip
@@ -149,6 +153,7 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
       forewarn train lm --epochs 1 --max-steps 200 --weight-monitor
       forewarn train lm --dataset notes.txt --epochs 5 --early-stopping --early-stop-restore-best
       forewarn train lm --resume
+      torchrun --nproc-per-node 2 -m forewarn train lm --parallel fsdp
     """
     settings["model_name"] = _model_name(ctx, settings)
     for name in ("improvement_threshold", "gap_threshold", "plateau_window"):
@@ -159,14 +164,31 @@ def lm(ctx: click.Context, /, **settings: Any) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     try:
+        if options.parallel != "off":
+            _join(options)
         corpus = _corpus(options)
         trainer = _trainer(options, corpus)
         trainer.train(corpus.batches, corpus.validation, resume=options.resume, overwrite=options.overwrite)
     except (ValueError, OSError) as error:
         raise Failure(str(error)) from error
-    _conclude(trainer)
+    if trainer.is_first:
+        _conclude(trainer)
+    if options.parallel != "off":
+        torch.distributed.destroy_process_group()
     if trainer.interrupted:
         ctx.exit(INTERRUPTED)
+
+
+def _join(options: _Settings) -> None:
+    """Join the other processes; raises Failure for options that need a single one."""
+    from forewarn.lab.parallel import join
+
+    if options.resume or options.snapshot_interval:
+        raise Failure("--parallel saves no snapshots, so --resume and --snapshot-interval need a single process")
+    if options.parallel != "ddp" and (options.gradient_monitor or options.amp == "fp16"):
+        option = "--gradient-monitor" if options.gradient_monitor else "--amp fp16"
+        raise Failure(f"{option} needs whole gradients in each process: use --parallel ddp, or leave it out")
+    vars(options)["device"] = join(options.parallel, options.device)
 
 
 def _model_name(ctx: click.Context, settings: dict[str, Any]) -> str:
@@ -194,16 +216,26 @@ class _Corpus(NamedTuple):
     steps_per_epoch: int
 
 
+def _data_rank(options: _Settings) -> tuple[int, int]:
+    """The number of this process among those with a batch of their own, and how many there are."""
+    if options.parallel == "off":
+        return 0, 1
+    from forewarn.lab.parallel import data_rank
+
+    return data_rank(options.parallel)
+
+
 def _corpus(options: _Settings) -> _Corpus:
     from forewarn.lab.data import TokenBatches, read_text, split, stdlib_text, wikitext
 
     texts = {"stdlib": stdlib_text, "wikitext": wikitext}
     text = texts[options.dataset]() if options.dataset in texts else read_text(options.dataset)
     training, held_out = split(text)
-    batches = TokenBatches(training, options.batch_size, options.context, options.seed)
+    rank, num_ranks = _data_rank(options)
+    batches = TokenBatches(training, options.batch_size, options.context, options.seed + _SEED_STEP * rank)
     fixed = TokenBatches(held_out, options.batch_size, options.context, seed=0)
     validation = [next(fixed) for _ in range(VALIDATION_BATCHES)]
-    tokens_per_step = options.batch_size * options.context * options.accumulation_steps
+    tokens_per_step = num_ranks * options.batch_size * options.context * options.accumulation_steps
     return _Corpus(batches, validation, max(1, len(training) // tokens_per_step))
 
 
@@ -233,7 +265,13 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
             qk_norm=options.qk_norm,
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    trained: torch.nn.Module = model
+    if options.parallel != "off":
+        from forewarn.lab.parallel import parallelized
+
+        trained = parallelized(model, options.parallel, options.device)
+        torch.manual_seed(options.seed + _SEED_STEP * _data_rank(options)[0])  # dropout differs between batches
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=options.lr, weight_decay=options.weight_decay)
     total = min(corpus.steps_per_epoch * options.epochs, options.max_steps or math.inf)
     warm_up = max(1, int(WARM_UP_SHARE * total))
 
@@ -250,6 +288,7 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
     declared = ("dropout", "width", "depth", "heads", "context", "batch_size", "weight_decay")
     config = TrainerConfig(
         steps_per_epoch=corpus.steps_per_epoch,
+        snapshot_per_epoch=options.parallel == "off",
         enable_weight_monitor=options.weight_monitor,
         monitor=Config.with_rules(options.monitor_config, options.rules)[0] if options.monitor_config else None,
         hyperparameters={name: getattr(options, name) for name in declared},
@@ -263,7 +302,7 @@ def _trainer(options: _Settings, corpus: _Corpus) -> Trainer:
     if options.gradient_monitor:
         callbacks.append(GradientMonitorCallback(options.log_interval))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    return Trainer(model, optimizer, token_loss, config, callbacks, scheduler=scheduler, rules=options.rules)
+    return Trainer(trained, optimizer, token_loss, config, callbacks, scheduler=scheduler, rules=options.rules)
 
 
 def _conclude(trainer: Trainer) -> None:

@@ -17,8 +17,9 @@ from rich.text import Text
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
-from forewarn.standing import NOT_FALLING, run_state
+from forewarn.standing import COMPLETED, NOT_FALLING, run_state
 from forewarn.store import Run
+from forewarn.store.rank_logs import RankLog, first_to_end
 from forewarn.types import Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
@@ -53,6 +54,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "not_judged": [rule.to_json() for rule in diagnosis.not_judged],
         "last_step": diagnosis.last_step,
         "end": end,
+        "first_to_end": [log.to_json() for log in _first_to_end(run)],
         "alerts": [{**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""} for alert in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
@@ -62,6 +64,8 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
 def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
     """The verdict, alerts with their symptoms, what to do, the health checks and the next commands."""
     parts: list[RenderableType] = [heading(run), _summary(diagnosis)]
+    if first := _first_to_end(run):
+        parts.append(Text(_words_of_end(first), style="yellow"))
     if diagnosis.not_judged:
         parts.append(Text(_not_judged(diagnosis), style="yellow"))
     parts.append(Text())
@@ -79,6 +83,19 @@ def as_summary(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ())
         ["forewarn", "check", str(run.path), *(word for name in rule_modules for word in ("--rules", name))]
     )
     return Group(heading(run), _summary(diagnosis), *([Text(f"  {literal(check)}")] if diagnosis.alerts else []))
+
+
+def _first_to_end(run: Run) -> list[RankLog]:
+    """The rank of a distributed run that ended first; none if the run was completed."""
+    return [] if run.end is not None and run_state(*run.end) == COMPLETED else first_to_end(run.path)
+
+
+def _words_of_end(first: Sequence[RankLog]) -> str:
+    ranks = "rank " + str(first[0].rank) if len(first) == 1 else "ranks " + ", ".join(str(log.rank) for log in first)
+    step = max(log.step for log in first)
+    after = f"after step {step}" if step >= 0 else "before the first step"
+    why = short(first[0].end) if first[0].end else "killed or crashed"
+    return f"{ranks} ended first, {after}: {why}"
 
 
 def _not_judged(diagnosis: Diagnosis) -> str:

@@ -65,6 +65,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         metrics: Sequence[Any] = (),
         rules: Sequence[Any] = (),
         probes: Sequence[Any] = (),
+        budget: float | None = None,
     ) -> None:
         if run is not None and not isinstance(run, str | Path):
             raise TypeError(f"run must be the path of a directory, not {run!r}; the trainer needs no argument")
@@ -73,6 +74,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._config = Config.with_rules(config, rules)[0]
         self._options = {
             "every": every, "views": views, "policy": policy, "metrics": metrics, "rules": rules, "probes": probes,
+            "budget": budget,
         }  # fmt: skip
         self._loss: Tensor | None = None
         """The sum of the micro-batches' losses since the last step, each as the trainer divided it."""

@@ -63,6 +63,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         metrics: Sequence[Any] = (),
         rules: Sequence[Any] = (),
         probes: Sequence[Any] = (),
+        budget: float | None = None,
     ) -> None:
         if run is not None and not isinstance(run, str | Path):
             raise TypeError(f"run must be the path of a directory, not {run!r}; the trainer needs no argument")
@@ -80,6 +81,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         self._overwrite = overwrite
         self._options = {
             "every": every, "views": views, "policy": policy, "metrics": metrics, "rules": rules, "probes": probes,
+            "budget": budget,
         }  # fmt: skip
         self._saved: dict[str, Any] | None = None
         """The state in the checkpoint that `trainer.fit` resumes."""
@@ -172,7 +174,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         self._open.step(sum(self._losses.values()) if self._losses else _returned_loss(outputs))
         if len(trainer.optimizers) == 1:
             self._losses = {}  # one of several may step less often, and its loss still counts
-        if self._open.should_stop and trainer.world_size == 1:
+        if self._open.should_stop:
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

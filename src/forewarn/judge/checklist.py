@@ -80,15 +80,23 @@ def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossC
     firing = open_alerts(alerts)
     checks = (
         _loss_falling(curve, _values(run, "train/loss")),
-        _gradients_in_range(_lately(run, "gradient/global_norm"), rule_set),
-        _updates_in_range(_lately(run, "monitor/update_ratio_median"), rule_set),
-        _even_over_depth(run),
+        _off(run, "gradient/global_norm", "gradient norms in range")
+        or _gradients_in_range(_lately(run, "gradient/global_norm"), rule_set),
+        _off(run, "monitor/update_ratio_median", "update ratios in range")
+        or _updates_in_range(_lately(run, "monitor/update_ratio_median"), rule_set),
+        _off(run, "gradient/norm", "gradients even over depth") or _even_over_depth(run),
         _throughput_stable(_values(run, "speed/step_seconds")),
         _memory_stable(_values(run, "system/process_memory_bytes")),
         *_tasks_even(run, rule_set),
     )
     notes = (*_time_per_step(run), *_batch_size(run))
     return (*(_judged(check, firing) for check in checks), _no_warnings(alerts), *notes)
+
+
+def _off(run: Run, metric: str, name: str) -> Check | None:
+    """The check, if the run switched its metric off."""
+    setting = run.switched_off(metric)
+    return Check(name, "unknown", f"off, by {setting}") if setting else None
 
 
 def _judged(check: Check, firing: Sequence[Alert]) -> Check:

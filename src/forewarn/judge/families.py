@@ -30,6 +30,7 @@ class Family(Enum):
     PERFORMANCE = "P", "performance", Phase.REST
     EVALUATION = "E", "evaluation", Phase.REST
     TASKS = "T", "tasks", Phase.LOSS
+    RANKS = "R", "ranks", Phase.DATA
     METRICS = "M", "metrics of your own", Phase.REST
     MONITOR = "X", "the monitor itself", Phase.REST
     OWN = "Z", "rules of your own", Phase.REST

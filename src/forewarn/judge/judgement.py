@@ -52,7 +52,7 @@ class RuleSet:
 
     def history(self, info: RunInfo | None = None) -> History:
         """A history of this run, long enough for these rules."""
-        judged = {name for rule in self.rules for name in rule.reads}
+        judged = {name for rule in self.rules for name in (rule.when if rule.is_about_a_pattern else rule.reads)}
         return History(
             self.history_window, self.detail_window, judged, derivations(self), catalogue_of(info or RunInfo())
         )

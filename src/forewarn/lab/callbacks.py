@@ -13,6 +13,7 @@ from rich.text import Text
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Epoch, Patience, epochs
 from forewarn.judge.gradient_tally import EXPLODING, VANISHING, also_named
+from forewarn.measure.peers import num_ranks
 from forewarn.standalone.gradient_monitor import GradientMonitor
 from forewarn.types import Action
 from forewarn.views.console import plain_console, print_lines
@@ -20,6 +21,7 @@ from forewarn.views.epoch_lines import advice_lines
 
 if TYPE_CHECKING:
     from forewarn.lab.trainer import Trainer
+    from forewarn.monitor import Monitor
 
 
 class Callback:
@@ -205,16 +207,19 @@ class PostEpochEvaluationCallback(Callback):
             change=bounds.validation_plateau.change, window=bounds.validation_plateau.window,
         )  # fmt: skip
         is_new = judged and judged[-1].number == trainer.epoch + 1 and judged[-1].step == trainer.step - 1
-        if not is_new or (self._evaluation_epochs is not None and trainer.epoch not in self._evaluation_epochs):
+        if self._evaluation_epochs is not None and trainer.epoch not in self._evaluation_epochs:
             return
-        newest = judged[-1]
+        if is_new:
+            self._show(judged[-1], monitor)
+        if self._auto_adjust and (is_new or num_ranks() > 1):  # all ranks ask, and only one of them has judged
+            self.adjustments += monitor.adjust(trainer.scheduler)
+
+    def _show(self, newest: Epoch, monitor: Monitor) -> None:
         self.evaluations.append(newest)
         lines = [Text(newest.words()), *advice_lines(monitor.firing)]
         if math.isnan(newest.validation_loss):
             lines.append(Text(f"  {NO_VALIDATION_LOSS}"))
         print_lines(plain_console(stderr=True), lines)
-        if self._auto_adjust:
-            self.adjustments += monitor.adjust(trainer.scheduler)
 
 
 Bounds = TypeVar("Bounds", bound=Any)

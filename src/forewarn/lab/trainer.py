@@ -90,6 +90,11 @@ class Trainer:
         self._epoch_random: dict[str, Any] = {}
         self._epoch_generators: list[Tensor] = []
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the only one, or the first of several; it alone writes results."""
+        return not _is_distributed() or torch.distributed.get_rank() == 0
+
     def stop(self, reason: str) -> None:
         """End training after the current step."""
         self.stop_reason = self.stop_reason or reason
@@ -114,10 +119,12 @@ class Trainer:
             _log.warning("there is no snapshot in %s to resume from; training begins at the first step", results.path)
             results.put_run_aside()
         self.monitor = self._watch(data, resume=restored is not None)
-        results.claim()
+        if self.is_first:
+            results.claim()
         reason = "completed"
+        alone = not _is_distributed()  # processes would finish different steps, and wait for each other for ever
         try:
-            with self.monitor, interruptible(self):
+            with self.monitor, interruptible(self) if alone else contextlib.nullcontext():
                 if restored is not None:
                     self._restore(restored, data)
                 self._call("on_train_begin")
@@ -137,6 +144,8 @@ class Trainer:
             raise ValueError("resume keeps the earlier run and overwrite deletes it: give one of them")
         if not resume:
             self._store_as(self._model_name)
+        if _is_distributed():
+            return self._common_results(resume, overwrite)
         results = ResultDirectory(self.config.directory, self.model)
         if resume:
             results.check()
@@ -146,6 +155,25 @@ class Trainer:
             self._store_as(free.name)
             results = ResultDirectory(self.config.directory, self.model)
         return results
+
+    def _common_results(self, resume: bool, overwrite: bool) -> ResultDirectory:
+        """The directory that the first of several processes chooses for all of them."""
+        if resume:
+            raise ValueError("several processes save no snapshots, so there is nothing to resume from")
+        chosen: list[Any] = [None]
+        if self.is_first:
+            path = self.config.directory
+            try:
+                if overwrite:
+                    delete_results(path)
+                chosen = [path.name if overwrite else free_results(path).name]
+            except (OSError, ValueError) as error:
+                chosen = [error]
+        torch.distributed.broadcast_object_list(chosen)
+        if isinstance(chosen[0], Exception):
+            raise chosen[0]
+        self._store_as(chosen[0])
+        return ResultDirectory(self.config.directory, self.model)
 
     def _store_as(self, model_name: str) -> None:
         if model_name != self.config.model_name:
@@ -168,8 +196,10 @@ class Trainer:
         return total / count if count else math.nan
 
     def save_snapshot(self, data: Iterable[Batch] | None = None) -> None:
-        """Write everything that an exact resume needs."""
+        """Write everything that an exact resume needs. Several processes save no snapshots."""
         assert self.monitor is not None
+        if _is_distributed():
+            return
         state: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -416,6 +446,10 @@ class Trainer:
 
     def _put(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.config.device, non_blocking=True)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _measured_steps(config: TrainerConfig) -> Callable[[int], bool]:

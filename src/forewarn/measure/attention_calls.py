@@ -137,7 +137,13 @@ def attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Attended:
-    """The arguments of `scaled_dot_product_attention` by name, with a head dimension added if it is missing."""
+    """The arguments of `scaled_dot_product_attention` by name, with a head dimension added if it is missing.
+
+    Of DTensors, the heads and batches that this rank holds.
+    """
+    query, key = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in (query, key))
+    if attn_mask is not None and hasattr(attn_mask, "to_local"):
+        attn_mask = attn_mask.to_local()
     if query.dim() == 3:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
         if attn_mask is not None and attn_mask.dim() == 3:

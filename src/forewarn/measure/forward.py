@@ -154,4 +154,4 @@ def _tree(model: nn.Module) -> Tree:
 
 def differentiable(output: Any) -> Iterator[Tensor]:
     """The tensors in a module's inputs or outputs that a backward pass goes through, without parameters."""
-    return (tensor for _, tensor in nested_tensors(output) if tensor.grad_fn is not None)
+    return (tensor for _, tensor in nested_tensors(output, local=False) if tensor.grad_fn is not None)

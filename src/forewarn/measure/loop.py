@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -373,7 +374,9 @@ class Loop:
 
 def _ready(pending: Pending) -> Pending:
     """The readings with host tensors already copied: here a failure can still be tied to its probe."""
-    return Pending([_at_hand(numbers) for numbers in pending.tensors], pending.decode) if pending.tensors else pending
+    if not pending.tensors:
+        return pending
+    return replace(pending, tensors=[_at_hand(numbers) for numbers in pending.tensors])
 
 
 def _at_hand(numbers: Numbers) -> Numbers:

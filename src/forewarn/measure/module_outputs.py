@@ -109,6 +109,6 @@ def tensors_in(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
     Inside such a structure only floating-point and complex tensors count: indices and masks have no mean. Those on the
     meta device have no values.
     """
-    for place, tensor in nested_tensors(output, _MAX_DEPTH):
+    for place, tensor in nested_tensors(output, _MAX_DEPTH, local=False):
         if not tensor.is_meta and (not place or tensor.is_floating_point() or tensor.is_complex()):
             yield name + place, tensor

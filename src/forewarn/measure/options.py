@@ -20,6 +20,13 @@ class Measure(Settings):
     to 0.999, which leave 2.6% to 0.05% of the variance of white noise."""
     plan: Plan = Plan()
     """The planned learning rate at each step; `forewarn.Plan.from_scheduler(scheduler, total)` creates a plan."""
+    gradients: bool = True
+    """Whether to measure gradients: the global norm on every step, each tensor's statistics on measured steps."""
+    weights: bool = True
+    """Whether to measure the statistics of every weight tensor."""
+    updates: bool = True
+    """Whether to measure how far each weight tensor moves, and why some do not. Without `gradients`, a tensor that
+    stands still for an unknown cause is not reported."""
     sample_size: int = between(1024, 1)
     """Number of weights sampled per tensor to measure the update; with 1024, the 95th-percentile error is 5.5%."""
     histograms: Literal["off", "sampled", "full"] = "sampled"
@@ -28,6 +35,9 @@ class Measure(Settings):
     of each, see docs/distributions.md."""
     exact_percentiles: bool = False
     """Whether to compute percentiles by sorting every tensor: exact, but many times as costly as a histogram."""
+    gain: bool = True
+    """Whether to follow gradients through the model's blocks: the gain of each block, and the gradient norm of its
+    parameters."""
     blocks: str = pattern()
     """Regular expression that matches the whole names of the model's blocks; by default they are detected."""
     mean_gain_drift_window: int = between(10, 2, counts="readings")
@@ -50,3 +60,11 @@ class Measure(Settings):
     """Regular expression to find in module names: these modules return router logits, in a mixture of experts."""
     router_top_k: int = between(1, 1)
     """Number of experts that each token goes to."""
+
+    def __post_init__(self) -> None:
+        super(Measure, self).__post_init__()
+        if self.modules and not self.activations:
+            raise ValueError(
+                f"Measure.modules={self.modules!r} chooses outputs to measure, but Measure.activations is False; "
+                "remove one of them"
+            )

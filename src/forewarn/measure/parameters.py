@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from forewarn.measure.engine import Standing
 from forewarn.measure.module_tree import Tree, children_of, clean_name, named_modules, named_parameters, unwrapped
+from forewarn.measure.shards import Shards
 from forewarn.types import ParameterInfo
 
 _LONGEST_STACK = 128
@@ -28,6 +29,9 @@ class ParameterIndex:
         """The module that the loop calls: the user's own, or a wrapper around it."""
         self.model = unwrapped(model)
         self.optimizers = tuple(optimizers)
+        self.rank: int | None = None
+        """The rank of this process in a distributed run; None in a single process."""
+        self._shards: Shards | None = None
         self.version = 0
         """Number of times the model's parameters have changed."""
         self.names: tuple[str, ...] = ()
@@ -55,6 +59,31 @@ class ParameterIndex:
         if self._present() != self._seen:
             self._take()
             self.version += 1
+
+    @property
+    def shards(self) -> Shards | None:
+        """The parts of the parameters that this rank reads; None in a single process."""
+        if self._shards is None and self.rank is not None:
+            self._shards = Shards(self.called, self.parameters, self.rank)
+        return self._shards
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this rank holds only a part of some parameters."""
+        return self.shards is not None and self.shards.is_sharded
+
+    @property
+    def records(self) -> bool:
+        """Whether this process records the run."""
+        return not self.rank
+
+    def weights(self) -> Sequence[Tensor]:
+        """What this process reads of the parameters: all, or the part of this rank."""
+        return self.parameters if self.shards is None else self.shards.weights(self.parameters)
+
+    def reads(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank reads a parameter, or its part of it: of several copies, one is read."""
+        return self.shards is None or self.shards.reads(parameter)
 
     def live(self) -> dict[int, nn.Parameter]:
         """Every current parameter by its id: the same as `model.parameters()`, but faster."""
@@ -93,6 +122,7 @@ class ParameterIndex:
         self._held = {}
         self._groups = None
         self._optimizer_names = ()
+        self._shards = None
 
     @property
     def num_optimizers(self) -> int:
@@ -140,14 +170,14 @@ class ParameterIndex:
         kinds = _kinds(self.model)
         return {
             name: ParameterInfo(
-                shape=tuple(parameter.shape),
+                shape=tuple(parameter.shape) if self.shards is None else self.shards.of[place].shape,
                 kind=kinds.get(id(parameter), "Parameter"),
                 dtype=str(parameter.dtype).removeprefix("torch."),
                 group=int(group) if group >= 0 else None,
                 trainable=bool(trainable),
             )
-            for name, parameter, group, trainable in zip(
-                self.names, self.parameters, self.groups(), self.trainable, strict=True
+            for place, (name, parameter, group, trainable) in enumerate(
+                zip(self.names, self.parameters, self.groups(), self.trainable, strict=True)
             )
         }
 

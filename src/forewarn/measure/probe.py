@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.catalogue import Metric
 from forewarn.measure.engine import Numbers
+from forewarn.measure.over_ranks import Array as Array
+from forewarn.measure.over_ranks import Part
 from forewarn.measure.step import Step
 from forewarn.types import Counts
-
-Array = NDArray[np.float64]
 
 
 class Reading(NamedTuple):
@@ -48,6 +46,8 @@ class Pending:
     tensors: Sequence[Numbers] = ()
     decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
     """Takes one float64 array per tensor, of the same shape; on an accelerator, one step later."""
+    parts: Sequence[Part] = ()
+    """How each tensor is combined over ranks; those without an entry stay as this rank has measured them."""
 
 
 class GradientTap(NamedTuple):
@@ -87,6 +87,8 @@ class Probe:
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
     """The types of the facts that it reads with `step.get`, each with the metrics that are unavailable without it."""
+    on_every_rank = False
+    """Whether it measures on all ranks of a distributed run, rather than only on the one that records."""
     from_modules: Sequence[str] = ()
     """The metrics that come from its module taps: unavailable where a module refuses hooks."""
 

@@ -23,8 +23,8 @@ class RankGradient:
     """
 
     def __init__(self, called: nn.Module) -> None:
-        found = _wrapper(called)
-        self._found: weakref.ref[Any] | None = None if found is None else weakref.ref(found)
+        wrapper = _wrapper(called)
+        self._found: weakref.ref[Any] | None = None if wrapper is None else weakref.ref(wrapper)
         """Weak, so that its group of processes ends with the loop even if the monitor is kept."""
         self._seen: dict[int, Norm] = {}
 

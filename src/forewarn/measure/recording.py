@@ -23,6 +23,8 @@ class Collected:
     time: float
     context: Step
     pending: list[tuple[Probe, Pending]]
+    is_late: bool = False
+    """Whether these values were given after the step, perhaps on one rank only."""
 
     @property
     def tensors(self) -> list[Numbers]:

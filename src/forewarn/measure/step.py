@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from forewarn.measure.over_ranks import Array
 from forewarn.types import Reason
 
 Fact = TypeVar("Fact")
@@ -16,7 +18,7 @@ class Step:
     Probes share facts only through it, and only for this step.
     """
 
-    __slots__ = ("_provided", "acted", "ends_epoch", "forwards", "measured", "reasons", "unseen")
+    __slots__ = ("_provided", "acted", "each_rank", "ends_epoch", "forwards", "measured", "reasons", "unseen")
 
     def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
         self.measured = measured
@@ -31,6 +33,8 @@ class Step:
         """Number of measured forward passes in training mode without gradients, as when a policy acts."""
         self.unseen: set[int] = set()
         """Indices of the optimizers that used gradients from no backward pass that was seen."""
+        self.each_rank: Mapping[str, Array] = {}
+        """By label, what each rank says about its own values, once ranks are combined; empty in a single process."""
         self._provided: dict[type, Any] = {}
 
     def provide(self, fact: object) -> None:

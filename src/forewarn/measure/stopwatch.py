@@ -173,6 +173,11 @@ class Stopwatch:
         self.num_steps += 1
         if self.timeline is not None:
             self.timeline.is_open = False
+        return self.spent
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """The time of all steps up to the last one without pauses, and the monitor's part of it up to now."""
         return sum(self.seconds) - self.seconds[_EVALUATION], self.seconds[_MONITOR]
 
     def watch_loader(self) -> None:

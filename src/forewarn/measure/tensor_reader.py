@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from forewarn.histograms import NUM_BINS, PERCENTS, shifted
 from forewarn.measure.engine import COLUMNS, Measurement, Numbers, in_order, measure, spread_of, summarize
 from forewarn.measure.engine.quantiles import exact_percentiles
 from forewarn.measure.engine.summary import rescale
+from forewarn.measure.over_ranks import OWN, How, Part
 from forewarn.measure.probe import Array, Histograms, Reading
 from forewarn.types import Counts
 
@@ -27,8 +28,11 @@ class TensorReader:
     exact: bool = False
     """Whether percentiles come from sorting each tensor rather than from its histogram."""
 
-    def read(self, tensors: Sequence[Tensor | None]) -> Visit:
+    def read(self, tensors: Sequence[Tensor | None], is_sharded: bool = False) -> Visit:
+        """Read the tensors; shards are read such that their statistics can be added up over ranks."""
         measurement = measure(tensors, self.histogram_blocks)
+        if is_sharded:  # sorted values cannot be added up: percentiles come from the histograms
+            return Visit(measurement.in_one_piece(), [], [], replace(self, exact=False), is_sharded)
         return Visit(
             measurement, *(exact_percentiles(tensors, list(PERCENTS.values())) if self.exact else ([], [])), self
         )
@@ -42,6 +46,14 @@ class Visit:
     sorted_order: Sequence[int]
     sorted_rows: Sequence[Tensor]
     reader: TensorReader
+    is_sharded: bool = False
+
+    def parts(self, family: str) -> list[Part]:
+        """How `tensors` are combined over ranks."""
+        if not self.is_sharded:
+            return [OWN] * len(self.tensors)
+        rows = [Part(How.ROWS, f"{family}/norm", is_sharded=True) for _ in self.measurement.rows]
+        return rows + [Part(How.SUM, f"{family}/histogram", is_sharded=True) for _ in self.measurement.histograms]
 
     @property
     def tensors(self) -> list[Numbers]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.metrics import catalogue_of
+from forewarn.metrics import catalogue_of, switched_off
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog, Layout
 from forewarn.store.chunks import column_of, num_values
@@ -125,6 +125,11 @@ class Run:
             times = self._index(connection).until(self._extent.rows).times
         return float(times[-1]) if len(times) else None
 
+    def switched_off(self, metric: str) -> str:
+        """The setting that switched a metric off for this run, such as `Measure(gain=False)`; empty if none did."""
+        measure = self.config.get("measure", self.config)  # earlier versions had no table of it
+        return switched_off(metric, measure) if isinstance(measure, Mapping) else ""
+
     def names(self) -> list[str]:
         """The metrics of the run, in order of first appearance."""
         with self._reading():
@@ -216,6 +221,7 @@ class Run:
         with self._reading() as connection:
             metrics = names_in(connection, self._extent.distributions)
             if name not in metrics:
+                self._check_is_on(name)
                 raise UnknownSeriesError(_unknown("metric with histograms", name, list(metrics)))
             tuples = {number: self._catalog.scopes_by(number, name, connection) for number in metrics[name]}
             places = {number: scopes.index(scope) for number, scopes in tuples.items() if scope in scopes}
@@ -363,9 +369,14 @@ class Run:
     def _layouts_of(self, name: str) -> list[Layout]:
         layouts = [layout for layout in self._catalog.layouts_of(name) if layout.id < self._extent.layouts]
         if not layouts:
+            self._check_is_on(name)
             label = catalogue_of(self.info).label
             raise UnknownSeriesError(_unknown("metric", name, {metric: label(metric) for metric in self._names()}))
         return layouts
+
+    def _check_is_on(self, name: str) -> None:
+        if setting := self.switched_off(name):
+            raise UnknownSeriesError(f"{name} is off: the run was measured with {setting}")
 
     def _column(
         self, connection: sqlite3.Connection, index: Index, layout: Layout, column: int

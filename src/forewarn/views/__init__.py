@@ -37,4 +37,12 @@ class BookendView(Protocol):
         """The run has ended; `close` follows."""
 
 
-__all__ = ["BookendView", "HistogramView", "View"]
+@runtime_checkable
+class DeliveringView(Protocol):
+    """A view that sends alerts elsewhere, which may fail."""
+
+    undelivered: str
+    """What was not delivered, and why; empty if everything was."""
+
+
+__all__ = ["BookendView", "DeliveringView", "HistogramView", "View"]

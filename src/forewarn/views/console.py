@@ -54,7 +54,7 @@ class AlertLines:
 
     def __init__(self, stream: IO[str] | None = None, verbose: bool = False) -> None:
         self._console = plain_console(stream, stderr=True)
-        self._news = News(verbose)
+        self._news = News(Severity.INFO if verbose else Severity.WARNING)
 
     def begin(self, start: RunStart) -> None:
         print_lines(self._console, start_lines(start))
@@ -74,7 +74,7 @@ class LogLines:
 
     def __init__(self, logger: str = "forewarn", verbose: bool = False) -> None:
         self._log = logging.getLogger(logger)
-        self._news = News(verbose)
+        self._news = News(Severity.INFO if verbose else Severity.WARNING)
 
     def begin(self, start: RunStart) -> None:
         self._say(logging.INFO, start_lines(start))
@@ -117,8 +117,8 @@ class News:
     A cause is shown in full. Its symptoms share a line; those that follow within `QUIET_STEPS` wait for the next line.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
-        self._lowest = Severity.INFO if verbose else Severity.WARNING
+    def __init__(self, lowest: Severity = Severity.WARNING) -> None:
+        self._lowest = lowest
         self._said: dict[str, _Saying] = {}
         """When each code was last shown."""
         self._symptoms: dict[str, _Symptoms] = {}

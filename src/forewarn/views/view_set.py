@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forewarn.types import Action, Alert, Block, Distribution, RunEnd, RunStart
-from forewarn.views import BookendView, HistogramView, View
+from forewarn.views import BookendView, DeliveringView, HistogramView, View
 
 _log = logging.getLogger("forewarn")
 
@@ -18,6 +18,7 @@ class ViewSet:
     def __init__(self, views: Sequence[View], failures: dict[str, str]) -> None:
         self._views = list(views)
         self._failures = failures
+        self._delivering = [view for view in views if isinstance(view, DeliveringView)]
 
     def show(
         self,
@@ -31,6 +32,11 @@ class ViewSet:
             if distributions and isinstance(view, HistogramView):
                 self._safely(view, view.show_histograms, step, distributions)
             self._safely(view, view.show, step, blocks, changed, taken)
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether a view could not send its last message."""
+        return any(view.undelivered for view in self._delivering)
 
     def begin(self, start: RunStart) -> None:
         bookends = [view for view in self._views if isinstance(view, BookendView)]

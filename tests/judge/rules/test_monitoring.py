@@ -1,7 +1,11 @@
 """Rules about the monitor itself."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+import forewarn
 from forewarn.types import AlertState, Reason, Severity
 from tests.judge.rules.runs import Run
 
@@ -64,3 +68,21 @@ def test_the_advice_follows_the_reason_why_a_metric_is_unavailable(reason, actio
     run.feed({"monitor/unavailable": {"gradient/global_norm": float(reason)}})
     (alert,) = run.ledger.firing
     assert [remedy.action for remedy in alert.remedies] == [action]
+
+
+def over_budget(path: Path) -> forewarn.Monitor:
+    """Any detail takes more than a billionth of the time."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with forewarn.watch(model, optimizer, path, every=10, views=[], budget=1e-9) as monitor:
+        for _ in range(510):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor
+
+
+FAULTS = {"X106": over_budget}

@@ -24,6 +24,7 @@ from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.portable_state import to_arrays
 from forewarn.measure.probe import GradientTap, ModuleTap, Pending, Probe
 from forewarn.measure.probes.gradients import GradientNorms
+from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.stepping import Stepping
 from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.step import Step
@@ -206,7 +207,7 @@ def test_it_is_named_and_says_what_it_measures(name):
 
 def test_every_probe_is_among_them():
     declared = {one for one in Probe.__subclasses__() if one.__module__.startswith("forewarn.")}
-    assert {type(probe) for probe in made().values()} == declared
+    assert {type(probe) for probe in made().values()} == declared - {RanksProbe}  # one rank cannot be compared
 
 
 @pytest.mark.parametrize("measured", [True, False])

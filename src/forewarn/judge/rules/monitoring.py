@@ -10,7 +10,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, for_cause
 from forewarn.judge.series import Panel, Series
-from forewarn.types import Finding, Reason, Severity
+from forewarn.types import Finding, Reason, RunInfo, Severity
 
 _OF_NO_CONCERN = [
     float(reason) for reason in (Reason.AVAILABLE, Reason.STEP_SKIPPED, Reason.ONE_BATCH, Reason.RANK_GRADIENT_UNSEEN)
@@ -149,6 +149,58 @@ def store_failed(failed: Series) -> Finding | None:
     is full, out of inodes, read-only or not mounted, or the directory is gone. The monitor tries again every few
     seconds, also at the start of a run. Readings wait in memory, up to 64 MB, and are stored once that works. Those
     that do not fit, or still wait when the process ends, are lost.
+
+    ## Example
+    fires: 1
+    quiet: 0
+    """
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
+
+
+@rule(
+    "X106", "detail-over-budget", reads=("monitor/detail_interval",), keep=1,
+    message=Message(
+        "Detail is measured every {value} steps, to save time", "planned every {bound} · budget {budget:%}"
+    ),
+    remedies=(
+        advise("measure_less", "Switch off what you do not look at with Measure(...)",
+               "`Measure(activations=False)` often saves most; docs/overhead.md has the cost of every family"),
+        advise("raise_budget", "Raise watch(budget=...)", "the planned interval is kept as long as the budget allows"),
+    ),
+)  # fmt: skip
+def detail_over_budget(interval: Series, info: RunInfo) -> Finding | None:
+    """Measuring in detail takes more time than `watch(budget=…)` allows, so it is done less often.
+
+    ## Why is this bad?
+    The run keeps its speed, and what is read on every step stays: loss, learning rate, gradient norm and time. But
+    rules about single tensors and layers need several detailed measurements, so they take longer to fire. The first
+    steps and those after a warning are still measured in detail.
+
+    ## Example
+    fires: 500
+    quiet: 1
+    """
+    if not interval.last > info.every:
+        return None
+    return finding(Severity.INFO, interval.last, float(info.every), budget=info.budget)
+
+
+@rule(
+    "X107", "notify-failed", reads=("monitor/notify_failed",), keep=1,
+    message=Message("Notifications are not delivered"),
+    remedies=(
+        advise("test_the_service", "Send a sample with forewarn notify --test URL",
+               "it shows whether the address and the token are right and this machine reaches the service"),
+        advise("read_the_log", "Find the name of the service in the training log",
+               "the warning there says which service failed; its URL is never written"),
+    ),
+)  # fmt: skip
+def notify_failed(failed: Series) -> Finding | None:
+    """A service did not take a notification, although it was tried several times.
+
+    ## Why is this bad?
+    Training continues and the run is stored as usual, but whoever relies on messages is not told about alerts. The
+    service is down, the token has expired, or this machine has no way to the internet. Each later alert is tried again.
 
     ## Example
     fires: 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from forewarn.measure.engine import native
 from forewarn.measure.engine.memory import is_dense
 from forewarn.measure.engine.portable import dense_values, num_elements, wide
-from forewarn.measure.engine.statistics import Numbers
+from forewarn.measure.engine.statistics import Measurement, Numbers
 
 EPSILON = 1e-12
 """Added to the weight norm of an update ratio, so that a tensor of zeros that does not move has one: 0."""
@@ -22,6 +22,9 @@ _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # the published con
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment and multipliers of SplitMix64
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LARGEST_INDEX = 2**31 - 1
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LARGEST_EXACT = 2**48
+"""Checksums are below this number: a float64 holds them exactly."""
 
 
 def fnv1a(name: str) -> int:
@@ -68,6 +71,14 @@ class _NativeGroup:
         assert self._before is not None
         return native.gather_diff(tensors, self._places, self._offsets, self._before)
 
+    def marks(self, tensors: Sequence[Tensor]) -> Numbers:
+        lengths = np.diff(self._offsets)
+        sizes = [tensor.element_size() for tensor in tensors]
+        sample = np.split(native.gather(tensors, self._places, self._offsets), np.cumsum(lengths * sizes)[:-1])
+        bits = (part.view(f"i{size}").astype(np.int64) for part, size in zip(sample, sizes, strict=True))
+        sums = [int((values * np.arange(1, len(values) + 1)).sum()) for values in bits]
+        return np.array([total % _LARGEST_EXACT for total in sums], np.float64)
+
     @property
     def num_bytes(self) -> int:
         return self._places.nbytes + (0 if self._before is None else self._before.nbytes)
@@ -97,6 +108,15 @@ class _TorchGroup:
         sums: Tensor = torch.segment_reduce(squares, "sum", lengths=self._lengths, axis=0, unsafe=True)
         return sums
 
+    def marks(self, tensors: Sequence[Tensor]) -> Numbers:
+        sample = torch.cat(self._sample(tensors))
+        bits = sample.view(_BITS[sample.element_size()]).long()
+        ends = self._lengths.cumsum(0)
+        places = torch.arange(1, len(bits) + 1, device=bits.device)
+        places -= torch.repeat_interleave(ends - self._lengths, self._lengths, output_size=len(bits))
+        sums = torch.cat([bits.new_zeros(1), (bits * places).cumsum(0)])
+        return (sums[ends] - sums[ends - self._lengths]).remainder(_LARGEST_EXACT).to(wide(bits.device))
+
     def _sample(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_flat(tensor).index_select(0, places) for tensor, places in zip(tensors, self._places, strict=True)]
 
@@ -114,9 +134,16 @@ class UpdateSampler:
     device.
     """
 
-    def __init__(self, names: Sequence[str], size: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        size: int,
+        sampled: Callable[[int, str], tuple[NDArray[np.int32], float] | None] = lambda index, name: None,
+    ) -> None:
+        """`sampled` gives the places in a shard, and the sampled share of the whole tensor; None for no shard."""
         self._names = tuple(names)
         self._size = size
+        self._sampled = sampled
         self._kinds: tuple[object, ...] = ()
         self._groups: list[_NativeGroup | _TorchGroup] = []
         self.shares: NDArray[np.float64] = np.ones(len(self._names))
@@ -146,6 +173,19 @@ class UpdateSampler:
         order = [index for group in self._groups for index in group.members]
         return order, [group.moved(_members(readable, group.members)) for group in self._groups]
 
+    def marks(self, tensors: Sequence[Tensor]) -> Numbers:
+        """A checksum of the sample of each tensor, below 2**48: equal for equal values, on every machine."""
+        readable, kinds = _looked_at(tensors)
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._prepare(tensors)
+        parts = [group.marks(_members(readable, group.members)) for group in self._groups]
+        if len(parts) == 1:
+            return parts[0]
+        order = [index for group in self._groups for index in group.members]
+        marks = Measurement(order, tuple(parts)).in_one_piece().rows
+        return marks[0] if marks else np.zeros(0)
+
     def forget(self) -> None:
         """Drop the values; nothing is compared until `remember` is called again."""
         self.remembers = False
@@ -160,12 +200,12 @@ class UpdateSampler:
     def _prepare(self, tensors: Sequence[Tensor]) -> None:
         """Draw the places."""
         kinds = [_kind(tensor) for tensor in tensors]
-        drawn = [
-            sample_indices(name, kind.num_values, self._size) for name, kind in zip(self._names, kinds, strict=True)
-        ]
-        self.shares = np.array(
-            [len(indices) / max(1, kind.num_values) for indices, kind in zip(drawn, kinds, strict=True)]
-        )
+        drawn, shares = [], []
+        for index, (name, kind) in enumerate(zip(self._names, kinds, strict=True)):
+            places, share = self._sampled(index, name) or (sample_indices(name, kind.num_values, self._size), None)
+            drawn.append(places)
+            shares.append(len(places) / max(1, kind.num_values) if share is None else share)
+        self.shares = np.array(shares)
         groups: dict[tuple[bool, torch.device | None, torch.dtype | None], list[int]] = {}
         for index, kind in enumerate(kinds):
             key = (True, None, None) if kind.native else (False, kind.device, kind.dtype)

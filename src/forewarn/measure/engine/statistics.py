@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,6 +40,22 @@ class Measurement:
     """[n × columns] each, in double precision. Rows of parts of a tensor add up to the row of the whole."""
     histograms: tuple[Numbers, ...] = ()
     """[n × 2 × bins] each: counts of negative and of positive values by the power of two of their magnitude."""
+
+    def in_one_piece(self) -> Measurement:
+        """The same statistics as tensors in the order of the inputs, which is the same on all ranks."""
+        if not len(self.order):
+            return self
+        back = torch.tensor(self.order).argsort()
+        histograms = (_joined(self.histograms, back),) if self.histograms else ()
+        return Measurement(range(len(self.order)), (_joined(self.rows, back),), histograms)
+
+
+def _joined(parts: Sequence[Numbers], back: Tensor) -> Tensor:
+    """Parts in one tensor, its rows in another order, on the device of the first part that is on one."""
+    tensors = [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
+    home = next((tensor.device for tensor in tensors if not tensor.is_cpu), torch.device("cpu"))
+    dtype = tensors[0].dtype
+    return torch.cat([tensor.to(home, dtype) for tensor in tensors])[back.to(home)]
 
 
 def in_order(order: Sequence[int], parts: Sequence[NDArray[Any]], none: NDArray[Any] = NO_ROWS) -> NDArray[Any]:

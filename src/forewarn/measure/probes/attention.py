@@ -17,6 +17,7 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import children_of, named_modules
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import Stopwatch
@@ -52,6 +53,7 @@ class AttentionProbe(Probe):
     """
 
     name = "attention"
+    on_every_rank = True
     from_modules = ("attention/entropy",)
 
     def __init__(self, model: nn.Module, stopwatch: Stopwatch) -> None:
@@ -154,7 +156,7 @@ class AttentionProbe(Probe):
             if summaries:
                 yield from _readings(tuple(summaries), arrays)
 
-        return Pending(tensors, decode)
+        return Pending(tensors, decode, [Part(How.HEADS, scope, by_unit=True) for scope in summaries])
 
 
 def _readings(layers: tuple[str, ...], sums: Sequence[Array]) -> Iterator[Reading]:

@@ -14,7 +14,9 @@ from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
+from forewarn.measure.shards import local_part
 from forewarn.measure.step import Step
 
 _MAX_VALUES = 2**14
@@ -38,6 +40,7 @@ class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
 
     name = "batch"
+    on_every_rank = True
     provides = (GivenTargets,)
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,8 +74,8 @@ class BatchProbe(Probe):
 
     def _entering(self, name: str) -> Any:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensor = args[0] if args else None
-            if self._scale is None and isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            tensor = local_part(args[0]) if args and isinstance(args[0], Tensor) else None
+            if self._scale is None and tensor is not None and tensor.is_floating_point() and tensor.numel():
                 values = _sample(tensor)
                 self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean().sqrt()])
 
@@ -87,7 +90,12 @@ class BatchProbe(Probe):
         step.provide(GivenTargets(targets is not None))
         if scale is None:
             self._layer = ""  # another layer may come first now
-        tensors = [tensor for tensor in (scale, fingerprint, targets) if tensor is not None]
+        parts = {
+            Part(How.MEAN, f"scale {layer}"): scale,
+            Part(How.OWN, "fingerprint"): fingerprint,
+            Part(How.TARGETS, "targets", once=True): targets,
+        }
+        given = {part: tensor for part, tensor in parts.items() if tensor is not None}
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             waiting = list(arrays)
@@ -103,7 +111,7 @@ class BatchProbe(Probe):
             if targets is not None:
                 yield from target_readings(waiting.pop(0))
 
-        return Pending(tensors, decode) if tensors else None
+        return Pending(list(given.values()), decode, list(given)) if given else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": list(self._before)}

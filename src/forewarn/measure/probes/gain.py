@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forewarn.measure.engine import COLUMNS, Numbers, measure
 from forewarn.measure.forward import differentiable, hookable_modules
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import ONE, Array, GradientTap, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.gradients import GradientNorms
@@ -43,6 +44,7 @@ class GainProbe(Probe):
     """
 
     name = "gain"
+    on_every_rank = True
     from_modules = ("gain/block",)
 
     def __init__(self, parameter_index: ParameterIndex, blocks: str, window: int) -> None:
@@ -85,7 +87,7 @@ class GainProbe(Probe):
             if len(self._modules) < len(self._names):
                 step.unavailable("gain/block", Reason.COMPILED)
 
-        return Pending([row for _, _, row in reached], decode)
+        return Pending([row for _, _, row in reached], decode, [Part(How.ROWS)] * len(reached))
 
     def state_dict(self) -> dict[str, Any]:
         return {"means": list(self._means)}

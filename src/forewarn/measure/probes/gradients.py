@@ -21,10 +21,12 @@ from forewarn.measure.engine import Numbers, norms
 from forewarn.measure.engine.norms import Norm, norm_of_all
 from forewarn.measure.foreign_clipping import ForeignClipping
 from forewarn.measure.gradient_writes import EarlierGradients, GradientWriteDetector
+from forewarn.measure.over_ranks import OWN, How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import FoundScaler, Stepping, present_scale
 from forewarn.measure.rank_gradient import RankGradient
+from forewarn.measure.shards import local_part, own_share_of_norm
 from forewarn.measure.step import Step
 from forewarn.measure.tensor_reader import Statistics, TensorReader, Visit, power_of_two
 from forewarn.types import Reason
@@ -72,6 +74,7 @@ class GradientProbe(Probe):
     """
 
     name = "gradients"
+    on_every_rank = True
     provides = (GradientNorms,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: (
@@ -119,7 +122,10 @@ class GradientProbe(Probe):
         if norm is None:
             self._declared_limit = float(max_norm)
             return
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # the norm of shards
+        rank = self._parameter_index.rank
+        whole = norm if rank is None else own_share_of_norm(norm, rank)
+        if hasattr(whole, "full_tensor"):
+            whole = whole.full_tensor()  # one process, which holds all shards
         if self._clip is not None:
             self._accumulation.drop()  # clipping between two passes hides how the norm grows
         self._clip_norm = _unscaled(whole, self._loss_scale())
@@ -139,14 +145,13 @@ class GradientProbe(Probe):
         if step.measured:
             parameters = self._parameter_index.parameters
             for index in range(self._parameter_index.num_optimizers):
-                filled = [
-                    parameter
+                filled = {
+                    parameter: gradient
                     for parameter in (parameters[place] for place in self._parameter_index.of(index))
-                    if (gradient := parameter.grad) is not None
-                    and gradient.numel()
+                    if (gradient := self._gradient(parameter)) is not None
                     and parameter.requires_grad  # a frozen parameter keeps its old gradient
-                ]
-                present = norms([parameter.grad for parameter in filled]) if filled else []
+                }
+                present = norms(list(filled.values())) if filled else []
                 of_passes = self._left_over.setdefault(index, [])
                 is_earlier = [self._earlier.has(parameter, is_first_pass=not of_passes) for parameter in filled]
                 left_over = list(compress(present, is_earlier))
@@ -154,6 +159,8 @@ class GradientProbe(Probe):
                 self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
 
     def gradient_taps(self) -> Sequence[GradientTap]:
+        if not self._parameter_index.records:
+            return ()
         is_first = not self._accumulation.is_under_way
         return self._rank.follow(self._parameter_index.live) if is_first and not self._accumulation.expected else ()
 
@@ -164,10 +171,11 @@ class GradientProbe(Probe):
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
         live = self._parameter_index.live()
-        gradients = {
+        read = _gradient_of if self._parameter_index.rank is None else self._gradient
+        gradients: dict[int, Tensor] = {
             key: gradient
             for key, parameter in live.items()
-            if (gradient := parameter.grad) is not None and gradient.numel()
+            if (gradient := read(parameter)) is not None and gradient.numel()
         }
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
@@ -182,6 +190,13 @@ class GradientProbe(Probe):
                 self._accumulation.keep(everything, self._rank.norms(gradients), scale)
         if not self._clipped_last_step:
             self._latest, self._latest_scale = norm_of, scale
+
+    def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """The gradient of a parameter, or the part that this rank reads; None if there is none, or it is empty."""
+        gradient = parameter.grad
+        if gradient is not None and self._parameter_index.rank is not None:
+            gradient = local_part(gradient) if self._parameter_index.reads(parameter) else None
+        return None if gradient is None or not gradient.numel() else gradient
 
     def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Whether the gradients of these parameters are complete and come from this step alone.
@@ -222,14 +237,14 @@ class GradientProbe(Probe):
         self._stepped.add(index)
         if index in step.unseen:  # it has to be read now, after any clipping
             parameters = self._parameter_index.parameters
-            gradients = [parameters[place].grad for place in self._parameter_index.of(index)]
-            own = norms([gradient for gradient in gradients if gradient is not None and gradient.numel()])
+            held = [parameters[place] for place in self._parameter_index.of(index)]
+            own = norms([gradient for parameter in held if (gradient := self._gradient(parameter)) is not None])
             loss_scale = None
         else:
             loss_scale = self._latest_scale
             latest = (self._latest.get(id(parameter)) for parameter in self._parameters_of(index))
             own = [norm for norm in latest if norm is not None] if self._latest else []
-        if own:
+        if own or not self._parameter_index.records:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
             self._used[index] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
@@ -255,16 +270,23 @@ class GradientProbe(Probe):
         self._stepped = set()
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
-        names = self._parameter_index.names
+        names, is_sharded = self._parameter_index.names, self._parameter_index.is_sharded
         names_of = self._parameter_index.optimizer_names() if used else ()
+        of_shards = How.L2 if is_sharded else How.OWN
         tensors: list[Numbers] = [] if norm is None else [_number(norm)]
+        parts = [] if norm is None else [Part(of_shards, "gradient/global_norm", is_sharded)]
         tensors += [_number(own_norm) for own_norm in used.values()]
-        for pass_norms in [*residual, *left_over.values()]:
+        parts += [Part(of_shards, f"gradient/optimizer_norm {index}", is_sharded) for index in used]
+        for number, pass_norms in enumerate([*residual, *left_over.values()]):
             tensors += map(_number, pass_norms)
+            parts += [Part(of_shards, f"left {number} {nth}", is_sharded) for nth, _ in enumerate(pass_norms)]
         tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
+        parts += [] if passes.first is None else [OWN]
         for gradients in measured:
             tensors += gradients.visit.tensors
+            parts += gradients.visit.parts("gradient")
             tensors += [] if gradients.scale is None else [gradients.scale.detach().clone().reshape(())]
+            parts += [] if gradients.scale is None else [OWN]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
@@ -316,13 +338,14 @@ class GradientProbe(Probe):
             elif reason is Reason.AFTER_CLIPPING:
                 yield Reading("gradient/global_norm_clipped", ONE, before)
             if statistics is not None:
-                norms = yield from self._details(statistics, measured, names)
+                absent = np.isnan(statistics.rows[:, 0]) if is_sharded else np.ones(len(names), bool)
+                norms = yield from self._details(statistics, measured, names, absent)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
-                step.provide(GradientNorms(norms, missing))
+                step.provide(GradientNorms(norms, missing & absent))
             elif step.measured:
                 step.provide(GradientNorms.of_nothing(names))
 
-        return Pending(tensors, decode)
+        return Pending(tensors, decode, parts)
 
     def _norm_from_backward(self) -> Norm | None:
         if self._used:
@@ -330,9 +353,9 @@ class GradientProbe(Probe):
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(
-        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...]
+        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...], absent: NDArray[np.bool_]
     ) -> Generator[Reading | Histograms, None, Array]:
-        """Yield the readings of each tensor; return the gradient norms."""
+        """Yield the readings of each tensor; return the gradient norms. Another rank may hold what is missing here."""
         norms = np.full(len(names), np.nan)
         for reading in statistics.readings("gradient", names):
             if reading.name == "gradient/norm" and isinstance(reading, Reading):
@@ -341,7 +364,7 @@ class GradientProbe(Probe):
         missing = np.zeros(len(names), np.float32)
         for gradients in measured:
             missing[gradients.which] = gradients.missing
-        yield Reading("gradient/missing", names, missing)
+        yield Reading("gradient/missing", names, missing * absent)
         for name, value in spread(norms, "grad_").items():
             yield Reading(f"monitor/{name}", ONE, value)
         return norms
@@ -380,17 +403,19 @@ class GradientProbe(Probe):
 
     def _measure(self, index: int, scale: Any) -> None:
         which, parameters = self._parameter_index.of(index), self._parameter_index.parameters
-        gradients = list(map(_gradient_of, parameters))
+        gradients: Sequence[Tensor | None] = list(map(_gradient_of, parameters))
         self._missing = np.array([gradient is None for gradient in gradients], bool)
         missing = self._missing[which]
         for position in np.flatnonzero(missing):
             missing[position] = parameters[which[position]].requires_grad
+        shards = self._parameter_index.shards
+        gradients = gradients if shards is None else shards.gradients(gradients)
         own = (
             gradients
             if np.array_equal(which, np.arange(len(gradients)))
             else [gradients[position] for position in which]
         )
-        visit = self._reader.read(own)
+        visit = self._reader.read(own, self._parameter_index.is_sharded)
         self._measured[index] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
 
     def _loss_scale(self) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
 from forewarn.measure.loss_graph import LossGraph
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.batch import GivenTargets, count_targets, target_readings
 from forewarn.measure.step import Step
@@ -52,6 +54,7 @@ class LogitsProbe(Probe):
     """
 
     name = "logits"
+    on_every_rank = True
     needs: Mapping[type, Sequence[str]] = {GivenTargets: (), LossGraph: ()}
     from_modules = ("activation/log_z",)
 
@@ -131,7 +134,7 @@ class LogitsProbe(Probe):
         self._failure = error
 
     def collect(self, step: Step) -> Pending | None:
-        total, rows, shift, targets = self._total, self._rows, self._shift, self._targets
+        total, seen, shift, targets = self._total, self._rows, self._shift, self._targets
         self._total, self._rows, self._shift, self._targets = None, 0, None, None
         failure, self._failure = self._failure, None
         given, graph = step.get(GivenTargets), step.get(LossGraph)
@@ -143,7 +146,8 @@ class LogitsProbe(Probe):
         is_directed = self._is_directed
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            (of_rows, of_values, num_targets, num_reversed), (log_z, probabilities), counted = arrays
+            (of_rows, of_values, num_targets, num_reversed), (log_z, probabilities), counted, num_rows = arrays
+            rows = float(num_rows)
             is_softmax = of_values > 0 and of_rows <= _TOLERANCE * of_values and not other_loss
             names_one = of_values > 0 and abs(of_rows - of_values) <= _TOLERANCE * of_values
             if is_softmax:
@@ -156,7 +160,8 @@ class LogitsProbe(Probe):
             if is_shown and not (given is not None and given.were_given):
                 yield from target_readings(counted)
 
-        return Pending([shift, total, targets], decode)
+        parts = [Part(How.SUM), Part(How.SUM), Part(How.TARGETS, once=True), Part(How.SUM)]
+        return Pending([shift, total, targets, np.array(float(seen))], decode, parts)
 
 
 def output_logits(output: Any) -> Tensor | None:
@@ -167,6 +172,8 @@ def output_logits(output: Any) -> Tensor | None:
 
 
 def _may_be_logits(tensor: Tensor) -> bool:
+    if hasattr(tensor, "to_local"):  # its rows may be divided between ranks
+        return False
     rows = tensor.dim() >= 2 and tensor.shape[-1] >= 2 and not tensor.is_nested and tensor.numel() > 0
     return rows and tensor.is_floating_point() and tensor.grad_fn is not None
 

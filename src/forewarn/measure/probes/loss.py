@@ -14,6 +14,7 @@ from forewarn.catalogue import Catalogue
 from forewarn.measure.engine import Numbers
 from forewarn.measure.loss_course import LossCourse
 from forewarn.measure.loss_graph import LossGraph, loss_graph
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.metrics import BUILT_IN
@@ -38,6 +39,7 @@ class LossProbe(Probe):
     """
 
     name = "loss"
+    on_every_rank = True
     provides = (EpochLoss, LossGraph)
 
     def __init__(self, decay: float | None) -> None:
@@ -69,13 +71,14 @@ class LossProbe(Probe):
             for name, value in zip(values, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
                 if name == "loss":
-                    as_stored = float(np.float32(value))
+                    with np.errstate(over="ignore"):
+                        as_stored = float(np.float32(value))
                     for metric, reading in self.course.add(as_stored).items():
                         yield Reading(metric, ONE, reading)
             if graph is not None:
                 yield Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice))
 
-        return Pending(list(values.values()), decode)
+        return Pending(list(values.values()), decode, [Part(How.MEAN, name, each=name == "loss") for name in values])
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course

@@ -13,6 +13,7 @@ from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.layers import is_leaf
 from forewarn.measure.nested import nested_tensors
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -28,6 +29,7 @@ class RepresentationProbe(Probe):
     """
 
     name = "representation"
+    on_every_rank = True
     from_modules = ("activation/effective_rank",)
 
     def __init__(self, parameter_index: ParameterIndex) -> None:
@@ -82,7 +84,7 @@ class RepresentationProbe(Probe):
             yield Reading("activation/row_cosine", scope, arrays[0])
             yield Reading("activation/effective_rank", scope, arrays[1])
 
-        return Pending([cosine, rank], decode)
+        return Pending([cosine, rank], decode, [Part(How.MEAN)] * 2)
 
     def state_dict(self) -> dict[str, Any]:
         return {"head": self._head}

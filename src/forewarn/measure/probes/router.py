@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forewarn.measure.engine import Numbers
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import clean_name, named_modules, unwrapped
 from forewarn.measure.nested import nested_tensors
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.types import Reason
@@ -45,6 +47,7 @@ class RouterProbe(Probe):
     """
 
     name = "router"
+    on_every_rank = True
     from_modules = ("router/load_share",)
 
     def __init__(self, model: nn.Module, pattern: str, top_k: int) -> None:
@@ -100,26 +103,28 @@ class RouterProbe(Probe):
             return None
         if routed or not self.module_taps():
             step.unavailable("router/load_share", Reason.AVAILABLE if routed else Reason.COMPILED)
-        tensors = [torch.cat([router.entropy.reshape(1), router.loads]) for router in routed.values()]
+        tensors: list[Numbers] = [torch.cat([router.entropy.reshape(1), router.loads]) for router in routed.values()]
+        tensors += [np.array(float(router.tokens)) for router in routed.values()]
+        parts = [Part(How.SUM, f"{what} {name}", once=True) for what in ("loads", "tokens") for name in routed]
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             if not routed:
                 return
-            tokens = [router.tokens for router in routed.values()]
+            loads, tokens = arrays[: len(routed)], list(map(float, arrays[len(routed) :]))
             yield Reading(
                 "router/load_share",
                 tuple(
                     f"{name}.expert_{expert}"
-                    for name, sums in zip(routed, arrays, strict=True)
+                    for name, sums in zip(routed, loads, strict=True)
                     for expert in range(len(sums) - 1)
                 ),
-                np.concatenate([sums[1:] / sums[1:].sum() for sums in arrays]),
+                np.concatenate([sums[1:] / sums[1:].sum() for sums in loads]),
             )
-            entropies = [sums[0] / count / math.log(len(sums) - 1) for sums, count in zip(arrays, tokens, strict=True)]
+            entropies = [sums[0] / count / math.log(len(sums) - 1) for sums, count in zip(loads, tokens, strict=True)]
             yield Reading("router/entropy", tuple(routed), entropies)
             yield Reading("router/tokens", tuple(routed), tokens)
 
-        return Pending(tensors, decode)
+        return Pending(tensors, decode, parts)
 
 
 def router_logits(output: Any) -> Tensor | None:

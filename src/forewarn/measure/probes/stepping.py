@@ -66,6 +66,7 @@ class SteppingProbe(Probe):
     """
 
     name = "stepping"
+    on_every_rank = True
     provides = (Stepping, FoundScaler)
 
     def __init__(self, optimizers: Sequence[Optimizer], scaler: Any) -> None:

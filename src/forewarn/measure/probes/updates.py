@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.measure.aggregates import spread
-from forewarn.measure.engine import UpdateSampler, in_order, looked_at
+from forewarn.measure.engine import Measurement, UpdateSampler, in_order, looked_at
 from forewarn.measure.engine.sampling import EPSILON
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.gradients import GradientNorms
@@ -97,6 +98,7 @@ class UpdateProbe(Probe):
     """
 
     name = "updates"
+    on_every_rank = True
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {
         Stepping: _UPDATES,
@@ -107,19 +109,31 @@ class UpdateProbe(Probe):
         self._parameter_index = parameter_index
         self._sample_size = sample_size
         self._version = parameter_index.version
-        self._sampler = UpdateSampler(parameter_index.names, sample_size)
+        self._sampler = self._new_sampler()
         self._rates = np.full(len(parameter_index.names), np.nan)
         self._reached: set[int] = set()
         """The ids of the parameters in no optimizer that got a gradient."""
+        self._missing = np.zeros(0, bool)
+        """Per tensor: whether it had no gradient when an optimizer stepped; used if gradients are not measured."""
+
+    def _new_sampler(self) -> UpdateSampler:
+        return UpdateSampler(self._parameter_index.names, self._sample_size, self._sampled)
+
+    def _sampled(self, index: int, name: str) -> tuple[NDArray[np.int32], float] | None:
+        """The sampled places of the shard that this rank reads; None for a whole parameter."""
+        shards = self._parameter_index.shards
+        shard = None if shards is None else shards.of[index]
+        is_whole = shard is None or (shard.is_read and not shard.is_divided)
+        return None if shard is None or is_whole else shard.sampled(name, self._sample_size)
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         if not step.measured:
             return
         if self._version != self._parameter_index.version:
             self._version = self._parameter_index.version
-            self._sampler = UpdateSampler(self._parameter_index.names, self._sample_size)
+            self._sampler = self._new_sampler()
         if not self._sampler.remembers:
-            self._sampler.remember(self._parameter_index.parameters)
+            self._sampler.remember(self._parameter_index.weights())
         self._rates = learning_rates(self._parameter_index)
         self._see_gradients()
 
@@ -128,6 +142,9 @@ class UpdateProbe(Probe):
             self._see_gradients()
 
     def _see_gradients(self) -> None:
+        if GradientNorms not in self.needs:
+            parameters = self._parameter_index.parameters
+            self._missing = np.array([parameter.grad is None for parameter in parameters], bool)
         for index in np.flatnonzero(self._parameter_index.groups() < 0).tolist():
             parameter = self._parameter_index.parameters[index]
             if parameter.grad is not None:
@@ -137,15 +154,20 @@ class UpdateProbe(Probe):
         if not step.measured:
             self._sampler.forget()
             return None
-        weights = looked_at(self._parameter_index.parameters)
+        weights = looked_at(self._parameter_index.weights())
         step.provide(WeightsLookedAt(weights))
         order, sums = self._sampler.moved(weights)
         self._sampler.forget()
         names, shares = self._parameter_index.names, self._sampler.shares
+        are_gradients_measured, missing = GradientNorms in self.needs, self._missing
+        if len(missing) != len(names) or self._parameter_index.is_sharded:  # no step yet; another rank may hold them
+            missing = np.zeros(len(names), bool)
         obstacles = Obstacles.of(self._parameter_index, self._rates, self._reached)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
+            if not are_gradients_measured:
+                gradients = GradientNorms(np.full(len(names), np.nan), missing)
             if stepping is None or gradients is None:
                 return
             ratios, norms, weight_norms = update_ratios(order, arrays, shares)
@@ -157,13 +179,21 @@ class UpdateProbe(Probe):
             resting = self._held_by(stepping.resting)
             yield Reading("update/ratio", names, ratios)
             yield Reading("update/norm", names, norms)
-            estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
-            yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
-            yield Reading("update/stopped_by", names, np.where(resting & ~on_purpose, np.nan, stopped_by))
+            unknown = resting & ~on_purpose
+            if are_gradients_measured:
+                estimates = obstacles.rates * gradients.norms / (weight_norms + EPSILON)
+                yield Reading("update/ratio_estimate", names, np.where(np.isnan(ratios), np.nan, estimates))
+            else:  # the gradient may be zero
+                unknown |= (stopped_by == FrozenCause.MOVING.value) & ~(norms > 0)
+            yield Reading("update/stopped_by", names, np.where(unknown, np.nan, stopped_by))
             for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
 
-        return Pending(sums, decode)
+        if not self._parameter_index.is_sharded:
+            return Pending(sums, decode)
+        moved = Measurement(order, tuple(sums)).in_one_piece()
+        order = moved.order
+        return Pending(moved.rows, decode, [Part(How.SUM, "update/ratio", is_sharded=True) for _ in moved.rows])
 
     def _held_by(self, optimizers: Sequence[int]) -> NDArray[np.bool_]:
         """Which tensors belong to these optimizers."""

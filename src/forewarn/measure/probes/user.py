@@ -7,18 +7,22 @@ from typing import Any
 
 from torch import Tensor
 
-from forewarn.catalogue import Catalogue
+from forewarn.catalogue import Catalogue, Reduce
 from forewarn.measure.engine import Numbers
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import as_scalar, check_name
 from forewarn.measure.step import Step
 from forewarn.metrics import BUILT_IN
+
+_HOW = {Reduce.SUM: How.SUM, Reduce.MIN: How.MIN, Reduce.MAX: How.MAX, Reduce.L2: How.L2}
 
 
 class UserProbe(Probe):
     """Values passed to `monitor.log` since the last step; tensors are transferred with everything else."""
 
     name = "user"
+    on_every_rank = True
 
     def __init__(self, catalogue: Catalogue = BUILT_IN) -> None:
         self._catalogue = catalogue
@@ -41,7 +45,13 @@ class UserProbe(Probe):
                 scopes = tuple(scope for logged_name, scope in logged if logged_name == name)
                 yield Reading(name, scopes, [values[name, scope] for scope in scopes])
 
-        return Pending(list(logged.values()), decode)
+        parts = [Part(self._how(name), f"{name} {scope}") for name, scope in logged]
+        return Pending(list(logged.values()), decode, parts)
+
+    def _how(self, name: str) -> How:
+        """How values that all ranks have logged become one; a value of one rank stays as it is."""
+        metric = self._catalogue.find(name)
+        return _HOW.get(metric.reduce, How.MEAN) if metric is not None else How.MEAN
 
     def state_dict(self) -> dict[str, Any]:
         return {"given": [[name, scope, value] for (name, scope), value in self._given.items()]}

@@ -17,6 +17,7 @@ class WeightProbe(Probe):
     """`weight/…` per tensor, with histograms if `reader` reads them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
+    on_every_rank = True
     needs: Mapping[type, Sequence[str]] = {WeightsLookedAt: ()}
 
     def __init__(self, parameter_index: ParameterIndex, reader: TensorReader) -> None:
@@ -27,12 +28,13 @@ class WeightProbe(Probe):
         if not step.measured:
             return None
         provided = step.get(WeightsLookedAt)
-        names, parameters = self._parameter_index.names, self._parameter_index.parameters
-        visit = self._reader.read(parameters if provided is None else provided.weights)
+        names = self._parameter_index.names
+        weights = self._parameter_index.weights() if provided is None else provided.weights
+        visit = self._reader.read(weights, self._parameter_index.is_sharded)
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             statistics = visit.decode(list(arrays))
             yield from statistics.readings("weight", names)
             yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(statistics.rows[:, 2])))
 
-        return Pending(visit.tensors, decode)
+        return Pending(visit.tensors, decode, visit.parts("weight"))

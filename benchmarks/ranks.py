@@ -1,0 +1,147 @@
+"""What several ranks cost: time and bytes of a measured step against the number of tensors and of ranks.
+
+`python -m benchmarks.ranks --out docs/scaling.md` runs FSDP2 on the CPU with 1, 2 and 4 processes, in which every
+tensor is sharded, and computes from that what larger runs send.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import spawn
+
+import forewarn
+
+TENSORS = (100, 1000, 3000)
+RANKS = (1, 2, 4)
+STEPS = 8
+SIDE = 32
+LARGE = {"7B": 291}
+"""Number of tensors of a model with 32 blocks of 9 tensors, an embedding, a norm and a head."""
+LARGE_RANKS = (64, 1024)
+WORD_BYTES = 8 * 39
+"""The first message of a step from each rank."""
+
+
+class Many(nn.Module):
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(SIDE, SIDE) / SIDE) for _ in range(num))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.stack(list(self.weights)).mean(0)
+
+
+def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+    torch.manual_seed(0)
+    model: Any = fully_shard(Many(num_tensors))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    exchange = monitor._exchange
+    sent, spent = [0], [0.0]
+    for _ in range(STEPS):
+        loss = model(torch.ones(4, SIDE)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+        if exchange is not None and exchange._latest is not None:
+            exchange._latest.done.wait(60)  # so that each step's own cost is seen
+            sent.append(exchange.bytes_sent)
+            spent.append(exchange.thread_seconds)
+    monitor.close()
+    if rank == 0:
+        with forewarn.open_run(f"{folder}/run") as run:
+            share, seconds = (
+                run.series(name).values.tolist() for name in ("monitor/overhead_share", "speed/step_seconds")
+            )
+        own = [a * b for a, b in zip(share, seconds, strict=True)]
+        result = {
+            "main": median(own[2:]) * 1e3,
+            "thread": median(b - a for a, b in pairwise(spent)) * 1e3 if sent[1:] else 0.0,
+            "bytes": sent[-1] - sent[-2] if sent[1:] else 0,
+        }
+        Path(folder, "result.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def measured(num_ranks: int, num_tensors: int) -> dict[str, Any]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(work, (num_ranks, store.port, num_tensors, folder), nprocs=num_ranks)
+        result: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())
+    return result
+
+
+def page(results: Sequence[tuple[int, int, dict[str, Any]]]) -> str:
+    per_tensor = max(result["bytes"] / num_tensors for ranks, num_tensors, result in results if ranks > 1)
+    rows = "".join(
+        f"| {tensors:,} | {ranks} | {result['main']:.1f} | {result['thread']:.1f} | {result['bytes'] / 1e3:,.0f} |\n"
+        for ranks, tensors, result in results
+    )
+    computed = "".join(
+        f"| {name} | {ranks:,} | {num * per_tensor / 1e3:,.0f} | {ranks * WORD_BYTES / 1e3:,.0f} |\n"
+        for name, num in LARGE.items()
+        for ranks in LARGE_RANKS
+    )
+    return f"""# What several ranks cost
+
+`python -m benchmarks.ranks --out docs/scaling.md` writes this page. How ranks are combined is in [ranks](ranks.md).
+
+## Measured
+
+FSDP2 with gloo on a CPU of two cores that had other work to do, float32, all tensors of {SIDE} × {SIDE} values, all of
+them sharded, all metrics on, the median of the last steps. Four ranks share two cores: their times are upper limits.
+
+- Main thread: what the monitor takes from the training on a measured step, with recording and judging. One rank has
+  no exchange, but is slower: its DTensors are read by torch operations, not by the native library as local shards are.
+- Thread: processor time of the background thread.
+- Sent: what a rank hands to the exchange on a measured step, with sampled histograms: rows, counts and samples.
+
+| tensors | ranks | main thread, ms | thread, ms | sent, kB |
+|---|---|---|---|---|
+{rows}
+An unmeasured step sends {WORD_BYTES} bytes per rank.
+
+## Computed from these
+
+What is sent on a measured step depends on the number of tensors only, not on their size or on the number of ranks:
+{per_tensor / 1e3:.1f} kB per tensor, of which 2 kB are histograms (`Measure(histograms="off")` saves them). A ring
+reduction moves about twice that over each rank's connection. The first message of every step comes from each rank to
+all of them. Nothing here was run.
+
+| model | ranks | sent on a measured step, kB | received on every step, kB |
+|---|---|---|---|
+{computed}"""
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), default=None)
+def main(out: Path | None) -> None:
+    results = []
+    for num_tensors in TENSORS:
+        for num_ranks in RANKS:
+            results.append((num_ranks, num_tensors, measured(num_ranks, num_tensors)))
+            click.echo(f"{num_tensors} tensors, {num_ranks} ranks: {results[-1][2]}")
+    if out is not None:
+        out.write_text(page(results))
+
+
+if __name__ == "__main__":
+    main()

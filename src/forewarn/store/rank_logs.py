@@ -1,0 +1,144 @@
+"""What each rank of a distributed run leaves behind: `ranks/rank-1.json`, a record of fixed size, kept up to date."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from forewarn.codec import Noun
+from forewarn.files import read_regular
+from forewarn.store.plain import decoded, encoded
+
+FOLDER = "ranks"
+_NAME = re.compile(r"rank-(\d{1,7})\.json")
+_NUM_BYTES = 2048
+_MOST_LOGS = 1 << 16
+_MOST_CHARACTERS = 200
+_MOST_ENDS = 8
+
+_log = logging.getLogger("forewarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog(Noun):
+    """How far a rank came, and what it saw of the others."""
+
+    rank: int
+    step: int = -1
+    """The last step that it completed and exchanged."""
+    time: float = 0.0
+    """When that was, in seconds since the epoch."""
+    end: str = ""
+    """Why its monitor was closed; empty if it was not."""
+    ended: float = 0.0
+    saw_end: Mapping[str, float] = field(default_factory=dict)
+    """When it noticed that the processes of other ranks had ended."""
+
+
+class RankLogWriter:
+    """Keeps the log of one rank. It may be called from any thread, and never raises because of the disk."""
+
+    def __init__(self, rank: int, flush: Callable[[], None] | None = None) -> None:
+        """`flush` saves the rest of the run as soon as another rank has ended: this process may be the next."""
+        self._log = RankLog(rank)
+        self._flush = flush
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def begin(self, directory: Path, num_ranks: int) -> None:
+        """Start the log in the directory of a run."""
+        folder = directory / FOLDER
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(folder / f"rank-{self._log.rank}.json", flags, 0o666)
+            if self._log.rank == 0:
+                delete_rank_logs(directory, at_least=num_ranks)  # of an earlier start with more ranks
+        except OSError as error:
+            _log.warning("rank %d keeps no log in %s: %s", self._log.rank, folder, error.strerror)
+            return
+        weakref.finalize(self, os.close, self._descriptor)
+        self._write()
+
+    def completed(self, step: int) -> None:
+        self._log = replace(self._log, step=step, time=time.time())
+        self._write()
+
+    def saw_end(self, ranks: Sequence[int]) -> None:
+        """The processes of other ranks have ended; which of them was first is unknown if there are several."""
+        if len(self._log.saw_end) < _MOST_ENDS:
+            now = dict.fromkeys(map(str, ranks[:_MOST_ENDS]), time.time())
+            self._log = replace(self._log, saw_end={**now, **self._log.saw_end})
+            self._write()
+        if self._flush is not None:
+            self._flush()
+
+    def close(self, reason: str) -> None:
+        if not self._log.end:
+            self._log = replace(self._log, end=reason[:_MOST_CHARACTERS] or "closed", ended=time.time())
+            self._write()
+
+    def _write(self) -> None:
+        if self._descriptor is None or os.getpid() != self._process:
+            return
+        with self._lock:
+            content = encoded(self._log.to_json()).encode(errors="replace")
+            try:
+                os.lseek(self._descriptor, 0, os.SEEK_SET)
+                os.write(self._descriptor, content.ljust(_NUM_BYTES - 1) + b"\n")
+            except OSError:  # a full disk; the run itself reports it
+                self._descriptor = None
+
+
+def rank_logs(directory: Path) -> list[RankLog]:
+    """The logs of all ranks of a run; damaged ones are left out."""
+    logs = []
+    for path in _paths(directory):
+        try:
+            logs.append(RankLog.from_json(decoded(read_regular(path, 4 * _NUM_BYTES).decode())))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return sorted(logs, key=lambda log: log.rank)
+
+
+def first_to_end(directory: Path) -> list[RankLog]:
+    """The rank whose process ended first, or whose monitor was closed first: none if no end was noticed.
+
+    Several if their ends were noticed at the same time.
+    """
+    logs = rank_logs(directory)
+    noticed: dict[int, float] = {}
+    for log in logs:
+        for rank, when in log.saw_end.items():
+            noticed[int(rank)] = min(when, noticed.get(int(rank), when))
+    ends = [(log.ended if log.end else noticed[log.rank], log) for log in logs if log.end or log.rank in noticed]
+    first = min((when for when, _ in ends), default=0.0)
+    return [log for when, log in ends if when == first]
+
+
+def delete_rank_logs(directory: Path, at_least: int = 0) -> None:
+    """Delete the logs of the ranks from `at_least` on."""
+    for path in _paths(directory):
+        if int(path.stem.removeprefix("rank-")) >= at_least:
+            path.unlink(missing_ok=True)
+    if not at_least and (directory / FOLDER).is_dir() and not any((directory / FOLDER).iterdir()):
+        (directory / FOLDER).rmdir()
+
+
+def _paths(directory: Path) -> Iterator[Path]:
+    try:
+        entries = os.scandir(directory / FOLDER)
+    except OSError:
+        return
+    with entries:
+        for _, entry in zip(range(_MOST_LOGS), entries, strict=False):
+            if _NAME.fullmatch(entry.name):
+                yield Path(entry.path)
