@@ -61,9 +61,8 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
-    RankThresholds,
-    AnomalyThresholds, ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
-    TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
+    RankThresholds, AnomalyThresholds, ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds,
+    ActivationThresholds, TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
     InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
     EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
     LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,

@@ -97,7 +97,7 @@ class Rule:
         self, step: int, history: History, settings: Settings | None, info: RunInfo, new: Iterable[str] = ()
     ) -> list[Finding]:
         """The findings in the newest readings; for a rule about a pattern, in those of the `new` metrics."""
-        return self.judging(settings, info)(step, history, new)
+        return self.judging(settings, info)(step, history, new) or []
 
     def judging(self, settings: Settings | None, info: RunInfo) -> Judging:
         """The same as a function of step, history and `new` metrics; everything else is looked up beforehand."""

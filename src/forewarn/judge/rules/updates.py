@@ -127,10 +127,11 @@ def update_ratio_high(
 
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. One that starts much smaller than usual,
-    such as the head of a policy, is compared with the usual size: a step that doubles it changes little. The first steps of Adam are its largest. So
-    the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
-    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress,
-    unless the learning rate is above every declared one: that was not meant.
+    such as the head of a policy, is compared with the usual size: a step that doubles it changes little.
+
+    The first steps of Adam are its largest. So the limits are wider during the first steps, and nothing fires then
+    while the loss falls. With SGD, whose steps shrink with the gradients, the loss gets ten steps to begin. Later it is
+    information while the loss makes progress, unless the learning rate is above every declared one: that was not meant.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3

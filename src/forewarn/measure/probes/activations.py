@@ -36,7 +36,7 @@ _QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
 
 
 class ActivationProbe(Probe):
-    """`activation/…` per leaf module; each output is read once, as the module returns it, and not kept."""
+    """`activation/…` per module that computes something itself; each output is read once, as the module returns it."""
 
     name = "activations"
     only_measured = True

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
+from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
@@ -24,8 +26,8 @@ _MAX_VALUES = 2**14
 _WEIGHTS = 97
 """Values are weighted by their place modulo this prime, so that another order gives another sum."""
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers whose first input is the batch as the model sees it, after any scaling in `forward`."""
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
+"""Layers of torch that multiply their input with a matrix, whatever it is parametrized by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class BatchProbe(Probe):
             self._taps = [
                 ModuleTap(module, entered=self._entering(name))
                 for name, module in modules.items()
-                if isinstance(module, _LAYERS) and self._layer in ("", name)
+                if self._layer in ("", name) and multiplies_input(module)
             ]
         return self._taps
 
@@ -125,6 +127,20 @@ class BatchProbe(Probe):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before = tuple(float(number) for number in state["before"])
+
+
+def multiplies_input(module: nn.Module) -> bool:
+    """Whether a module multiplies its input with a matrix of its own.
+
+    The first to run sees the batch as the model does, after any scaling in `forward`. A model with a matrix beside its
+    layers, such as one of positions, leaves that to the first layer.
+    """
+    if isinstance(module, _LAYERS):
+        return True
+    held = [parameter for parameter in module._parameters.values() if parameter is not None]
+    has_matrix = any(not is_lazy(parameter) and parameter.dim() > 1 for parameter in held)
+    is_lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return has_matrix and not is_lookup and not any(map(multiplies_input, children_of(module).values()))
 
 
 def count_targets(targets: Tensor) -> Tensor:
