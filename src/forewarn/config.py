@@ -62,10 +62,10 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
     RankThresholds, AnomalyThresholds, ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds,
-    ActivationThresholds, TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
-    InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
-    EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
-    LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
+    ActivationThresholds, TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds,
+    EvaluationThresholds, InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds,
+    LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds,
+    LossShiftThresholds, LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
