@@ -103,7 +103,7 @@ CALLBACKS = {
     f"{kind.__name__}.{field}": (kind, field)
     for kind in (ModuleTap, GradientTap, Pending)
     for field, hint in typing.get_type_hints(kind, vars(inspect.getmodule(kind))).items()
-    if "Callable" in str(hint)
+    if "Callable" in str(hint) and field != "settle"  # called in runs of several processes only
 }
 EVENTS = [*METHODS, *CALLBACKS, "gradient_taps.GradientTap.reached"]
 

@@ -24,6 +24,8 @@ _LARGEST_FACTOR = 4.0
 """Positive values that differ by more than this factor are compared as logarithms."""
 _LEAST_NOISE = 1e-3
 """Noise of a metric at least, as a fraction of its size: a nearly constant metric may vary a little."""
+_TINY = 1e-12
+"""The noise of a metric that is zero."""
 _TIMES_USUAL = 1.5
 """How much further a reading must be than any before: a jump that recurs, as at the start of each epoch, is usual."""
 _BLOCK = 5
@@ -155,7 +157,7 @@ def _drifting(curve: Floats, settings: MetricAnomaly) -> _Seen | None:
         return None
     levels = [np.median(part) for part in np.array_split(older, len(older) // _BLOCK)]
     lowest, highest = float(min(levels)), float(max(levels))
-    width = max(highest - lowest, _LEAST_NOISE * float(np.median(np.abs(curve))), 1e-12)
+    width = max(highest - lowest, _LEAST_NOISE * float(np.median(np.abs(curve))), _TINY)
     for sign, bound in ((1.0, highest), (-1.0, lowest)):
         excess = sign * (newer - bound) / width
         total = 0.0
@@ -168,7 +170,7 @@ def _drifting(curve: Floats, settings: MetricAnomaly) -> _Seen | None:
 
 def _noise(errors: Floats, curve: Floats) -> float:
     """The standard deviation behind these absolute errors, if they are mostly noise."""
-    return max(MAD_TO_STD * float(np.median(errors)), _LEAST_NOISE * float(np.median(np.abs(curve))), 1e-12)
+    return max(MAD_TO_STD * float(np.median(errors)), _LEAST_NOISE * float(np.median(np.abs(curve))), _TINY)
 
 
 def _signed(distances: Floats, settings: MetricAnomaly) -> Floats:

@@ -232,7 +232,8 @@ def _of_usual_size(ratios: Panel, norms: Panel, gain: float, info: RunInfo) -> F
     if norms.scopes != ratios.scopes or len(norms) != len(ratios) or gain == 0:
         return compared
     _, highest = gain_factors(ratios.scopes, info)
-    return np.where(highest > 0, np.fmin(compared, norms.values[[0, -1]] * highest / gain), compared)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(highest > 0, np.fmin(compared, norms.values[[0, -1]] * highest / gain), compared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
