@@ -85,7 +85,7 @@ def test_unknown_names_come_with_a_suggestion():
         Config.from_dict({"sample_sise": 3})
     with pytest.raises(ValueError, match=r"'thresholds.loss_spike.warning_facto'; did you mean 'warning_factor'"):
         Config.from_dict({"thresholds": {"loss_spike": {"warning_facto": 3}}})
-    with pytest.raises(ValueError, match="unknown setting 'zzz'; choose from balancing, detail_window, "):
+    with pytest.raises(ValueError, match="unknown setting 'zzz'; choose from anomalies, balancing, detail_window, "):
         Config.from_dict({"zzz": 3})
 
 
