@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.hooks import Hook, own_pass_runs
+from forewarn.measure.hooks import Hook
 from forewarn.measure.module_hooks import is_first_forward
 from forewarn.measure.module_tree import Tree, named_modules
 from forewarn.measure.nested import nested_tensors
@@ -145,40 +145,37 @@ class _Tapped:
                     continue
                 try:
                     for tap in target(*args) or ():
-                        tap.tensor.register_hook(TapHook(loop, probe, tap.reached))
+                        hook = Hook(Reached(loop, probe, tap.reached), loop.hook_failed)
+                        tap.tensor.register_hook(hook)
                 except Exception as error:
                     loop.switch_off(probe, error)
 
 
-class TapHook(Hook):
-    """A hook that passes a gradient on to a probe while the probe is switched on.
+class Reached:
+    """Passes a gradient on to a probe while the probe is switched on; what the hook on a tensor calls.
 
     A tensor may keep its hook after the monitor is closed. The hook must not hold the tensor, or the tensor would keep
-    itself alive. It is one object, because many of them live until the backward pass and Python's garbage collector
-    looks at each.
+    itself alive. This is one object, because hundreds of them live until the backward pass, and Python's garbage
+    collector looks at each.
     """
 
-    __slots__ = ("_loop", "_probe")
+    __slots__ = ("_loop", "_probe", "_target")
 
-    def __init__(self, loop: Loop, probe: Probe, reached: Callable[[Tensor], None]) -> None:
-        super().__init__(reached, loop.hook_failed)
-        self._loop, self._probe = loop, probe
+    def __init__(self, loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> None:
+        self._loop, self._probe, self._target = loop, probe, target
 
     def __call__(self, gradient: Tensor | None) -> None:
         """Torch passes None if an operation has several outputs and the loss uses only others."""
         loop = self._loop
-        if gradient is None or loop.is_closed or not loop.step.measured or own_pass_runs():
+        if gradient is None or loop.is_closed or not loop.step.measured:
             return
-        if self.target is None or (loop.failures and not loop.runs(self._probe)):
+        if loop.failures and not loop.runs(self._probe):
             return
-        try:
-            with loop.stopwatch:
-                try:
-                    self.target(gradient)
-                except Exception as error:
-                    loop.switch_off(self._probe, error)
-        except Exception as error:
-            loop.hook_failed(error)
+        with loop.stopwatch:
+            try:
+                self._target(gradient)
+            except Exception as error:
+                loop.switch_off(self._probe, error)
 
 
 class _Seen(NamedTuple):

@@ -23,10 +23,6 @@ def own_pass() -> Iterator[None]:
         end_own_pass()
 
 
-def own_pass_runs() -> bool:
-    return bool(_own_passes)
-
-
 def end_own_pass() -> None:
     """Clear this thread's mark, which an interrupt in `own_pass` may have left behind."""
     _own_passes.discard(threading.get_ident())

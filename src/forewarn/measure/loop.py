@@ -16,7 +16,7 @@ from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
-from forewarn.measure.forward import ForwardPass, TapHook, Taps, differentiable
+from forewarn.measure.forward import ForwardPass, Reached, Taps, differentiable
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
 from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
@@ -369,7 +369,7 @@ class Loop:
 
     def _follow_for(self, probe: Probe) -> None:
         for tap in probe.gradient_taps():
-            self._parameter_hooks.put(tap.tensor, "register_hook", TapHook(self, probe, tap.reached))
+            self._parameter_hooks.put(tap.tensor, "register_hook", Reached(self, probe, tap.reached))
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
