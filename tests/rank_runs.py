@@ -17,6 +17,15 @@ ONSET = 16
 FAULTS = ("healthy", "nan", "uncleared", "frozen")
 
 
+METRICS = [
+    forewarn.ActivationMetric("mean", lambda x: x),
+    forewarn.GradientMetric("norm"),
+    forewarn.GradientMetric("sum", torch.sum, reduce="sum"),
+    forewarn.ParameterMetric("size", torch.norm, reduce="l2"),
+    forewarn.ParameterDifferenceMetric("abs_max"),
+]
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +116,10 @@ def train(rank: int, num_ranks: int, how: str, fault: str, folder: str, watched:
     left_out = "blocks.1.up" if fault == "frozen" else "nothing"
     parameters = [p for name, p in model.named_parameters() if left_out not in clean_name(name)]
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    monitor = forewarn.watch(called, optimizer, f"{folder}/{how}-{fault}", every=1, views=[]) if watched else None
+    monitor = None
+    if watched:
+        metrics = METRICS[:1] if how == "fsdp1" else METRICS
+        monitor = forewarn.watch(called, optimizer, f"{folder}/{how}-{fault}", every=1, views=[], metrics=metrics)
     for step in range(STEPS):
         x, y = batch(step, how, rank, num_ranks)
         if fault == "nan" and step >= ONSET:

@@ -70,7 +70,7 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
         if how == "patient":
             assert stored == list(range(KILLED_AT))
             assert "Connection closed by peer" in run.end[0] or run.end[0] == "not closed"
-            assert re.search(rf"rank 1 ended first, after step ({KILLED_AT - 2}|{KILLED_AT - 1}): killed", check.stdout)
+            assert re.search(r"rank 1 ended first, after step \d+: killed or crashed", check.stdout), check.stdout
         else:
             assert stored == list(range(len(stored)))
             assert len(stored) <= KILLED_AT

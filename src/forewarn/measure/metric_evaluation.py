@@ -62,7 +62,7 @@ class Evaluation:
         if not asked.functions:
             return
         with torch.no_grad():
-            detached = tuple(tensor.detach() for tensor in tensors)
+            detached = tuple(local(tensor).detach() for tensor in tensors)
             for key, metric in asked.functions:
                 try:
                     self.log.tensor(key, _called(metric, detached), metric.aggregate)
@@ -160,8 +160,11 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """The part of a tensor that this process holds; one that is still on its way from other ranks, once it is there."""
+    if type(tensor) in _WHOLE:
+        return tensor
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.trigger_wait() if hasattr(part, "trigger_wait") else part
 
 
 def _called(metric: ModuleMetric, tensors: Sequence[Tensor]) -> Tensor | float:

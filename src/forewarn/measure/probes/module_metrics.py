@@ -213,14 +213,21 @@ class MetricsProbe(Probe):
                 )
 
     def _check_shards(self) -> None:
-        """Raise if a function reads a sharded parameter and does not say how the values of its shards are combined."""
+        """Raise if a metric reads a sharded parameter, and how the values of its shards are combined is unknown."""
         kinds = ("parameter", "parameter_difference", "gradient")
         shards = self._shards()
-        functions = [metric for metric in self._given if metric.kind in kinds and callable(metric.fn)]
+        of_parameters = [metric for metric in self._given if metric.kind in kinds]
         for name, parameter in self._parameters():
             sharded = shards[name].is_divided if name in shards else is_sharded(parameter)
-            for metric in functions if sharded else ():
-                if metric.reduce is None and re.match(metric.regex, name):
+            for metric in of_parameters if sharded else ():
+                if not re.match(metric.regex, name):
+                    continue
+                if not is_sharded(parameter):
+                    raise ValueError(
+                        f"metrics: {metric.name!r} cannot read {name}, which is in flat pieces under FSDP1; shard the "
+                        "model with fully_shard (FSDP2), or use activation metrics"
+                    )
+                if callable(metric.fn) and metric.reduce is None:
                     raise ValueError(
                         f"metrics: {name} is sharded, and {metric.name!r} does not say how to combine the values of "
                         "its shards; add reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
