@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from forewarn.measure import exchange
+
 LONGEST_SECONDS = 600
 
 
@@ -62,6 +64,8 @@ def _joined(rank: int, num: int, port: int, work: Callable[..., None], args: tup
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=LONGEST_SECONDS))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num)
     torch.manual_seed(0)
+    for limit in ("_SECONDS_BEHIND", "_SECONDS_AT_THE_END", "_SECONDS_FOR_LAST", "_SECONDS_TO_AGREE"):
+        setattr(exchange, limit, 120.0)  # on a busy machine a process may rest for long
     work(rank, *args)
     gc.collect()  # a model that outlives its group ends it with Python's lock held: now and then both wait for ever
     dist.destroy_process_group()

@@ -78,52 +78,67 @@ def test_under_fsdp2_clipping_gives_the_whole_norm_and_nothing_fails(tmp_path):
 
 
 def train_with_metrics(rank: int, folder: str, how: str) -> None:
-    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    plain = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 1))  # in two shards, of which one is empty
     reference = copy.deepcopy(plain).eval()
+    twin = copy.deepcopy(plain)
     metrics = [
         forewarn.ActivationMetric("norm"),
+        forewarn.ActivationMetric("mean", lambda x: x),
         forewarn.ActivationDifferenceMetric("norm", reference=reference),
+        forewarn.GradientMetric("norm", healthy=(None, 1e-9)),
+        forewarn.GradientMetric("largest", lambda x: x.abs().max(), reduce="max"),
+        forewarn.ParameterMetric("size", lambda x: x.norm(), reduce="l2"),
+        forewarn.ParameterDifferenceMetric("abs_max"),
+        forewarn.ParameterDifferenceMetric("moved", "norm", reference=reference),
     ]
     if how == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
         model = fully_shard(plain)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ValueError, match=r"0.weight is sharded, .* use forewarn.ModuleMonitor"):
-            forewarn.watch(model, optimizer, f"{folder}/no", metrics=[forewarn.GradientMetric("norm")])
+        with pytest.raises(ValueError, match=r"0.weight is sharded, and 'size' does not say how to combine"):
+            forewarn.watch(model, optimizer, f"{folder}/no", metrics=[forewarn.ParameterMetric("size", torch.norm)])
     else:
         model = DistributedDataParallel(plain)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        metrics.append(forewarn.GradientMetric("norm", healthy=(None, 1e-9)))
     monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[], metrics=metrics)
-    for step in range(4):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + rank))
-        output = model(x)
-        expected = (output - reference(x)).norm().item()
-        loss = output.square().mean()
+    twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for step in range(4):  # the twin trains on the batches of both ranks
+        both = [torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + each)) for each in range(2)]
+        loss = model(both[rank]).square().mean()
         loss.backward()
-        norm = None if how == "fsdp2" else plain[0].weight.grad.norm().item()
         optimizer.step()
         optimizer.zero_grad()
+        outputs = [twin(x) for x in both]
+        twin_optimizer.zero_grad()
+        torch.cat(outputs).square().mean().backward()
+        twin_optimizer.step()
         monitor.step(loss)
     monitor.close()
     if rank == 0:
-        history = monitor.history
-        assert history.series("activation_difference_metric/norm", "[root module]").last == pytest.approx(
-            expected, 1e-4
-        )
-        assert history.series("activation_metric/norm", "[root module]").last == pytest.approx(
-            output.norm().item(), 1e-5
-        )
-        if norm is not None:
-            assert history.series("gradient_metric/norm", "0.weight").last == pytest.approx(norm, 1e-5)
-        assert {alert.code for alert in monitor.alerts} == (set() if how == "fsdp2" else {"M102"})
+        norms = [output.norm().item() for output in outputs]
+        apart = [(output - reference(x)).norm().item() for output, x in zip(outputs, both, strict=True)]
+        moved = (twin[0].weight - reference[0].weight).detach()
+        expected = {
+            ("activation_metric/norm", "[root module]"): sum(norms) / 2,
+            ("activation_metric/mean", "[root module]"): torch.cat(outputs).mean().item(),
+            ("activation_difference_metric/norm", "[root module]"): sum(apart) / 2,
+            ("gradient_metric/norm", "0.weight"): twin[0].weight.grad.norm().item(),
+            ("gradient_metric/largest", "0.weight"): twin[0].weight.grad.abs().max().item(),
+            ("gradient_metric/norm", "2.bias"): twin[2].bias.grad.norm().item(),
+            ("parameter_metric/size", "0.weight"): twin[0].weight.norm().item(),
+            ("parameter_metric/size", "2.bias"): twin[2].bias.norm().item(),
+            ("parameter_difference_metric/abs_max", "0.weight"): moved.abs().max().item(),
+            ("parameter_difference_metric/moved", "0.weight"): moved.norm().item(),
+        }
+        assert {key: monitor.history.series(*key).last for key in expected} == pytest.approx(expected, rel=1e-4)
+        assert {alert.code for alert in monitor.alerts} == {"M102"}
     else:
         assert monitor.history.names() == []
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
-def test_metrics_of_ones_own_are_those_of_the_first_process_and_shards_are_refused(tmp_path, how):
+def test_metrics_of_ones_own_are_those_of_all_ranks(tmp_path, how):
     if how == "fsdp2":
         skip_without_fsdp2()
     in_two_processes(train_with_metrics, str(tmp_path), how)

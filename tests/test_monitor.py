@@ -408,12 +408,12 @@ def test_a_closed_monitor_says_so(small, watch):
             call()
 
 
-def test_watch_takes_thirteen_arguments_and_no_more():
+def test_watch_takes_seventeen_arguments_and_no_more():
     import inspect
 
     assert list(inspect.signature(forewarn.watch).parameters) == [
         "model", "optimizer", "run", "every", "config", "views", "policy", "scaler", "resume", "overwrite", "metrics",
-        "rules", "probes",
+        "rules", "probes", "budget", "notify", "notify_at", "on_alert",
     ]  # fmt: skip
 
 

@@ -18,12 +18,15 @@ def train(rank, folder, fault):
     model = made()
     called = split(model, "ddp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    began = time.monotonic()
     with forewarn.watch(called, optimizer, f"{folder}/{fault}", every=1, views=[]) as monitor:
         for step in range(100 if fault == "data" else 14):
             x, y = batch(step, "ddp", rank, NUM_RANKS)
             is_faulty = rank == 1 and step >= ONSET
+            if step == ONSET:
+                usual = (time.monotonic() - began) / ONSET  # however busy this machine is
             if fault == "slow" and is_faulty:
-                time.sleep(0.4)
+                time.sleep(max(0.4, 5 * usual))
             if fault == "data" and rank == 1:
                 y = (y + step) % 5  # no rank can learn these
             if fault == "nan" and is_faulty:
@@ -49,7 +52,7 @@ def test_a_slow_a_changed_a_non_finite_and_an_odd_rank_are_named(tmp_path):
     for fault in ("healthy", "slow", "changed", "nan", "data"):
         with forewarn.open_run(tmp_path / fault) as run:
             alerts = [alert for alert in run.alerts() if alert.code.startswith("R")]
-            found[fault] = {alert.name: alert for alert in alerts}
+            found[fault] = {alert.name: alert for alert in alerts if fault != "slow" or alert.scope == "rank_1"}
             assert run.scopes("rank/loss") == ("rank_0", "rank_1", "rank_2")
     assert not found["healthy"].keys() - {"straggler"}  # another process may hold up a rank for real
     slow = found["slow"]["straggler"]

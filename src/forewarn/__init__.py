@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forewarn.judge.headlines import Message
     from forewarn.judge.registry import Rule, finding, rule
     from forewarn.judge.remedies import advise
+    from forewarn.judge.rules.anomaly import anomaly
     from forewarn.judge.series import Panel, Series
     from forewarn.lab.callbacks import PostEpochEvaluationCallback
     from forewarn.lab.trainer import Trainer
@@ -80,6 +81,7 @@ _HOMES = {
     **dict.fromkeys(("Rule", "finding", "rule"), "judge.registry"),
     **dict.fromkeys(("Panel", "Series"), "judge.series"),
     "advise": "judge.remedies",
+    "anomaly": "judge.rules.anomaly",
     "Message": "judge.headlines",
     **dict.fromkeys(("Settings", "between"), "settings"),
     **dict.fromkeys(("GradientTap", "ModuleTap", "Pending", "Probe", "Reading"), "measure.probe"),
@@ -210,6 +212,7 @@ __all__ = [
     "WeightUpdateMonitor",
     "__version__",
     "advise",
+    "anomaly",
     "between",
     "compute_gradient_statistics",
     "compute_layer_gradient_norms",

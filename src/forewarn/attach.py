@@ -286,12 +286,12 @@ def _check_budget(budget: Any, predicate: Callable[[int], bool]) -> None:
         raise ValueError("budget changes the interval, so every must be a number or a Schedule, not a function")
 
 
-def _with_notify(settings: Config, notify: Any, at: Any) -> Config:
+def _with_notify(settings: Config, notify: Any, lowest: Any) -> Config:
     """The settings with the arguments of `watch`, or the environment, about notifications."""
     if isinstance(notify, str) or not isinstance(notify, Sequence):
         raise TypeError(f"notify must be a list of URLs, not {type(notify).__name__}; use notify=[...]")
     urls = notify or settings.notify or os.environ.get("FOREWARN_NOTIFY", "").split()
-    return replace(settings, notify=urls, notify_at=settings.notify_at if at is None else at)
+    return replace(settings, notify=urls, notify_at=settings.notify_at if lowest is None else lowest)
 
 
 def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[Alert], Any] | None) -> list[View]:

@@ -21,6 +21,8 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.rules import all_rules, find_rule, is_rule
 from forewarn.judge.rules.activations import ActivationThresholds
+from forewarn.judge.rules.anomaly import CODE as ANOMALY
+from forewarn.judge.rules.anomaly import Anomaly, AnomalyThresholds
 from forewarn.judge.rules.attention import AttentionThresholds
 from forewarn.judge.rules.batch import BatchThresholds
 from forewarn.judge.rules.epoch_schedule import EpochScheduleThresholds
@@ -59,12 +61,11 @@ _KEY_PART = re.compile(r"[\w \t-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(
-    RankThresholds,
-    ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds, ActivationThresholds,
-    TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds, EvaluationThresholds,
-    InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds, LrThresholds,
-    EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds, LossShiftThresholds,
-    LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
+    RankThresholds, AnomalyThresholds, ModuleMetricThresholds, RouterThresholds, LogitThresholds, AttentionThresholds,
+    ActivationThresholds, TaskThresholds, SpeedThresholds, EpochScheduleThresholds, FirstEpochThresholds,
+    EvaluationThresholds, InitialScaleThresholds, WeightThresholds, PlayersThresholds, OutsideStepThresholds,
+    LrThresholds, EpsilonThresholds, UpdateThresholds, FrozenThresholds, GainThresholds, GradientThresholds,
+    LossShiftThresholds, LossLevelThresholds, LossThresholds, LossDirectionThresholds, BatchThresholds,
 ):  # fmt: skip  # the fields of the last base come first
     """The thresholds of every rule, by the rule's name; each file of rules declares its own."""
 
@@ -145,6 +146,8 @@ class Config(Settings):
     """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()
     """Modules or paths of Python files with your own rules; see docs/your_own.md."""
+    anomalies: Sequence[str] = ()
+    """Metrics to watch for anomalies, such as `my/reward` or `my/*`; see the rule metric-anomaly."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """What you declare about the run (dropout, total steps, batch size); remedies use these numbers."""
     objective: Literal["auto", "loss", "return"] = "auto"
@@ -177,6 +180,10 @@ class Config(Settings):
 
         User rules are those `given`, those in the modules that the config names, and those of installed packages.
         """
+        given = tuple(given)
+        if anomalies := tuple(metric for rule in given if isinstance(rule, Anomaly) for metric in rule.metrics):
+            settings, own = cls.with_rules(config, (rule for rule in given if not isinstance(rule, Anomaly)))
+            return replace(settings, anomalies=(*settings.anomalies, *anomalies)), own
         if isinstance(config, str | Path):
             config = read_toml(config)
         if not isinstance(config, Config | Mapping | None):
@@ -242,7 +249,9 @@ class Config(Settings):
         Those in `disable` and those about measurements that are switched off are left out.
         Raises ValueError if `disable` names an unknown rule.
         """
-        rules = (*all_rules(), *own)
+        rules = tuple(  # without metrics to watch for anomalies, that rule has nothing to judge
+            replace(rule, when=tuple(self.anomalies)) if rule.code == ANOMALY else rule for rule in (*all_rules(), *own)
+        )
         settings = {
             rule.code: getattr(self.thresholds, rule.table, None) or rule.settings()
             for rule in rules

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forewarn
+from forewarn.config import Config
+from forewarn.store import RunWriter
+from forewarn.types import Block, RunInfo
 from tests.browser.conftest import FAULT, HOSTILE, Server, Training, Visitor
 
 PICTURES = Path(__file__).parents[2] / "build" / "browser"
@@ -270,6 +274,22 @@ def test_the_page_recovers_when_the_server_comes_back(browser: Any, tmp_path: Pa
     visitor.close()
     server.kill()
     training.close()
+
+
+def test_a_panel_shows_the_step_time_of_each_rank_and_names_the_slow_one(visit: Visitor, runs: Path) -> None:
+    scopes = tuple(f"rank_{rank}" for rank in range(3))
+    writer = RunWriter(runs / "ranks", info=RunInfo(), config=Config().to_dict())
+    for step in range(12):
+        times = {"step": (1.0, 1.0, 1.0), "data": (0.1, 0.1 + 0.8 * (step > 6), 0.1), "forward": (0.2, 0.2, 0.2)}
+        readings = {f"rank/{phase}_seconds": values for phase, values in (times | {"update": (0.1,) * 3}).items()}
+        blocks = [Block(step, 1.7e9 + step, name, scopes, np.array(values)) for name, values in readings.items()]
+        writer.append(step, [*blocks, Block(step, 1.7e9 + step, "train/loss", ("",), np.array([2.0 - step / 10]))])
+    writer.close()
+    page = visit.open("#run=ranks")
+    page.locator("#ranks").scroll_into_view_if_needed()
+    wait_for_text(page, "#ranks .panel:first-of-type .sub", "All ranks wait for rank 1")
+    wait_for_text(page, "#ranks", "rank_2")
+    page.wait_for_function("() => document.querySelectorAll('#ranks canvas').length === 4")
 
 
 def test_a_panel_shows_where_the_time_of_a_step_goes(visit: Visitor, runs: Path) -> None:

@@ -39,6 +39,8 @@ def test_records_are_shown_again_without_training(
     assert "harmful faults detected" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
     assert page.read_text().startswith("# Fault benchmark\n")
+    stored = forewarn("faults", "--quick", "--out", folder, "--stored", "--fault", "lr-too-high", "--json")
+    assert [case["case"].split("/")[1] for case in json.loads(stored.out)["faults"]] == ["lr-too-high"]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,7 @@ def test_records_are_shown_again_without_training(
         (["--workload", "gtp"], "did you mean 'gpt'"),
         (["--set", "validation", "--workload", "mlp"], "the validation set has none of these workloads"),
         (["--judge-again"], "--judge-again needs the --out folder"),
+        (["--stored"], "--stored needs the --out folder"),
     ],
 )
 def test_a_wrong_argument_says_what_to_do(forewarn: Call, arguments: list[str], words: str) -> None:

@@ -19,7 +19,9 @@ from forewarn.measure.step import Step
 from tests.judge import test_epochs as epochs
 from tests.processes import in_two_processes
 
-LONGEST = 60.0
+LONGEST = 300.0
+LIMIT = 100_000
+"""Steps after which a test gives up."""
 
 
 def collected(step, *parts):
@@ -102,7 +104,7 @@ def late_values(rank, exchange):
 
 def all_stop_at_one_step(rank, exchange):
     stopped = -1
-    for step in range(200):
+    for step in range(LIMIT):
         exchange.send(collected(step, Part(How.SUM)), [np.ones(1)])
         if rank == 0 and step == 3:
             exchange.ask_to_stop()
@@ -192,8 +194,9 @@ def stop_together(rank, folder):
         config = forewarn.Config(early_stopping_patience=2 if how == "patience" else 0)
         policy = "stop" if how == "policy" else "observe"
         monitor = forewarn.watch(model, optimizer, f"{folder}/{how}", every=1, views=[], policy=policy, config=config)
+        until(lambda exchange=monitor._exchange: exchange.has_met)
         step = 0
-        while not monitor.should_stop and step < 200:
+        while not monitor.should_stop and step < LIMIT:
             bad = float("nan") if how == "policy" and step == 5 else 1.0
             loss = model(torch.ones(2, 4) * bad).square().mean()
             loss.backward()
@@ -206,7 +209,7 @@ def stop_together(rank, folder):
         steps = [None, None]
         dist.all_gather_object(steps, step)
         assert steps[0] == steps[1]
-        assert 5 < step < 200, how
+        assert 5 < step < LIMIT, how
         monitor.close()
 
 

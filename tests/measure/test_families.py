@@ -54,6 +54,7 @@ def readings(path: Path) -> dict[tuple[str, str], np.ndarray]:
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], np.ndarray]:
     path = tmp_path_factory.mktemp("all") / "run"
+    torch.set_num_threads(1)  # as in every test
     run(path, Measure())
     return readings(path)
 

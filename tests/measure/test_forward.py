@@ -1,7 +1,9 @@
-"""Looking inside the model: hooks exist only while a measured forward pass runs, and never get in its way."""
+"""Looking inside the model: hooks exist only while steps are measured, and never get in the way."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 import weakref
 from pathlib import Path
@@ -43,9 +45,13 @@ class Onlooker(Probe):
         return ModuleTap(module, entered, lambda args, kwargs, output: self.left.append(name))
 
 
-def watched(model: nn.Module, run: Path, every: int = 2, raises: bool = False) -> tuple[forewarn.Monitor, Onlooker]:
+def watched(
+    model: nn.Module, run: Path, every: int = 2, raises: bool = False, until: int = 100
+) -> tuple[forewarn.Monitor, Onlooker]:
     optimizer, config = torch.optim.SGD(model.parameters(), 0.1), forewarn.Config(escalation_steps=0)
-    monitor = forewarn.watch(model, optimizer, run, every=lambda step: step % every == 0, config=config, views=[])
+    monitor = forewarn.watch(
+        model, optimizer, run, every=lambda step: step % every == 0 and step < until, config=config, views=[]
+    )
     onlooker = Onlooker(model, raises)
     monitor._loop.probes.append(onlooker)
     return monitor, onlooker
@@ -97,13 +103,93 @@ def test_evaluation_and_no_grad_passes_are_not_looked_at(tmp_path):
     monitor.close()
 
 
-def test_a_forward_pass_that_raises_leaves_no_hook_behind(tmp_path):
+def test_after_a_forward_pass_that_raises_hooks_do_nothing(tmp_path):
     model = net()
     monitor, onlooker = watched(model, tmp_path / "run", every=1)
     with pytest.raises(RuntimeError, match="shapes"):
         model(torch.ones(2, 5))
-    assert hooks_on(model) == 0
     assert onlooker.outputs == [None]
+    onlooker.entered.clear()
+    model[0](torch.ones(2, 3))
+    assert onlooker.entered == []
+    monitor.close()
+    assert hooks_on(model) == 0
+
+
+def own_hooks(model: nn.Module) -> list[int]:
+    hooks = ((*module._forward_hooks.values(), *module._forward_pre_hooks.values()) for module in model)
+    return [id(hook) for of_module in hooks for hook in of_module]
+
+
+def test_the_same_hooks_stay_until_a_step_is_not_measured(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1, until=3)
+    stayed = []
+    for _ in range(5):
+        model(torch.ones(2, 3)).sum().backward()
+        stayed.append(own_hooks(model))
+        monitor.step(1.0)
+    assert stayed[0] == stayed[1] == stayed[2]
+    assert len(stayed[0]) >= 3
+    assert len(set(stayed[0])) == len(stayed[0])
+    assert stayed[3] == stayed[4] == []
+    assert onlooker.entered == ["0", "1", "2"] * 3
+    monitor.close()
+
+
+def test_what_a_hook_of_the_user_returns_is_what_is_measured(tmp_path):
+    model = net()
+    monitor, _ = watched(model, tmp_path / "run", every=1)
+    for step in range(3):
+        if step == 1:
+            model[1].register_forward_hook(lambda module, args, output: torch.full_like(output, 7.0))
+        if step == 2:
+            model[2]._forward_hooks.clear()
+        model(torch.ones(2, 3)).sum().backward()
+        monitor.step(1.0)
+    assert monitor.history.series("activation/mean", "1").values[1:].tolist() == [7.0, 7.0]
+    assert len(monitor.history.series("activation/mean", "2").finite()) == 3
+    monitor.close()
+
+
+def test_copies_of_a_model_with_hooks_are_not_looked_at(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    model(torch.ones(2, 3)).sum().backward()
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    monitor.step(1.0)
+    onlooker.entered.clear()
+    for other in copies:
+        other(torch.ones(2, 3)).sum().backward()
+    assert onlooker.entered == []
+    monitor.close()
+
+
+def test_hooks_that_are_on_do_not_break_the_graph_of_a_model_that_is_compiled(tmp_path):
+    model = net()
+    monitor, onlooker = watched(model, tmp_path / "run", every=1)
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    assert own_hooks(model)
+    onlooker.entered.clear()
+    torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 3)).sum().backward()
+    assert onlooker.entered == []
+    assert monitor._loop.failures == {}
+    monitor.close()
+
+
+def test_a_module_that_was_taken_out_has_no_hooks(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = forewarn.watch(model, optimizer, tmp_path / "run", every=1, views=[])
+    model(torch.ones(2, 3)).sum().backward()
+    monitor.step(1.0)
+    old = model[1]
+    assert old._forward_hooks
+    model[1] = nn.Tanh()
+    model(torch.ones(2, 3)).sum().backward()
+    assert not old._forward_hooks
+    assert model[0]._forward_hooks
     monitor.close()
 
 

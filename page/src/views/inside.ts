@@ -72,6 +72,20 @@ export function speed(): Part[] {
   return [...(run.records(PHASES) ? [stackPanel(PHASES, 150, { class: "", sub: shares })] : []), ...recorded(RESOURCES, 150)];
 }
 
+const RANKS = ["rank/step_seconds", "rank/data_seconds", "rank/forward_seconds", "rank/update_seconds", "rank/loss"];
+
+/** Time and loss of each rank; the ranks that alerts name come first, and the first panel says what is wrong with them. */
+export function ranks(): Part[] {
+  const run = currentRun();
+  const alerts = run.overview.alerts.filter(({ judged }) => judged?.name.startsWith("rank/"));
+  const named = alerts.flatMap(({ scopes }) => scopes);
+  return RANKS.filter((metric) => run.records(metric)).map((metric, index) => {
+    const all = run.scopesOf(metric);
+    const scopes = [...all.filter((scope) => named.includes(scope)), ...all.filter((scope) => !named.includes(scope))];
+    return metricPanel(metric, 170, { class: "third", scopes, sub: index ? undefined : alerts[0]?.headline });
+  });
+}
+
 /** What the training loop recorded itself. */
 export function own(): Part[] {
   const { metrics, series } = currentRun().overview;

@@ -6,7 +6,7 @@ import { add, faultStep, go, type Part } from "../page";
 import { panel } from "../panel";
 import { anySeries } from "./any";
 import { course, LANES, lossCurves, VITALS, vitals } from "./course";
-import { inside, own, speed, tasks } from "./inside";
+import { inside, own, ranks, speed, tasks } from "./inside";
 import { curves } from "./lines";
 import { openAlert, spread } from "./spread";
 import { strip } from "./strip";
@@ -84,6 +84,7 @@ export function runView(run: RunData, isReport: boolean, showNews: () => void): 
     isFaulty ? grid(course(openAlert), "course") : grid(vitals(), "vitals"),
     add(spread({ isReport, openLayer })).element,
     section("tasks", "Task balance", "who moves the layers that the tasks share", tasks()),
+    section("ranks", "Ranks", "processes that train together", ranks()),
     section("own", "Recorded by you", "values that the training loop logged", own()),
     ...(closer ? [closer] : deep),
     h("div", { class: "folds" }, isReport || !overview.series.length ? "" : add(anySeries()).element, ...facts.filter((fold) => fold !== null)),

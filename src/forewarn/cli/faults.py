@@ -38,6 +38,7 @@ MOST_SHOWN = 12
 @click.option("--keep-runs", is_flag=True, help="Also keep each monitored run in --out, for `forewarn check`.")
 @click.option("--judge-again", is_flag=True,
               help="Judge the kept runs with the present rules. Only remedies that are new are trained.")  # fmt: skip
+@click.option("--stored", is_flag=True, help="Run nothing: report what is in --out.")
 @click.option(
     "--no-remedies", is_flag=True, help="Do not run faults again with remedies, which takes most of the time."
 )
@@ -54,6 +55,7 @@ def command(
     out: Path | None,
     keep_runs: bool,
     judge_again: bool,
+    stored: bool,
     no_remedies: bool,
     page: Path | None,
     jobs: int,
@@ -79,6 +81,7 @@ def command(
       forewarn faults --fault lr-too-high --workload gpt --workload mlp
       forewarn faults --out results --keep-runs
       forewarn faults --out results --judge-again    # after a change of the rules
+      forewarn faults --out results --full --stored --page report.md
     """
     from forewarn.cli.terminal import Failure, print_json, show
 
@@ -88,11 +91,16 @@ def command(
         raise Failure("forewarn faults trains models and needs torch: pip install 'forewarn[torch]'") from error
     if judge_again and out is None:
         raise Failure("--judge-again needs the --out folder of an earlier run with --keep-runs")
+    if stored and out is None:
+        raise Failure("--stored needs the --out folder of an earlier run")
     from forewarn.lab.faults.scoring import scores
 
-    cases = _cases(sets or SETS[: 1 if quick else 2], _selection(workloads, faults, seeds, quick, full))
-    with _folder(out) as folder:
-        records = _run(cases, folder, jobs, keep_runs, judge_again, not no_remedies)
+    chosen, selection = sets or SETS[: 1 if quick else 2], _selection(workloads, faults, seeds, quick, full)
+    if stored and out is not None:
+        records = _stored(out, chosen, selection)
+    else:
+        with _folder(out) as folder:
+            records = _run(_cases(chosen, selection), folder, jobs, keep_runs, judge_again, not no_remedies)
     _tell_if_stale(records)
     result = scores(records)
     if page is not None:
@@ -144,6 +152,20 @@ def _cases(sets: Sequence[str], selection: Selection) -> list[Case]:
     if Set.TEST in sets:
         count_test_run()
     return cases
+
+
+def _stored(folder: Path, sets: Sequence[str], selection: Selection) -> list[Record]:
+    """The records in a folder of cases that are selected."""
+    from forewarn.cli.terminal import Failure
+    from forewarn.lab.faults.running import stored_records
+    from forewarn.lab.faults.sets import Set
+
+    kept = stored_records(folder)
+    cases = [case for which in Set if which in sets for case in selection.cases(which)]
+    records = [kept[case.key] for case in cases if case.key in kept]
+    if not records:
+        raise Failure(f"{folder} has no records of the {' and '.join(sets)} set")
+    return records
 
 
 @contextlib.contextmanager

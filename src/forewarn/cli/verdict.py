@@ -19,7 +19,7 @@ from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
 from forewarn.standing import COMPLETED, NOT_FALLING, run_state
 from forewarn.store import Run
-from forewarn.store.rank_logs import RankLog, first_to_end
+from forewarn.store.rank_logs import FirstEnd, first_to_end
 from forewarn.types import Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
@@ -54,7 +54,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "not_judged": [rule.to_json() for rule in diagnosis.not_judged],
         "last_step": diagnosis.last_step,
         "end": end,
-        "first_to_end": [log.to_json() for log in _first_to_end(run)],
+        "first_to_end": None if (first := _first_to_end(run)) is None else first.to_json(),
         "alerts": [{**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""} for alert in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
@@ -85,17 +85,15 @@ def as_summary(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ())
     return Group(heading(run), _summary(diagnosis), *([Text(f"  {literal(check)}")] if diagnosis.alerts else []))
 
 
-def _first_to_end(run: Run) -> list[RankLog]:
-    """The rank of a distributed run that ended first; none if the run was completed."""
-    return [] if run.end is not None and run_state(*run.end) == COMPLETED else first_to_end(run.path)
+def _first_to_end(run: Run) -> FirstEnd | None:
+    """The rank of a distributed run that ended first; None if the run was completed."""
+    return None if run.end is not None and run_state(*run.end) == COMPLETED else first_to_end(run.path)
 
 
-def _words_of_end(first: Sequence[RankLog]) -> str:
-    ranks = "rank " + str(first[0].rank) if len(first) == 1 else "ranks " + ", ".join(str(log.rank) for log in first)
-    step = max(log.step for log in first)
-    after = f"after step {step}" if step >= 0 else "before the first step"
-    why = short(first[0].end) if first[0].end else "killed or crashed"
-    return f"{ranks} ended first, {after}: {why}"
+def _words_of_end(first: FirstEnd) -> str:
+    ranks = ("rank " if len(first.ranks) == 1 else "ranks ") + ", ".join(map(str, first.ranks))
+    after = f"after step {first.step}" if first.step >= 0 else "before the first step"
+    return f"{ranks} ended first, {after}: {short(first.reason) if first.reason else 'killed or crashed'}"
 
 
 def _not_judged(diagnosis: Diagnosis) -> str:

@@ -113,8 +113,11 @@ class _Ring:
         return rolling
 
     def _catch_up(self, level: Baseline | RollingMedian, scope: str) -> None:
-        if level.seen != self.seen:
-            new = min(self.seen - level.seen, self._end)
+        new = self.seen - level.seen
+        if new == 1:  # as on every step
+            level.observe(self._values.item(self._end - 1, self.scopes.index(scope)))
+        elif new:
+            new = min(new, self._end)
             for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
                 level.observe(value)
             level.seen = self.seen  # readings that left the ring are lost
@@ -259,6 +262,16 @@ class History:
     def series(self, name: str, scope: str = "") -> Series:
         """One scope of a metric; empty if it was never read."""
         return self.panel(name).series(scope)
+
+    def baseline(self, name: str, spike: Spike) -> Baseline:
+        """The usual level of a metric of the whole run, without making a series: gates ask on every step."""
+        ring = self._rings.get(name)
+        return Baseline(spike) if ring is None or "" not in ring.scopes else ring.baseline("", spike)
+
+    def is_rising(self, name: str, window: int) -> bool:
+        """Whether the rolling median of such a metric may have risen over two windows in a row."""
+        ring = self._rings.get(name)
+        return ring is not None and "" in ring.scopes and ring.rolling_median("", window).is_rising()
 
     def state_dict(self) -> dict[str, Any]:
         rings = {name: ring.state_dict() for name, ring in self._rings.items()}

@@ -52,7 +52,7 @@ class RuleSet:
 
     def history(self, info: RunInfo | None = None) -> History:
         """A history of this run, long enough for these rules."""
-        judged = {name for rule in self.rules for name in rule.reads}
+        judged = {name for rule in self.rules for name in (rule.when if rule.is_about_a_pattern else rule.reads)}
         return History(
             self.history_window, self.detail_window, judged, derivations(self), catalogue_of(info or RunInfo())
         )
@@ -122,7 +122,7 @@ class Judge:
             if code in self.failed:
                 continue
             try:
-                if gate is not None and not gate(step, _of_the_whole(blocks[place])):
+                if gate is not None and not gate(step, _of_the_whole(blocks[place]), history):
                     continue
                 new = judging(step, history, names)
                 if new is None:
@@ -149,7 +149,8 @@ class Judge:
                 due[code] = (*due.get(code, ()), metric)
         last = {metric: place for place, metric in enumerate(metrics)}
         return due, [
-            (code, names, self._judging[code], self._gates.get(code), last[names[0]]) for code, names in due.items()
+            (code, names, self._judging[code], self._gates.get(code) if len(names) == 1 else None, last[names[0]])
+            for code, names in due.items()
         ]
 
     def _rules_of(self, metric: str) -> list[str]:

@@ -232,10 +232,10 @@ class Ledger:
 
 def _first_step(alert: Alert) -> int:
     """The step at which an alert began, by its own evidence if that tells."""
-    return min([alert.since, *map(_began, filter(None, (alert.announced, alert.finding)))])
+    return min([alert.since, *map(began_at, filter(None, (alert.announced, alert.finding)))])
 
 
-def _began(finding: Finding) -> int:
+def began_at(finding: Finding) -> int:
     """The step at which it began by its own evidence; its own step if the evidence does not tell."""
     return finding.step + 1 - max(1, int(finding.evidence.get("lasting_steps", 1)))
 

@@ -97,12 +97,17 @@ def is_rising(lr: Panel, since: int) -> bool:
     return bool(now > then)
 
 
+def is_raised(lr: Panel, factor: float) -> bool:
+    """Whether a group's learning rate is at least this many times what it was at the reading before."""
+    if len(lr) < 2:
+        return False
+    before, after = lr.values[-2:].tolist()
+    return any(new >= factor * old for old, new in zip(before, after, strict=True))
+
+
 def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Jump | None:
     """The jump at the newest step, if any. Usually this reads only two rows."""
-    if len(lr) < 2:
-        return None
-    before, after = lr.values[-2:].tolist()
-    if not any(new >= settings.factor * old for old, new in zip(before, after, strict=True)):
+    if not is_raised(lr, settings.factor):
         return None
     return _last(lr, _jumps(lr, plan, settings, info)[-1:], info)
 

@@ -29,8 +29,10 @@ _GIVEN_BY_NAME = ("settings", "info", "metric")
 
 Check = Callable[..., Finding | Iterable[Finding] | None]
 Judging = Callable[[int, History, Iterable[str]], list[Finding] | None]
-Gate = Callable[[int, float], bool]
-"""Whether a finding is possible at a step with this value; NaN if the metric is not of the run as a whole."""
+Gate = Callable[[int, float, History], bool]
+"""Whether a finding is possible at a step on which one metric in `when` has this new value, after this history.
+
+The value is NaN if the metric is not of the run as a whole."""
 MakeGate = Callable[[Any, RunInfo], Gate]
 """Makes the gate of a run from the rule's settings."""
 
@@ -51,7 +53,9 @@ class Rule:
     settings: type[Settings] | None = None
     """The thresholds; None if there is nothing to set."""
     gate: MakeGate | None = None
-    """A quick test of the newest value. If it returns False, the check would find nothing and is skipped."""
+    """A quick test of the newest value. If it returns False, the check would find nothing and is skipped.
+
+    It is not asked if several metrics in `when` have new readings."""
     per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
     hold: int = 1
@@ -93,7 +97,7 @@ class Rule:
         self, step: int, history: History, settings: Settings | None, info: RunInfo, new: Iterable[str] = ()
     ) -> list[Finding]:
         """The findings in the newest readings; for a rule about a pattern, in those of the `new` metrics."""
-        return self.judging(settings, info)(step, history, new)
+        return self.judging(settings, info)(step, history, new) or []
 
     def judging(self, settings: Settings | None, info: RunInfo) -> Judging:
         """The same as a function of step, history and `new` metrics; everything else is looked up beforehand."""
@@ -222,8 +226,6 @@ def _defects_of_metrics(declared: Rule) -> Iterable[str]:
         yield f"it reads {', '.join(missing)}, which nothing records: see docs/metrics.md"
     elif not set(declared.when) <= set(declared.reads):
         yield f"when={declared.when!r} must be among what it reads"
-    elif declared.gate is not None and len(declared.when) != 1:
-        yield f"it has a gate, so when={declared.when!r} must be one metric"
     elif declared.is_about_a_pattern and not (declared.per_scope and declared.reads == declared.when[:1]):
         yield "a rule about a pattern of metrics reads that pattern alone, with per_scope=True"
     arguments = [name for name in _parameters(declared.check) if name not in _GIVEN_BY_NAME]

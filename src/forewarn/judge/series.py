@@ -286,6 +286,10 @@ class RollingMedian:
             insort(self._ordered, value)
         self._medians.append(_middle(self._ordered) if self._ordered else math.nan)
 
+    def is_rising(self) -> bool:
+        """Whether the median may have risen over two windows in a row: True where nothing of a window was finite."""
+        return len(self._medians) > 2 * self.window and not (self.at(0) <= self.at(1) or self.at(1) <= self.at(2))
+
     def at(self, windows_ago: int) -> float:
         """The median 0, 1 or 2 windows ago; NaN if nothing of that window was finite."""
         return self._medians[-1 - windows_ago * self.window]
@@ -312,12 +316,16 @@ class Baseline:
         """The outliers since the last accepted value."""
         self._age = 0
         """Values accepted since the level was computed."""
+        self._negative_at = -math.inf
+        """The number of values observed up to the last negative one."""
         self._center = self._reach = math.nan
 
     def observe(self, value: float) -> Deviation:
         """Judge one value, then add it to the level."""
         self.seen += 1
         if not 0 < value < math.inf:
+            if value < 0:
+                self._negative_at = self.seen
             self.latest = Deviation(value, self._center, self._reach)
             return self.latest
         logarithm = math.log(value)
@@ -332,6 +340,10 @@ class Baseline:
             self.latest = Deviation(value, self._center, self._reach)
             self._accept(logarithm)
         return self.latest
+
+    def saw_negative(self, window: int) -> bool:
+        """Whether any of the last `window` values was negative."""
+        return self.seen - self._negative_at < window
 
     def _accept(self, logarithm: float) -> None:
         self._outside.clear()
@@ -361,6 +373,7 @@ class Baseline:
             "accepted": list(self._accepted),
             "outside": list(self._outside),
             "age": self._age,
+            "negative_at": self._negative_at,
             "center": self._center,
             "reach": self._reach,
         }
@@ -371,5 +384,6 @@ class Baseline:
         baseline.seen, baseline._age = int(state["seen"]), int(state["age"])
         baseline._accepted.extend(float(value) for value in state["accepted"])
         baseline._outside.extend(float(value) for value in state["outside"])
+        baseline._negative_at = float(state.get("negative_at", baseline.seen))  # earlier versions did not keep it
         baseline._center, baseline._reach = float(state["center"]), float(state["reach"])
         return baseline

@@ -78,9 +78,7 @@ def copies(info: RunInfo) -> dict[str, str]:
     return _copies(Same(info))
 
 
-_CALLED_AS_MODULES = re.compile(
-    r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding(Bag)?|LSTM|GRU|RNN|\w+Norm([123]d)?)\."
-)
+_CALLED_AS_MODULES = re.compile(r"(Linear|Conv(Transpose)?[123]d|Embedding(Bag)?|LSTM|GRU|RNN|\w+Norm([123]d)?)\.")
 """Kinds of parameters that belong to layers of torch, which models call as modules."""
 
 

@@ -99,8 +99,6 @@ class Accumulation:
         self, step: Step, passes: Passes, left: Array, first: float, last: float, num_ranks: int
     ) -> Iterator[Reading]:
         """The readings of one step; `left` holds the gradient norm at the start of each pass."""
-        if not passes.places:
-            return
         empty = left[list(passes.places)] == 0
         num_passes = len(empty) - int(np.flatnonzero(empty)[-1]) if empty.any() else len(empty)
         self.expected |= num_passes > 1

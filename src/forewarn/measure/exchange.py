@@ -191,6 +191,7 @@ class Exchange:
 
     def send(self, label: Collected, arrays: list[Array]) -> None:
         """Hand in the arrays of a step that every rank completes."""
+        label, arrays = _settled(label, arrays)
         parcel = _Parcel((label, arrays), is_exchanged=True)
         parcel.word[_Word.STEP] = label.step
         parcel.word[_Word.DENSE_UNTIL], self._dense_until = self._dense_until, -1
@@ -440,6 +441,21 @@ class Exchange:
                 self._layouts.clear()
             self._layouts[marks] = tuple(key for key in layouts[0] if key in everywhere)
         return self._layouts[marks]
+
+
+def _settled(step: Collected, arrays: Sequence[Array]) -> tuple[Collected, list[Array]]:
+    """The step with what its probes exchange in place of what they have measured."""
+    settled: list[tuple[Probe, Pending]] = []
+    everything: list[Array] = []
+    for probe, pending, own in _by_probe(step, arrays):
+        try:
+            to_exchange = pending if pending.settle is None else pending.settle(own)
+        except Exception:  # without this step's message, the ranks would be at different steps
+            _log.exception("the readings of the probe %r are left out of this step; training goes on", probe.name)
+            continue
+        settled.append((probe, to_exchange))
+        everything += own if to_exchange is pending else [np.asarray(array) for array in to_exchange.tensors]
+    return replace(step, pending=settled), everything
 
 
 def _entries(step: Collected, arrays: Sequence[Array]) -> list[Entry]:

@@ -1,18 +1,19 @@
-"""Hooks inside a model that exist only during a measured forward pass in training mode."""
+"""What the hooks inside a model do during a measured forward pass in training mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.hooks import Hook
+from forewarn.measure.hooks import Hook, own_pass_runs
 from forewarn.measure.module_hooks import is_first_forward
 from forewarn.measure.module_tree import Tree, named_modules
 from forewarn.measure.nested import nested_tensors
-from forewarn.measure.probe import GradientTap, Probe
+from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 _Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
 """A probe and its callback, which takes a module's arguments, or its arguments and output."""
+_Asked = list[tuple[Probe, tuple[ModuleTap, ...]]]
+"""Each probe and the modules that it wants to see."""
 
 
 class ForwardPass:
-    """One measured forward pass: every hook that a probe asked for stays registered until `end`.
+    """One measured forward pass: one hook before and one after each module, for all probes, that work until `end`.
 
-    A hook costs 1.5 µs per call even when it does nothing, so hooks are registered for measured passes only and removed
-    at their end. Activation checkpointing recomputes within the backward pass, after that end.
+    A hook costs 1.5 µs per call even when it does nothing, so hooks are there only while steps in a row are measured.
+    Activation checkpointing recomputes within the backward pass, after the end of the pass.
     """
 
     def __init__(self, loop: Loop, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -34,112 +37,163 @@ class ForwardPass:
         self._probes = list(loop.probes)
         self._root = root
         self._given = (args, kwargs)
-        self._is_open = True
-        self._entered: dict[int, _Tapped] = {}
-        """By module id, since a module may define its own equality."""
-        self._left: dict[int, _Tapped] = {}
-        self._leaving_root: _Tapped | None = None
-        self._part = None if root is loop.model else {id(module) for _, module in named_modules(root)}
-        """The ids of the modules inside, if only a part of the model runs."""
+        self.is_open = True
 
     def begin(self) -> None:
-        """Register the hooks."""
+        """Direct the hooks to what the probes want to see."""
         loop, root = self._loop, self._root
-        _passing[id(loop.model)] = loop.tree
+        seen = _Seen(loop.tree.hookable, loop.tree.any_compiled)
+        if seen.hookable is not loop.hooked:  # a hook must not keep a module that was taken out
+            loop.module_hooks.remove()
+            loop.hooked = seen.hookable
+        _passing[id(loop.model)] = seen
         try:
-            for probe in self._probes:
-                loop.guard(probe, self._begin, probe)
+            asked = [(probe, loop.guard(probe, self._asked, probe) or ()) for probe in self._probes]
         finally:
             _passing.clear()
+        if loop.taps is None or not loop.taps.hold(root, asked):
+            loop.taps = Taps(loop, root, asked)
         # The root's hooks are already running and it can take no more, so its probes are called here and in `end`.
-        if entering_root := self._entered.pop(id(root), None):
-            self._telling(entering_root.targets)(root, *self._given)
-        self._leaving_root = self._left.pop(id(root), None)
-        for tapped in self._entered.values():
+        if loop.taps.entering_root is not None:
+            loop.taps.entering_root(root, *self._given)
+        for tapped in loop.taps.entered.values():
             self._put(tapped, "register_forward_pre_hook")
-        for tapped in self._left.values():
+        for tapped in loop.taps.left.values():
             self._put(tapped, "register_forward_hook")
 
     def end(self, output: Any) -> None:
-        """Remove the hooks, then tell the probes; `output` is None if the forward pass raised."""
-        if not self._is_open:
+        """Disable the hooks, then tell the probes; `output` is None if the forward pass raised."""
+        if not self.is_open:
             return
-        if output is not None and self._leaving_root:
-            self._telling(self._leaving_root.targets)(self._root, *self._given, output)
-        self._is_open = False
-        self._given = ((), {})  # tensors may keep their hooks, which must not keep the model's inputs alive
+        taps = self._loop.taps
+        if output is not None and taps is not None and taps.leaving_root is not None:
+            taps.leaving_root(self._root, *self._given, output)
+        self.is_open = False
+        self._given = ((), {})
         for probe in self._probes:
             self._loop.guard(probe, probe.forward_ended, output)
 
-    def _begin(self, probe: Probe) -> None:
+    def _asked(self, probe: Probe) -> tuple[ModuleTap, ...]:
         probe.forward_begins()
         probe.inputs_given(*self._given)
-        for tap in probe.module_taps():
-            if self._part is not None and id(tap.module) not in self._part:
-                continue
-            for tapped, target in ((self._entered, tap.entered), (self._left, tap.left)):
-                if target is None:
-                    continue
-                if (already := tapped.get(id(tap.module))) is None:
-                    already = tapped[id(tap.module)] = _Tapped(tap.module, [])
-                already.targets.append((probe, target))
+        return tuple(probe.module_taps())
 
     def _put(self, tapped: _Tapped, register: str) -> None:
-        """Register a hook. If the module refuses it, what the probes wanted there is unavailable."""
+        """Direct a hook. If the module refuses it, what the probes wanted there is unavailable."""
         try:
-            self._loop.module_hooks.put(tapped.module, register, self._telling(tapped.targets), with_kwargs=True)
+            self._loop.module_hooks.direct(tapped.module, register, tapped)
         except Exception as error:
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
-    def _telling(self, targets: list[_Target]) -> Callable[..., None]:
-        """The function that a module's hook calls, one for all probes that observe the module."""
+
+class Taps:
+    """Who is told about each module. As long as the probes want to see the same, nothing is made anew."""
+
+    def __init__(self, loop: Loop, root: nn.Module, asked: _Asked) -> None:
+        self._loop = loop
+        self._root = root
+        self._asked = asked
+        self.entered: dict[int, _Tapped] = {}
+        """By module id, since a module may define its own equality."""
+        self.left: dict[int, _Tapped] = {}
+        self._part = None if root is loop.model else {id(module) for _, module in named_modules(root)}
+        """The ids of the modules inside, if only a part of the model runs."""
+        for probe, taps in asked:
+            loop.guard(probe, self._add, probe, taps)
+        self.entering_root = self.entered.pop(id(root), None)
+        self.leaving_root = self.left.pop(id(root), None)
+
+    def hold(self, root: nn.Module, asked: _Asked) -> bool:
+        """Whether the same probes want to see the same."""
+        return (
+            root is self._root
+            and len(asked) == len(self._asked)
+            and all(
+                probe is before[0] and len(taps) == len(before[1]) and all(map(is_, taps, before[1]))
+                for (probe, taps), before in zip(asked, self._asked, strict=True)
+            )
+        )
+
+    def _add(self, probe: Probe, taps: Sequence[ModuleTap]) -> None:
+        for tap in taps:
+            if self._part is not None and id(tap.module) not in self._part:
+                continue
+            for of_side, target in ((self.entered, tap.entered), (self.left, tap.left)):
+                if target is None:
+                    continue
+                if (already := of_side.get(id(tap.module))) is None:
+                    already = of_side[id(tap.module)] = _Tapped(self._loop, self, tap.module)
+                already.targets.append((probe, target))
+
+
+class _Tapped:
+    """A module and the probe callbacks on it, which its hook calls."""
+
+    __slots__ = ("_loop", "_taps", "module", "targets")
+
+    def __init__(self, loop: Loop, taps: Taps, module: nn.Module) -> None:
+        self._loop, self._taps, self.module = loop, taps, module
+        self.targets: list[_Target] = []
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
         loop = self._loop
-
-        def tell(module: nn.Module, *args: Any) -> None:
-            if not (self._is_open and is_first_forward()):
-                return
-            with hidden_from_checkpointing(), loop.stopwatch:
-                for probe, target in targets:
-                    if loop.failures and not loop.runs(probe):
-                        continue
-                    try:
-                        for tap in target(*args) or ():
-                            hook = Hook(reaching(loop, probe, tap.reached), loop.hook_failed)
-                            tap.tensor.register_hook(hook)
-                    except Exception as error:
-                        loop.switch_off(probe, error)
-
-        return tell
+        if loop.forward is None or not loop.forward.is_open or loop.taps is not self._taps or not is_first_forward():
+            return
+        with hidden_from_checkpointing(), loop.stopwatch:
+            for probe, target in self.targets:
+                if loop.failures and not loop.runs(probe):
+                    continue
+                try:
+                    for tap in target(*args) or ():
+                        tap.tensor.register_hook(TapHook(loop, probe, tap.reached))
+                except Exception as error:
+                    loop.switch_off(probe, error)
 
 
-class _Tapped(NamedTuple):
-    """A module and the probe callbacks on it."""
-
-    module: nn.Module
-    targets: list[_Target]
-
-
-def reaching(loop: Loop, probe: Probe, target: Callable[[Tensor], None]) -> Callable[[Tensor | None], None]:
+class TapHook(Hook):
     """A hook that passes a gradient on to a probe while the probe is switched on.
 
     A tensor may keep its hook after the monitor is closed. The hook must not hold the tensor, or the tensor would keep
-    itself alive. Torch passes None if an operation has several outputs and the loss uses only others.
+    itself alive. It is one object, because many of them live until the backward pass and Python's garbage collector
+    looks at each.
     """
 
-    def reached(gradient: Tensor | None) -> None:
-        if gradient is not None and not loop.is_closed and not (loop.failures and not loop.runs(probe)):
+    __slots__ = ("_loop", "_probe")
+
+    def __init__(self, loop: Loop, probe: Probe, reached: Callable[[Tensor], None]) -> None:
+        super().__init__(reached, loop.hook_failed)
+        self._loop, self._probe = loop, probe
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        """Torch passes None if an operation has several outputs and the loss uses only others."""
+        loop = self._loop
+        if gradient is None or loop.is_closed or not loop.step.measured or own_pass_runs():
+            return
+        if self.target is None or (loop.failures and not loop.runs(self._probe)):
+            return
+        try:
             with loop.stopwatch:
-                loop.guard(probe, target, gradient)
+                try:
+                    self.target(gradient)
+                except Exception as error:
+                    loop.switch_off(self._probe, error)
+        except Exception as error:
+            loop.hook_failed(error)
 
-    return reached
+
+class _Seen(NamedTuple):
+    """What a `Tree` says at one moment."""
+
+    hookable: dict[str, nn.Module]
+    any_compiled: bool
 
 
-_passing: dict[int, Tree] = {}
-"""The tree of the model whose hooks are being registered, by model id: several probes ask for it."""
+_passing: dict[int, _Seen] = {}
+"""By model id, the modules of the model whose hooks are being directed: several probes ask for them."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; within `Probe.module_taps`, the model is walked only if it has changed."""
+    """`Tree.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
     return _tree(model).hookable
 
 
@@ -148,10 +202,12 @@ def any_compiled(model: nn.Module) -> bool:
     return _tree(model).any_compiled
 
 
-def _tree(model: nn.Module) -> Tree:
+def _tree(model: nn.Module) -> Tree | _Seen:
     return _passing.get(id(model)) or Tree(model)
 
 
-def differentiable(output: Any) -> Iterator[Tensor]:
+def differentiable(output: Any) -> list[Tensor]:
     """The tensors in a module's inputs or outputs that a backward pass goes through, without parameters."""
-    return (tensor for _, tensor in nested_tensors(output, local=False) if tensor.grad_fn is not None)
+    if isinstance(output, Tensor):
+        return [] if output.grad_fn is None else [output]
+    return [tensor for _, tensor in nested_tensors(output, local=False) if tensor.grad_fn is not None]

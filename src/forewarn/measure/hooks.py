@@ -23,6 +23,10 @@ def own_pass() -> Iterator[None]:
         end_own_pass()
 
 
+def own_pass_runs() -> bool:
+    return bool(_own_passes)
+
+
 def end_own_pass() -> None:
     """Clear this thread's mark, which an interrupt in `own_pass` may have left behind."""
     _own_passes.discard(threading.get_ident())
@@ -34,7 +38,7 @@ class Hook:
     With `failed` it also guards training: exceptions go to `failed` instead of torch. Interrupts still pass.
     """
 
-    __slots__ = ("_failed", "_target", "_traced", "handle", "owner")
+    __slots__ = ("_failed", "_traced", "handle", "owner", "target")
     __torch_unserializable__ = True  # torch then saves a hooked tensor without a warning
 
     def __init__(
@@ -43,7 +47,7 @@ class Hook:
         failed: Callable[[Exception], None] | None = None,
         traced: bool = False,
     ) -> None:
-        self._target = target
+        self.target = target
         self._failed = failed
         self._traced = traced
         """Whether torch.compile may trace this hook. One on an optimizer then runs where the optimizer breaks the graph
@@ -58,21 +62,24 @@ class Hook:
             if isinstance(self.owner, torch.optim.Optimizer):
                 _run_outside_the_graph(self, args)
             return
-        self.run(*args)
-
-    def run(self, *args: Any) -> None:
-        """Call the target, guarded."""
-        if self._target is not None and not _own_passes:
+        if self.target is not None and not _own_passes:
             try:
-                self._target(*args)
+                self.target(*args)
             except Exception as error:
                 if self._failed is None:
                     raise
                 self._failed(error)
 
+    def is_last(self) -> bool:
+        """Whether torch calls it after all others of its kind; False if somebody else has removed it."""
+        try:
+            return bool(next(reversed(self.handle.hooks_dict_ref())) == self.handle.id)
+        except (AttributeError, StopIteration, TypeError):  # not one of torch's handles, or nothing is left
+            return False
+
     def take_off(self) -> None:
         """Remove the hook from its owner and disable it wherever it is still held; safe to call again."""
-        self._target = None
+        self.target = None
         try:
             self.handle.remove()
         except Exception:  # there is no handle yet, or not one of torch's
@@ -89,7 +96,7 @@ class Hook:
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_outside_the_graph(hook: Hook, args: tuple[Any, ...]) -> None:
-    hook.run(*args)
+    hook(*args)
 
 
 class Hooks:
@@ -111,7 +118,7 @@ class Hooks:
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
 
-    def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> None:
+    def put(self, owner: Any, register: str, target: Callable[..., object], **settings: bool) -> Hook:
         """Register a hook with this method of its owner; raises if the owner refuses."""
         hook = Hook(target, self._failed, self._traced)
         hook.owner = owner
@@ -122,6 +129,7 @@ class Hooks:
             hook.take_off()
             self._hooks.remove(hook)
             raise
+        return hook
 
     def remove(self) -> None:
         """Remove every hook; safe to call again."""

@@ -28,10 +28,14 @@ _ROWS_PER_PLANE = 8
 
 
 def is_leaf(name: str, module: nn.Module) -> bool:
-    """Whether a module computes something itself; parametrizing its weight does not change that."""
+    """Whether a module computes something itself: it has no children, or parameters of its own beside them.
+
+    Parametrizing a weight does not change that. The model as a whole counts only if it has no children.
+    """
     if "parametrizations" in name.split(".") or isinstance(module, _PASS_ON):
         return False
-    return isinstance(module, nn.MultiheadAttention) or not children_of(module).keys() - {"parametrizations"}
+    own = any(parameter is not None for parameter in module._parameters.values())
+    return (own and name != "") or not children_of(module).keys() - {"parametrizations"}
 
 
 class Layers:

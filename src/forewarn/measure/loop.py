@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,9 +16,9 @@ from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
-from forewarn.measure.forward import ForwardPass, differentiable, reaching
+from forewarn.measure.forward import ForwardPass, TapHook, Taps, differentiable
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
-from forewarn.measure.module_hooks import ModuleHooks
+from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
@@ -74,14 +73,20 @@ class Loop:
         """By name of the probe that raised, its error; these probes are switched off."""
         self.probes = list(self._dependencies.order)
         """The probes that are still switched on, each after those it depends on."""
-        self._listeners: dict[str, list[Probe]] = {}
-        """By event, the probes that handle it; recomputed at the first event after a change."""
+        self._listeners: dict[tuple[str, bool], list[Probe]] = {}
+        """By event and whether the step is measured: the probes that handle it, until one is switched off."""
+        self._was_measured = False
+        """Whether the step before was measured."""
         self.stopwatch = stopwatch
         self.model = model
         self.tree = Tree(model)
         """The modules that hooks can be put on."""
-        self.module_hooks = ModuleHooks(self.hook_failed)
-        """The hooks of the current measured forward pass."""
+        self.module_hooks = StandingHooks(self.hook_failed)
+        """The hooks of measured forward passes."""
+        self.taps: Taps | None = None
+        """What they call."""
+        self.hooked: dict[str, nn.Module] = {}
+        """What `Tree.hookable` was when they were put on."""
         self._hooks = Hooks(self.hook_failed, traced=True)
         """The hooks on the optimizers."""
         self._parameter_hooks = Hooks(self.hook_failed)
@@ -96,7 +101,7 @@ class Loop:
         self._refusing: set[str] = set()
         """Classes of modules that refuse hooks and have been named in the log."""
         self._graph_task = -1
-        self._forward: ForwardPass | None = None
+        self.forward: ForwardPass | None = None
         self._optimizers = tuple(optimizers)
         if attach:
             self.attach()
@@ -127,11 +132,14 @@ class Loop:
     @measured.setter
     def measured(self, measured: bool) -> None:
         self.step.measured = measured
-        if measured:
-            try:
+        try:
+            if measured:
                 self._tell("step_begins")
-            except Exception as error:
-                self.hook_failed(error)
+            else:
+                self.module_hooks.remove()
+                self.taps = None
+        except Exception as error:
+            self.hook_failed(error)
 
     def close(self) -> None:
         """Remove every hook; tensors may keep some that do nothing. Safe to call again, as after an interrupt."""
@@ -159,7 +167,8 @@ class Loop:
         except Exception as error:
             self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
-        return step, self.collect_from(self.probes, step)
+        is_detailed, self._was_measured = step.measured or self._was_measured, step.measured
+        return step, self.collect_from(self.probes if is_detailed else self._listening("collect"), step)
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""
@@ -228,19 +237,26 @@ class Loop:
         self.stopwatch.begin(_STATES[event], own=1)
         try:
             for probe in self._listening(event):
-                self.guard(probe, getattr(probe, event), *args)
+                try:
+                    getattr(probe, event)(*args)
+                except Exception as error:
+                    self.switch_off(probe, error)
         finally:
             self.stopwatch.__exit__(None, None, None)
 
     def _listening(self, event: str) -> list[Probe]:
         """The probes that handle this event: most probes ignore most events."""
-        listeners = self._listeners.get(event)
+        measured = self.step.measured
+        listeners = self._listeners.get((event, measured))
         if listeners is None:
             nothing = getattr(Probe, event)
             listeners = [
-                probe for probe in self.probes if getattr(getattr(probe, event), "__func__", None) is not nothing
+                probe
+                for probe in self.probes
+                if (measured or not probe.only_measured)
+                and getattr(getattr(probe, event), "__func__", None) is not nothing
             ]
-            self._listeners[event] = listeners
+            self._listeners[event, measured] = listeners
         return listeners
 
     def _stepper(self, event: str, index: int) -> Callable[..., None]:
@@ -257,8 +273,9 @@ class Loop:
 
     def _explain(self, index: int) -> None:
         """Look for passes that were missed, if the gradients that an optimizer uses come from no pass that was seen."""
-        is_watched = self.step.measured or self._is_heeded()
-        if not self._finder.explains(index) and is_watched and self._parameter_index is not None:
+        if self._finder.explains(index) or self._parameter_index is None:
+            return
+        if self.step.measured or self._is_heeded():
             self.step.unseen.add(index)
             parameters = self._parameter_index.parameters
             with self.stopwatch:
@@ -278,7 +295,7 @@ class Loop:
             return
         self._finder.inside = module
         self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
-        if self._forward is None and not self.step.measured:
+        if self.forward is None and not self.step.measured:
             return
         with self.stopwatch:
             self._end_forward(None)
@@ -287,21 +304,20 @@ class Loop:
                 if not self.step.forwards:
                     self._refused = set()
                 self.step.forwards[id(module)] += 1
-                self._forward = ForwardPass(self, module, args, kwargs)
+                self.forward = ForwardPass(self, module, args, kwargs)
                 try:
-                    self._forward.begin()
+                    self.forward.begin()
                 except BaseException:  # half of the hooks would measure half of the model
                     self._end_forward(None)
                     raise
 
     def _end_forward(self, output: Any) -> None:
-        """Remove the hooks of a pass; one that was interrupted ends when the next begins."""
-        self.module_hooks.remove()
-        if self._forward is not None:
-            over, self._forward = self._forward, None
+        """End a pass; one that was interrupted ends when the next begins."""
+        if self.forward is not None:
             try:
-                over.end(output)
+                self.forward.end(output)
             finally:
+                self.forward = None
                 STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -309,7 +325,7 @@ class Loop:
             return
         self._finder.inside = None
         self.stopwatch.begin(EVALUATION_ENDED if self.stopwatch.state == IN_EVALUATION else FORWARD_ENDED)
-        if self._forward is not None:
+        if self.forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
         if not self._finder.is_training(module) or "backward" in self.failures:
@@ -317,15 +333,15 @@ class Loop:
         if not self.step.measured and not self._is_heeded():
             return
         try:
-            for tensor in itertools.islice(differentiable(output), _MAX_WATCHED_OUTPUTS):
+            for tensor in differentiable(output)[:_MAX_WATCHED_OUTPUTS]:
                 tensor.register_hook(Hook(self._backward_reached, self.hook_failed, traced=True))
         except Exception as error:  # an output that cannot even be inspected
             self.report("watch on the backward pass", "backward", error)
 
     def _is_heeded(self) -> bool:
         """Whether any probe needs the backward passes of unmeasured steps."""
-        listening = [*self._listening("backward_begins"), *self._listening("backward_ended")]
-        return any(self.guard(probe, probe.needs_every_backward) for probe in listening)
+        listening = self._listening("backward_begins"), self._listening("backward_ended")
+        return any(self.guard(probe, probe.needs_every_backward) for probes in listening for probe in probes)
 
     def _parameter_reached(self, gradient: Tensor) -> bool:
         """Whether the gradient of a parameter is the first sign of a backward pass that a probe needs."""
@@ -353,7 +369,7 @@ class Loop:
 
     def _follow_for(self, probe: Probe) -> None:
         for tap in probe.gradient_taps():
-            self._parameter_hooks.put(tap.tensor, "register_hook", reaching(self, probe, tap.reached))
+            self._parameter_hooks.put(tap.tensor, "register_hook", TapHook(self, probe, tap.reached))
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from weakref import ref
 
@@ -15,6 +15,7 @@ from forewarn.measure.engine.memory import is_dense
 from forewarn.measure.metric_kinds import NOTHING, Keys, Metrics, ModuleMetric
 from forewarn.measure.probes.loss import TAKE_A_PART
 from forewarn.measure.ranks import ELEMENTS, OWN, ROWS
+from forewarn.measure.shards import Shard
 from forewarn.measure.step_log import Settled, StepLog
 
 Named = tuple[str, tuple[Tensor, ...]]
@@ -33,6 +34,8 @@ class Evaluation:
         self.logger = logger
         self.log = StepLog()
         """The values logged in the current step."""
+        self.shards: Mapping[str, Shard] = {}
+        """By name, the part of each parameter that this rank holds; where it is unknown, DTensors tell it."""
         self._strict = strict
         self._named: set[str] = set()
         self._last: tuple[ref[Tensor], int, Measurement] | None = None
@@ -91,8 +94,11 @@ class Evaluation:
                 asked = self.metrics.asked(kind, name, prefix, reference)
                 if asked is NOTHING:
                     continue
-                sharded = is_sharded(tensors[0])
-                local_tensors = tuple(map(local, tensors)) if sharded else tensors
+                shard = self.shards.get(name)
+                sharded = is_sharded(tensors[0]) if shard is None else shard.is_divided
+                local_tensors = tuple(map(local, tensors))
+                if sharded and shard is not None:
+                    local_tensors = tuple(map(shard.counted, local_tensors))
                 if asked.built_in:
                     keys, to_measure = engine[ROWS if sharded else OWN]
                     keys.append(asked.built_in)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
-from forewarn.measure.hooks import Hooks
+from forewarn.measure.hooks import Hook, Hooks
 from forewarn.measure.probe import ModuleTap
 
 _graph_task = torch._C._current_graph_task_id
@@ -30,6 +30,31 @@ class ModuleHooks(Hooks):
         if tap.left is not None:
             target = first_forward_only(tap.left)
             self.put(tap.module, "register_forward_hook", target, with_kwargs=True, always_call=always_call)
+
+
+class StandingHooks(Hooks):
+    """Hooks that stay on modules while steps in a row are measured; each pass says what they call.
+
+    To register and remove one takes as long as ten calls of it.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        super().__init__(failed, traced=True)  # the model may be compiled meanwhile
+        self._standing: dict[tuple[int, str], Hook] = {}
+
+    def direct(self, module: nn.Module, register: str, target: Callable[..., object]) -> None:
+        """Let a module call `target` with the hook that it has, or with a new one; raises if it refuses."""
+        hook = self._standing.get((id(module), register))
+        if hook is not None and hook.is_last():  # a hook that came later may change what this one sees
+            hook.target = target
+            return
+        if hook is not None:
+            hook.take_off()
+        self._standing[id(module), register] = self.put(module, register, target, with_kwargs=True)
+
+    def remove(self) -> None:
+        super().remove()
+        self._standing.clear()
 
 
 def is_transformed() -> bool:

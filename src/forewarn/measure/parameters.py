@@ -47,6 +47,7 @@ class ParameterIndex:
         self._tree = Tree(model)
         self._keys: list[int] = []
         self._live: dict[int, nn.Parameter] = {}
+        self._sizes: list[int] = []
         self._take()
 
     @property
@@ -95,6 +96,14 @@ class ParameterIndex:
                 key: parameter for key, parameter in zip(keys, parameters, strict=True) if parameter is not None
             }
         return self._live
+
+    def recent(self) -> dict[int, nn.Parameter]:
+        """The same, walking the model only if an optimizer has got or lost parameters: for steps without detail."""
+        sizes = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        if sizes == self._sizes:
+            return self._live
+        self._sizes = sizes
+        return self.live()
 
     def unknown(self) -> list[nn.Parameter]:
         """The parameters added to the model since the last refresh."""

@@ -48,6 +48,8 @@ class Pending:
     """Takes one float64 array per tensor, of the same shape; on an accelerator, one step later."""
     parts: Sequence[Part] = ()
     """How each tensor is combined over ranks; those without an entry stay as this rank has measured them."""
+    settle: Callable[[Sequence[Array]], Pending] | None = None
+    """In a distributed run: makes what is exchanged instead from the arrays, once they have arrived."""
 
 
 class GradientTap(NamedTuple):
@@ -87,6 +89,8 @@ class Probe:
     """The types of the facts that this probe shares with `step.provide`: frozen dataclasses."""
     needs: Mapping[type, Sequence[str]] = {}
     """The types of the facts that it reads with `step.get`, each with the metrics that are unavailable without it."""
+    only_measured = False
+    """Whether it needs measured steps only: on others it gets no events, and is not collected after the first."""
     on_every_rank = False
     """Whether it measures on all ranks of a distributed run, rather than only on the one that records."""
     from_modules: Sequence[str] = ()

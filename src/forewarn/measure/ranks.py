@@ -92,14 +92,14 @@ class Ranks:
                     [total for index, total in enumerate(totals) if index in common],
                     [row for index, row in enumerate(rows, start=len(totals)) if index in common],
                 )
-        sums = [summand for total in totals for summand in _summands(total)]
+        sums = [summand for total in totals for summand in summands(total)]
         most = [total.value if total.how == "max" and total.weight else -np.inf for total in totals]
         for _, row in rows:
             sums += np.delete(row, [_LEAST, _MOST]).tolist()
             most += [-row[_LEAST], row[_MOST]]
         sums, most = self._all(sums, groups, "SUM"), self._all(most, groups, "MAX")
         reduced = [
-            _whole(total, sums[2 * index], sums[2 * index + 1], most[index]) for index, total in enumerate(totals)
+            whole(total, sums[2 * index], sums[2 * index + 1], most[index]) for index, total in enumerate(totals)
         ]
         first, first_most = 2 * len(totals), len(totals)
         added = []
@@ -144,7 +144,7 @@ def _numbered(names: Sequence[str]) -> Iterator[tuple[str, int]]:
         counts[name] += 1
 
 
-def _summands(total: Total) -> tuple[float, float]:
+def summands(total: Total) -> tuple[float, float]:
     """The two numbers to add up over the ranks."""
     if not total.weight:  # an empty shard
         return 0.0, 0.0
@@ -157,7 +157,7 @@ def _summands(total: Total) -> tuple[float, float]:
             return total.value, total.weight
 
 
-def _whole(total: Total, added: float, weight: float, most: float) -> Total:
+def whole(total: Total, added: float, weight: float, most: float) -> Total:
     """The value over all ranks, from the sums."""
     match total.how:
         case "l2":

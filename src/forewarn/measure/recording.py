@@ -12,7 +12,7 @@ from forewarn.measure.engine import Numbers
 from forewarn.measure.own_probes import checked_readings
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.step import Step
-from forewarn.types import Block, Distribution
+from forewarn.types import Block, Distribution, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,16 @@ def recorded(
     distributions = [Distribution(step, time, *reading) for reading in readings if isinstance(reading, Histograms)]
     with np.errstate(over="ignore"):
         blocks = [
-            Block(step, time, name, scopes, np.asarray(values, dtype=np.float32).reshape(len(scopes)))
+            Block(step, time, name, scopes, _stored(values, len(scopes)))
             for name, scopes, values in merged(reading for reading in readings if isinstance(reading, Reading))
         ]
     return blocks, distributions
+
+
+def _stored(values: Any, num_scopes: int) -> Values:
+    if type(values) is float and num_scopes == 1:  # as on every step
+        return np.array([values], np.float32)
+    return np.asarray(values, dtype=np.float32).reshape(num_scopes)
 
 
 def merged(readings: Iterable[Reading]) -> list[Reading]:

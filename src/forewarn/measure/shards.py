@@ -29,6 +29,17 @@ class Shard:
     is_divided: bool
     """Whether other ranks hold other blocks."""
 
+    def counted(self, tensor: Tensor) -> Tensor:
+        """What this rank reads of a tensor that is its block, or a whole copy: nothing if another rank reads it."""
+        if not self.is_read:
+            return tensor.detach().flatten()[:0]
+        if tuple(tensor.shape) == self.local_shape:
+            return tensor
+        if len(self.offset) != len(self.shape):  # a flat piece
+            tensor = tensor.flatten()
+        ends = zip(self.offset, self.local_shape, strict=True)
+        return tensor[tuple(slice(start, start + size) for start, size in ends)]
+
     def sampled(self, name: str, size: int) -> tuple[NDArray[np.int32], float]:
         """The places in this block of the values sampled from the whole parameter, and the sampled fraction of it."""
         num_values = int(np.prod(self.shape, dtype=np.int64))

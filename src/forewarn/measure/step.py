@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ class Step:
         """Whether this is the end of an epoch, which comes after its last step."""
         self.reasons: dict[str, Reason] = {}
         """By metric: why its reading is missing."""
-        self.forwards: Counter[int] = Counter()
+        self.forwards: defaultdict[int, int] = defaultdict(int)
         """Measured forward passes in training mode, by the id of the module that the loop called."""
         self.acted = 0
         """Number of measured forward passes in training mode without gradients, as when a policy acts."""

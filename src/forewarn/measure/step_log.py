@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from forewarn.measure.engine import Measurement, Numbers, in_order
 from forewarn.measure.engine.portable import wide
+from forewarn.measure.engine.statistics import COLUMNS
 from forewarn.measure.metric_kinds import Aggregate, Keys, quantities
+from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Array
-from forewarn.measure.ranks import ELEMENTS, OWN, ROWS, Ranks, Total
+from forewarn.measure.ranks import ELEMENTS, OWN, ROWS, Ranks, Total, summands, whole
 from forewarn.measure.transfer import Transfer
 
 _device_of, _dtype_of = attrgetter("device"), attrgetter("dtype")
@@ -37,6 +40,33 @@ class Settled:
         """The same step with the values of all ranks."""
         totals, shards = ranks.reduced(self.totals, self.shards, logger)
         return Settled(totals, shards, self.failures)
+
+    def exchanged(self) -> tuple[list[Array], list[Part], Callable[[Sequence[Array]], Settled]]:
+        """The arrays to combine over ranks, how, and how to read the combined ones."""
+        own = [total for total in self.totals if total.how == OWN]
+        most = [total for total in self.totals if total.how == "max"]
+        added = [total for total in self.totals if total.how not in (OWN, "max")]
+        keys = [keys for keys, _ in self.shards]
+        arrays = [
+            np.array([summands(total) for total in added]).reshape(-1, 2),
+            np.array([total.value if total.weight else math.nan for total in most]),
+            np.array([row for _, row in self.shards]).reshape(len(keys), len(COLUMNS)),
+        ]
+        parts = [
+            Part(How.SUM, f"sums {_mark(total.key for total in added)}"),
+            Part(How.MAX, f"most {_mark(total.key for total in most)}"),
+            Part(How.ROWS, f"rows {_mark(map(str, keys))}"),
+        ]
+
+        def combined(arrays: Sequence[Array]) -> Settled:
+            sums, largest, rows = arrays
+            totals = [
+                whole(total, sum_, weight, 0.0) for total, (sum_, weight) in zip(added, sums.tolist(), strict=True)
+            ]
+            totals += [whole(total, 0.0, 0.0, number) for total, number in zip(most, largest.tolist(), strict=True)]
+            return Settled([*own, *totals], list(zip(keys, rows, strict=True)), self.failures)
+
+        return arrays, parts, combined
 
     def averages(self) -> dict[str, float]:
         """The value of each key: the mean over all its elements."""
@@ -158,6 +188,11 @@ class StepLog:
             return Settled(totals, list(zip(rows[ROWS][0], shards, strict=True)), failures)
 
         return [*stacks, *(part for _, measurement, _ in self._rows for part in measurement.rows)], unpack
+
+
+def _mark(keys: Iterable[str]) -> int:
+    """Equal on two ranks if their keys are."""
+    return zlib.crc32("\n".join(keys).encode(errors="replace"))
 
 
 def row_totals(keys: Sequence[Keys], parts: Sequence[Array], how: str) -> list[Total]:

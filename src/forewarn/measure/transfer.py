@@ -100,6 +100,9 @@ class Transfer(Generic[T]):
         self._queue: deque[_Parcel[T]] = deque()
 
     def send(self, label: T, tensors: Sequence[Numbers]) -> None:
+        if tensors and all(not isinstance(tensor, Tensor) or tensor.is_cpu for tensor in tensors):
+            self._queue.append(_Parcel(label, [], [_Here(tensors)]))
+            return
         host_indices: list[int] = []
         by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for index, tensor in enumerate(tensors):

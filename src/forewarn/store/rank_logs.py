@@ -22,6 +22,7 @@ _NUM_BYTES = 2048
 _MOST_LOGS = 1 << 16
 _MOST_CHARACTERS = 200
 _MOST_ENDS = 8
+_PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger("forewarn")
 
@@ -42,6 +43,18 @@ class RankLog(Noun):
     """When it noticed that the processes of other ranks had ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class FirstEnd(Noun):
+    """The end of a distributed run, as its ranks saw it."""
+
+    ranks: tuple[int, ...]
+    """The rank that ended first; several if their ends were noticed at the same time."""
+    step: int
+    """The last step that all ranks are known to have completed; -1 if there is none."""
+    reason: str
+    """Why its monitor was closed; empty if it was not, because its process was killed or crashed."""
+
+
 class RankLogWriter:
     """Keeps the log of one rank. It may be called from any thread, and never raises because of the disk."""
 
@@ -50,6 +63,7 @@ class RankLogWriter:
         self._log = RankLog(rank)
         self._flush = flush
         self._descriptor: int | None = None
+        self._written = 0.0
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -67,10 +81,13 @@ class RankLogWriter:
             return
         weakref.finalize(self, os.close, self._descriptor)
         self._write()
+        self._written = 0.0
 
     def completed(self, step: int) -> None:
+        """All ranks have completed a step. It is written at most once a second, and with the end of another rank."""
         self._log = replace(self._log, step=step, time=time.time())
-        self._write()
+        if self._log.time - self._written >= _PAUSE_SECONDS:
+            self._write()
 
     def saw_end(self, ranks: Sequence[int]) -> None:
         """The processes of other ranks have ended; which of them was first is unknown if there are several."""
@@ -90,6 +107,7 @@ class RankLogWriter:
         if self._descriptor is None or os.getpid() != self._process:
             return
         with self._lock:
+            self._written = time.time()
             content = encoded(self._log.to_json()).encode(errors="replace")
             try:
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -109,19 +127,19 @@ def rank_logs(directory: Path) -> list[RankLog]:
     return sorted(logs, key=lambda log: log.rank)
 
 
-def first_to_end(directory: Path) -> list[RankLog]:
-    """The rank whose process ended first, or whose monitor was closed first: none if no end was noticed.
-
-    Several if their ends were noticed at the same time.
-    """
+def first_to_end(directory: Path) -> FirstEnd | None:
+    """The rank whose process ended first, or whose monitor was closed first; None if no end was noticed."""
     logs = rank_logs(directory)
     noticed: dict[int, float] = {}
     for log in logs:
         for rank, when in log.saw_end.items():
             noticed[int(rank)] = min(when, noticed.get(int(rank), when))
     ends = [(log.ended if log.end else noticed[log.rank], log) for log in logs if log.end or log.rank in noticed]
-    first = min((when for when, _ in ends), default=0.0)
-    return [log for when, log in ends if when == first]
+    if not ends:
+        return None
+    earliest = min(when for when, _ in ends)
+    first = [log for when, log in ends if when == earliest]
+    return FirstEnd(tuple(log.rank for log in first), max(log.step for log in logs), first[0].end)
 
 
 def delete_rank_logs(directory: Path, at_least: int = 0) -> None:

@@ -244,7 +244,10 @@ def _joined(values: Sequence[Values]) -> memoryview:
     """The bytes of many arrays in one block, copied once on the training thread. SQLite reads it in place."""
     if not values:
         return memoryview(b"")
-    joined = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
+    if all(part.size == 1 for part in values):  # as on every step
+        joined = np.array([part.item() for part in values], FLOATS)
+    else:
+        joined = np.concatenate(values, axis=None, dtype=FLOATS, casting="unsafe")
     return joined.view(np.uint8).data
 
 

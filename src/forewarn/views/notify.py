@@ -50,14 +50,14 @@ class Notifier:
     """
 
     def __init__(
-        self, services: Sequence[Service], at: Level = "critical", *, pauses: Sequence[float] | None = None,
+        self, services: Sequence[Service], lowest: Level = "critical", *, pauses: Sequence[float] | None = None,
         seconds_apart: float = SECONDS_APART,
     ) -> None:  # fmt: skip
         self.undelivered = ""
         """The services that did not take the last message, and why; empty if all did."""
         self._services = tuple(services)
         self._pauses, self._apart = PAUSES if pauses is None else tuple(pauses), seconds_apart
-        self._news = News(Severity[at.upper()])
+        self._news = News(Severity[lowest.upper()])
         self._run: Path | None = None
         self._waiting: list[str] = []
         self._changed = threading.Condition()
@@ -158,7 +158,7 @@ def services(urls: Sequence[str]) -> list[Service]:
         if error.name != "apprise":
             raise
         raise ModuleNotFoundError("notify needs apprise: pip install 'forewarn[notify]'", name="apprise") from None
-    found = []
+    targets = []
     for place, url in enumerate(urls, 1):
         name = str(url).partition(":")[0] if "://" in str(url) else ""
         with _silenced(), random_states_kept(), warnings.catch_warnings(action="ignore"):  # it imports old modules
@@ -170,8 +170,8 @@ def services(urls: Sequence[str]) -> list[Service]:
                 "https://appriseit.com/services lists the form of each service's URL"
             )
         target.notify_format = apprise.NotifyFormat.TEXT
-        found.append(Service(name, target.notify))  # it sends in the thread that calls it
-    return found
+        targets.append(Service(name, target.notify))  # it sends in the thread that calls it
+    return targets
 
 
 def deliver(services: Sequence[Service], title: str, text: str) -> dict[Service, str]:

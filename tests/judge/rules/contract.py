@@ -101,8 +101,9 @@ def gate_hides_nothing(rule: Rule, values: np.ndarray, scopes: tuple[str, ...]) 
         judges = [(Judge(rule_set, facts), rule_set.history(facts)) for rule_set in rule_sets]
         for step, row in enumerate(values):
             blocks = [Block(step, 0.0, name, scopes, row[: len(scopes)]) for name in names]
-            gated, whole = (judge(step, history, history.append(blocks)).findings for judge, history in judges)
-            assert repr(gated) == repr(whole), "the gate hides a finding"
+            gated, whole = (judge(step, history, history.append(blocks)) for judge, history in judges)
+            assert repr(gated.findings) == repr(whole.findings), "the gate hides a finding"
+            assert gated.judged == whole.judged, "the gate judges what the rule does not"
 
 
 def bears_missing_companions(rule: Rule, value: float) -> None:

@@ -30,7 +30,7 @@ def test_the_tensors_are_named_and_the_one_where_it_began():
     run.feed({"gradient/global_norm": np.nan, "gradient/nonfinite": bad})
     by_scope = {alert.scope: alert.finding for alert in run.ledger.firing}
     assert set(by_scope) == {"", "first.weight", "second.weight"}
-    assert by_scope[""].evidence == {"num_tensors": 2, "nearest_the_output": "second.weight"}
+    assert by_scope[""].evidence == {"num_tensors": 2, "nearest_the_output": "second.weight", "cause": "start"}
     assert by_scope["second.weight"].value == 3
 
 
@@ -140,6 +140,18 @@ def test_a_gradient_spike_is_information_a_tall_or_lasting_one_a_warning():
 )
 def test_no_gradient_spike_is_loud_in(norms):
     assert Run("G102", "G103", "G104").series("gradient/global_norm", norms).loud() == []
+
+
+@pytest.mark.parametrize(("norms", "action"), [([math.inf], "check_loss_scale"), ([1.0, 1.0, math.nan], "skip_batch")])
+def test_gradients_that_were_never_finite_are_not_blamed_on_a_batch(norms, action):
+    (alert,) = Run("G101").series("gradient/global_norm", norms).ledger.firing
+    assert alert.remedies[0].action == action
+
+
+def test_gradients_that_vanish_from_the_first_step_on_are_blamed_on_the_scale_of_the_loss():
+    for norms, action in (([1e-9] * 5, "check_loss_scale"), ([1.0] + [1e-9] * 5, "inspect_layer")):
+        (alert,) = Run("G103").series("gradient/global_norm", norms).ledger.firing
+        assert alert.remedies[0].action == action
 
 
 def test_an_unused_parameter_is_named_after_three_checks():

@@ -218,3 +218,12 @@ def test_a_loss_that_is_logged_now_and_then_is_judged_in_steps(every):
     (alert,) = run.ledger.alerts
     assert alert.finding.evidence["lasting_steps"] == 2 * every
     assert alert.severity is (Severity.WARNING if every > 1 else Severity.INFO)
+
+
+@pytest.mark.parametrize(
+    ("losses", "action"),
+    [([2.0, 2.0, np.nan], "skip_batch"), ([2.0, 2.0, np.inf], "find_operation"), ([np.nan], "find_operation")],
+)
+def test_a_loss_that_is_infinite_or_was_never_finite_is_not_blamed_on_a_batch(losses, action):
+    (alert,) = Run("L101").series("train/loss", losses).ledger.firing
+    assert alert.remedies[0].action == action

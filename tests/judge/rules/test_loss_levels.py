@@ -107,7 +107,7 @@ def test_a_fall_of_a_few_percent_is_no_start_if_the_steps_are_tiny(ratio, codes)
 def test_the_peak_of_a_schedule_that_has_decayed_is_to_be_raised():
     lr = np.linspace(1e-6, 1e-9, 400)
     (alert,) = judged(4.6 * noise(0.01, size=400), lr, codes=["L105"], ratio=1e-6).ledger.alerts
-    assert alert.remedies[0].do == "Raise the peak learning rate from 1e-6 to 0.001"
+    assert alert.remedies[0].do == "Raise the peak learning rate from 1e-6 to 0.01"
 
 
 def test_a_warm_up_over_a_third_of_a_short_run_is_waited_for_until_half_of_it():

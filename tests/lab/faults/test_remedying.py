@@ -9,9 +9,9 @@ from forewarn.lab.faults.session import Session
 from forewarn.types import Remedy
 
 
-def rates(remedy, seen, num_steps=60):
+def rates(remedy, seen, num_steps=60, *, is_twin=False):
     """The learning rate of each step of a run with this remedy."""
-    session = Session(0, num_steps, [as_change(remedy, seen, num_steps)])
+    session = Session(0, num_steps, [as_change(remedy, seen, num_steps, is_twin=is_twin)])
     model = nn.Linear(2, 1)
     session.built(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.5)
@@ -29,6 +29,15 @@ def test_a_lower_rate_holds_from_the_checkpoint_before_the_alert():
     assert used == pytest.approx([1.0] * 40 + [0.25] * 20)
 
 
+@pytest.mark.parametrize(
+    ("action", "before", "to", "after"),
+    [("lower_lr", 50.0, 1.0, 1.0), ("lower_lr", 50.0, 0.5, 0.5), ("raise_lr", 1e-4, 0.1, 1.0)],
+)
+def test_a_twin_gets_the_rate_that_is_advised_unless_it_is_beyond_it_already(action, before, to, after):
+    used, _ = rates(Remedy(action, {"from": before, "to": to}, ""), 47, is_twin=True)
+    assert used == pytest.approx([1.0] * 40 + [after] * 20)
+
+
 def test_a_warm_up_rises_from_the_checkpoint_to_the_full_rate():
     used, _ = rates(Remedy("warm_up", {"steps": 4}, ""), 5)
     assert used[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
@@ -44,6 +53,7 @@ def test_stopping_leaves_the_weights_where_they_are():
     [
         (Remedy("lower_weight_decay", {"from": 0.5, "to": 0.05}, ""), "weight_decay", 0.05),
         (Remedy("lower_weight_decay", {"factor": 0.1}, ""), "weight_decay", 0.05),
+        (Remedy("lower_weight_decay", {"from": 9.0, "to": 0.9}, ""), "weight_decay", 0.5),
         (Remedy("lower_beta2", {"to": 0.95}, ""), "betas", (0.9, 0.95)),
     ],
 )

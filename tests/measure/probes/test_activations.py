@@ -166,8 +166,11 @@ def test_tensors_in_tuples_mappings_and_dataclasses_are_found_by_their_place(wat
 def test_what_is_a_leaf():
     normal = parametrizations.weight_norm(nn.Linear(2, 2))
     model = nn.ModuleDict({"linear": normal, "attention": nn.MultiheadAttention(4, 2), "same": nn.Identity()})
+    model["gated"] = nn.Sequential(nn.ReLU())
+    for module in (model, model["gated"]):
+        module.register_parameter("gate", nn.Parameter(torch.ones(2)))
     leaves = [name for name, module in model.named_modules() if is_leaf(name, module)]
-    assert leaves == ["linear", "attention", "attention.out_proj"]
+    assert leaves == ["linear", "attention", "attention.out_proj", "gated", "gated.0"]
 
 
 def test_deeply_nested_outputs_are_not_followed_for_ever():

@@ -43,6 +43,39 @@ def test_an_input_that_the_model_scales_itself_is_read_after_that(watch):
     assert last(monitor, "batch/input_rms", "layer") == 1.0
 
 
+class Attending(nn.Module):
+    """A layer with a matrix of its own beside a child, as in graph attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 2))
+        self.activation = nn.LeakyReLU()
+
+    def forward(self, x):
+        return self.activation(x @ self.matrix)
+
+
+class Positioned(nn.Module):
+    """A model with a matrix beside its layers, and inputs that it scales itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(3, 4))
+        self.layer = Attending()
+
+    def forward(self, pixels):
+        return self.layer(pixels / 255 + 0 * self.positions)
+
+
+@pytest.mark.parametrize(("make", "layer", "size"), [(Attending, "0", 255.0), (Positioned, "0.layer", 1.0)])
+def test_a_layer_of_ones_own_sees_the_batch(make, layer, size, watch):
+    model = nn.Sequential(make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watch(model, optimizer)
+    step(model, optimizer, monitor, torch.full((3, 4), 255.0), torch.tensor([0, 1, 1]))
+    assert last(monitor, "batch/input_rms", layer) == pytest.approx(size)
+
+
 def test_only_the_same_batch_is_a_repetition(small, watch):
     monitor = watch(*small)
     inputs, targets = torch.randn(6, 4), torch.tensor([0, 1] * 3)

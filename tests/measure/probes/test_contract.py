@@ -162,7 +162,8 @@ def sabotage(probe, event, model):
 
     if event in METHODS:
         setattr(probe, event, broken)
-        if event == "needs_every_backward":  # only those are asked who listen
+        if event == "needs_every_backward":  # only those are asked who listen on every step
+            probe.only_measured = False
             probe.backward_begins = lambda step, told=probe.backward_begins: told(step)
         return
     collect, taps = probe.collect, probe.module_taps

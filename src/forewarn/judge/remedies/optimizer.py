@@ -58,13 +58,14 @@ def lower_beta2(why: str = "Adam then adapts to larger gradients within tens of 
 
 
 def lower_weight_decay(factor: float, why: str = "the decay is stronger than the gradient") -> Prescription:
-    """Multiply the weight decay by `factor`; None if there is none."""
+    """Multiply the weight decay by `factor`, or more so that it is 0.01 at most; None if there is none."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy | None:
         decay = current("weight_decay", finding, history, info)
         if decay.value == 0 or math.isnan(decay.value):
             return None
-        numbers = scaled(decay.value, factor) | decay.named_group
+        lowest = min(factor, _FIRST_WEIGHT_DECAY / decay.value) if decay.value > _FIRST_WEIGHT_DECAY else factor
+        numbers = scaled(decay.value, lowest) | decay.named_group
         return Remedy("lower_weight_decay", numbers, why, do=change("Lower", "the weight decay", numbers))
 
     return prescribe

@@ -15,7 +15,7 @@ from forewarn.judge.remedies import advise, clip_gradient, for_cause, lower_lr, 
 from forewarn.judge.series import Bools, Floats, Panel, Series, trailing, usual_levels
 from forewarn.judge.tensor_kinds import is_matrix, layer_of, layer_widths, never_called
 from forewarn.settings import Settings, between
-from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity
+from forewarn.types import BatchNormState, Finding, FrozenCause, RunInfo, Severity, Values
 
 _ZERO_GRADIENT = float(FrozenCause.ZERO_GRADIENT)
 _WHOLE = 1e-3
@@ -116,7 +116,7 @@ def dead_units(
         )  # fmt: skip
 
 
-def _num_units(fractions: Floats, info: RunInfo) -> float:
+def _num_units(fractions: Values, info: RunInfo) -> float:
     """The smallest width of a layer in the model that has whole numbers of units at these fractions; else infinity."""
     counts = np.outer(layer_widths(info), fractions[np.isfinite(fractions)])
     fitting = layer_widths(info)[(np.abs(counts - np.rint(counts)) < _WHOLE).all(axis=1)]

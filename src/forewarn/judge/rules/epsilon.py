@@ -89,7 +89,7 @@ def _without_epsilon(info: RunInfo) -> bool:
 
 def _may_divide_by_zero(settings: None, info: RunInfo) -> Gate:
     is_likely = _without_epsilon(info) or any(parameter.dtype == "float16" for parameter in info.parameters.values())
-    return lambda _step, _norm: is_likely
+    return lambda _step, _norm, _history: is_likely
 
 
 @rule(

@@ -29,7 +29,8 @@ class GradientFadesWithDepth(Settings):
     start_steps: int = between(32, 0, counts="steps")
     """First steps, in which nothing is judged: small initial weights let little gradient through."""
     recovery: float = between(2.0, 1.0)
-    """Growth of that fraction above which it recovers, from the oldest quarter of the checks in memory to the newest."""
+    """Growth of that fraction above which it recovers, from the oldest quarter of the checks in memory to the
+    newest."""
 
 
 @rule(

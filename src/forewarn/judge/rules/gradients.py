@@ -37,6 +37,7 @@ from forewarn.types import Finding, RunInfo, Severity
 @rule(
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
+    gate=lambda _settings, _info: lambda _step, norm, _history: not math.isfinite(norm),
     explains=("L101", "W101", "A103", "M101"),
     message=(
         Message(
@@ -51,7 +52,12 @@ from forewarn.types import Finding, RunInfo, Severity
         Message("Gradients contain NaN or infinity", "gradient norm {value}"),
     ),
     remedies=(
-        skip_batch("a step with these gradients ruins every weight that they reach"),
+        for_cause("start", advise(
+            "check_loss_scale", "Lower the loss scale, or compute in float32 or bfloat16",
+            "the gradients of the very first step overflow although the loss is finite; without a loss scale, look for "
+            "a square root or a norm at zero",
+        )),
+        for_cause("batch", skip_batch("a step with these gradients ruins every weight that they reach")),
         roll_back(),
         advise("find_operation", "Run step {step} under `torch.autograd.detect_anomaly()`",
                "it names the operation: look for sqrt, log, norm and division at zero", scope_is="parameter"),
@@ -88,7 +94,9 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     bad = np.flatnonzero(nonfinite.last > 0) if nonfinite.at == now else np.empty(0, np.intp)
     left_out = steps.at == now and steps.series().last == 0
     severity = Severity.INFO if left_out else Severity.CRITICAL
-    evidence: dict[str, float] = {"optimizer_steps": 0} if left_out else {}
+    at_start = len(whole) > 0 and whole.steps[0] == 0 and not np.isfinite(whole.values[0])
+    evidence: dict[str, float | str] = {"cause": "start" if at_start else "batch"}
+    evidence |= {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):
         yield finding(severity, whole.last, 0.0, "", **_origin(nonfinite, bad, info), **evidence)
     for index in bad:
@@ -126,7 +134,7 @@ class ExplodingGradient(Settings):
     "G102", "exploding-gradient",
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
-    gate=lambda settings, _info: lambda _step, norm: not norm <= settings.warning,
+    gate=lambda settings, _info: lambda _step, norm, _history: not norm <= settings.warning,
     explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
@@ -221,7 +229,8 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    explains=("U103", "W104", "W106"),
+    gate=lambda settings, _info: lambda _step, norm, _history: not norm >= settings.global_norm,
+    explains=("U101", "U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
         Message(
@@ -231,6 +240,10 @@ class VanishingGradient(Settings):
         Message("Gradients are vanishing", "gradient norm {value} · expected at least {bound} · loss {loss}"),
     ),
     remedies=(
+        for_cause("start", advise(
+            "check_loss_scale", "Check that the loss is not averaged or scaled down too far, and compute in float32",
+            "almost no gradient reached the model from the very first step on, and in half precision it underflows",
+        )),
         advise("inspect_layer", "Check the activations and initialization of {scope}",
                "a saturated activation, a missing residual connection or weights that start too small stop the "
                "gradient", scope_is="parameter"),
@@ -262,7 +275,8 @@ def vanishing_gradient(
     scale = level if level < 1 else 1.0
     whole, least = norm.series(), scale * settings.global_norm
     if whole.at == now and whole.last < least:
-        yield finding(Severity.WARNING, whole.last, least, loss=level)
+        at_start = whole.steps[0] == 0 and whole.values[0] < least
+        yield finding(Severity.WARNING, whole.last, least, loss=level, **({"cause": "start"} if at_start else {}))
     if tensors.at == now:
         least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
@@ -294,6 +308,9 @@ class GradientSpike(Spike):
     "G104", "gradient-spike",
     reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
     when=("gradient/global_norm",), keep=20,
+    gate=lambda settings, _info: lambda _step, _norm, history: (
+        history.baseline("gradient/global_norm", settings).latest.outlier
+    ),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(

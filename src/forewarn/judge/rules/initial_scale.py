@@ -135,7 +135,7 @@ def _stands_still(loss: Series, settings: InitialScale) -> bool:
 
 def _of_layers(output: Panel, layers: set[str]) -> float:
     """The median of the first reading of these layers' outputs; NaN if there is none."""
-    index = [place for place, scope in enumerate(output.scopes) if scope in layers]
+    index = [place for place, scope in enumerate(output.scopes) if scope.partition("[")[0] in layers]
     return median(output.values[0, index]) if len(output) and index else math.nan
 
 

@@ -15,6 +15,7 @@ from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
+    for_cause,
     lower_beta2,
     lower_lr,
     roll_back,
@@ -23,7 +24,7 @@ from forewarn.judge.remedies import (
     stop,
     warm_up,
 )
-from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian
+from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian, trailing
 from forewarn.judge.spike import Spike
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
@@ -37,11 +38,19 @@ _QUARTILES = 0.25, 0.75
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
-    gate=lambda _settings, _info: lambda _step, loss: not math.isfinite(loss),
+    gate=lambda _settings, _info: lambda _step, loss, _history: not math.isfinite(loss),
     explains=("G101", "W101", "M101"),
     message=Message("The training loss is NaN or infinite", "loss {value} · last finite loss {last_finite}"),
     remedies=(
-        skip_batch(),
+        for_cause("start", advise(
+            "find_operation", "Run the first step under `torch.autograd.detect_anomaly()`",
+            "no batch has worked so far, so the model, its input or the loss is to blame, not one batch",
+        )),
+        for_cause("infinite", advise(
+            "find_operation", "Find the logarithm, division or exponential in the loss that is infinite at step {step}",
+            "the loss was finite until then: a small epsilon or `clamp` keeps its argument away from zero",
+        )),
+        for_cause("batch", skip_batch()),
         roll_back(),
         advise("inspect_batch", "Look at the batch of step {step}",
                "an empty, corrupt or out-of-range sample can make the loss NaN"),
@@ -54,8 +63,9 @@ def non_finite_loss(loss: Series) -> Finding | None:
 
     ## Why is this bad?
     Its gradients are not finite either, and one optimizer step with them destroys every weight they reach. The run
-    cannot recover unless that step is skipped. If this is the first alert, the cause is a bad batch. Otherwise the loss
-    or the gradients grew until the forward pass overflowed.
+    cannot recover unless that step is skipped. If this is the first alert, the cause is a bad batch, or an operation in
+    the loss such as the logarithm of zero, which makes it infinite rather than NaN. Otherwise the loss or the gradients
+    grew until the forward pass overflowed.
 
     ## Example
     fires: 2.0x5 nan
@@ -65,7 +75,10 @@ def non_finite_loss(loss: Series) -> Finding | None:
     """
     if not len(loss) or math.isfinite(loss.last):
         return None
-    return finding(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss))
+    lost = trailing(~np.isfinite(loss.values))
+    never_finite = lost == len(loss) and int(loss.steps[0]) == 0
+    cause = "start" if never_finite else "infinite" if np.isinf(loss.values[-lost]) else "batch"
+    return finding(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss), cause=cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +102,9 @@ class LossSpike(Spike):
 @rule(
     "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
     keep=50,
+    gate=lambda settings, _info: lambda _step, _loss, history: (
+        (baseline := history.baseline("train/loss", settings)).latest.outlier or baseline.saw_negative(settings.window)
+    ),
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
@@ -204,6 +220,9 @@ class LossDivergence(Settings):
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr", "update/separate_losses"), when=("train/loss",),
     per_scope=True, hold=16, keep=100,
+    gate=lambda settings, _info: lambda _step, _loss, history: (
+        history.is_rising("train/loss", settings.window) or history.is_rising("train/loss", settings.slow_window)
+    ),
     explains=("L101", "L102", "L107", "L108", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(
@@ -254,9 +273,9 @@ def _divergence(loss: Series, lr: Panel, window: int, settings: LossDivergence, 
     if len(values) < 4 * window:
         return None
     medians = loss.rolling_median(window)
+    if not medians.is_rising():
+        return None
     level = medians.at(0)
-    if level <= medians.at(1) or medians.at(1) <= medians.at(2):
-        return None  # nothing has risen; if a median is missing, use the losses themselves
     if not level > settings.factor * np.float64(np.fmin.reduce(values)):
         return None
     oldest, middle, newest = values[-3 * window :].reshape(3, window)

@@ -49,8 +49,8 @@ class LossNotStarting(Settings):
     """Minimum number of loss levels then."""
     slow_steps: int = between(90, 1, counts="steps")
     """Steps without a rise of the lr then."""
-    wanted: float = between(1e-3, 0.0)
-    """Update ratio that the first remedy aims at then."""
+    wanted: float = between(1e-2, 0.0)
+    """Update ratio that the first remedy aims at then: that of the first steps of Adam at its usual learning rates."""
     moving: float = between(3e-4, 0.0)
     """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
     blame."""
@@ -137,13 +137,19 @@ def loss_plateau(
         return None
     if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
         return NOT_JUDGED
-    if _not_started(
-        level.series(), LossNotStarting(), LossNotStarting().levels
-    ):  # it needs a higher lr, not a lower one
+    usual = LossNotStarting()
+    if _not_started(level.series(), usual, usual.levels, usual.gain):  # it needs a higher lr, not a lower one
         return NOT_JUDGED
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
     )
+
+
+def _stays_near_the_first(levels: Floats, settings: LossNotStarting) -> bool:
+    if len(levels) < 2:
+        return False
+    now = float(np.median(levels[1:][-settings.levels // 2 :]))
+    return bool(levels[0] - now < settings.first_fall * abs(levels[0]))
 
 
 @rule(
@@ -151,6 +157,9 @@ def loss_plateau(
     reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "update/ratio",
            "batch/num_classes", "monitor/update_ratio_median"),
     when=("train/loss_level",), per_scope=True, keep=256,
+    gate=lambda settings, _info: lambda _step, _level, history: (
+        _stays_near_the_first(_finite(history.series("train/loss_level"))[1], settings)
+    ),
     explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "T101", "T102", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
     message=(
@@ -180,7 +189,7 @@ def loss_plateau(
         ),
     ),
     remedies=(
-        for_cause("slow", raise_lr(10.0, "a step of about 0.1% of the weight norm trains well", of_peak=True)),
+        for_cause("slow", raise_lr(10.0, "a first step of about 1% of the weight norm trains well", of_peak=True)),
         for_cause("large", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         for_cause("moving", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
@@ -247,7 +256,7 @@ def loss_not_starting(
         return None
     gain = settings.tiny_gain if largest < settings.tiny else settings.gain
     least = settings.slow_levels if is_slow else settings.levels
-    stuck = _not_started(level.series(), dataclasses.replace(settings, gain=gain), least)
+    stuck = _not_started(level.series(), settings, least, gain)
     if stuck is None:
         return None
     recent = loss.series().values[-_MOST_POINTS:]
@@ -292,22 +301,21 @@ def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting) 
     return levels[0] > 0 and fall <= settings.significance * error
 
 
-def _not_started(level: Series, settings: LossNotStarting, least: int) -> Finding | None:
+def _not_started(level: Series, settings: LossNotStarting, least: int, gain: float) -> Finding | None:
     """What `loss-not-starting` finds with at least this many levels, whatever the learning rate does.
 
     The slope shows a steady fall; a fall within the first steps shows only in the very first loss.
     """
     steps, levels = _finite(level)
-    if len(levels) <= least or int(level.steps[0]) > 0:
+    if len(levels) <= least or int(level.steps[0]) > 0 or not _stays_near_the_first(levels, settings):
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)
     error = settings.significance * _fall_error(since, rest, slope)
     fall = -slope * float(since[-1] - since[0])
-    bound = settings.gain * abs(first)
+    bound = gain * abs(first)
     now = float(np.median(rest[-settings.levels // 2 :]))
-    is_flat = bound > 0 and fall + error < bound and error < 2 * bound
-    if not (is_flat and first - now < settings.first_fall * abs(first)):
+    if not (bound > 0 and fall + error < bound and error < 2 * bound):
         return None
     return finding(
         Severity.WARNING, fall + error, bound, first=first, level=now, fall=fall, lasting_steps=int(since[-1]) + 1,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.lr_course import peak_rates
+from forewarn.judge.history import History
+from forewarn.judge.lr_course import declared_peak, peak_rates
 from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
@@ -29,6 +30,7 @@ class LrOffPlan(Settings):
 
 @rule(
     "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
+    gate=lambda _settings, _info: lambda _step, _lr, history: "train/lr_plan" in history,
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
     settings=LrOffPlan,
     message=Message(
@@ -128,8 +130,20 @@ class LrSpent(Settings):
     """The same as a fraction of the steps before: the last steps of a long run do not fire."""
 
 
+def _far_below_a_peak(settings: LrSpent, info: RunInfo) -> Gate:
+    declared = declared_peak(info)
+
+    def is_far_below(_step: int, _lr: float, history: History) -> bool:
+        lr = history.panel("train/lr")
+        bound = settings.share * float(np.fmax.reduce(lr.values, axis=None, initial=declared))
+        return not all(rate >= bound for rate in lr.last.tolist())
+
+    return is_far_below
+
+
 @rule(
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
+    gate=_far_below_a_peak,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
     message=Message(
@@ -193,7 +207,7 @@ def _longest_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> tuple[Severit
 
 def _past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Gate:
     _, least = _longest_warm_up(settings, info)
-    return lambda step, _lr: step >= least
+    return lambda step, _lr, _history: step >= least
 
 
 @rule(
@@ -240,7 +254,7 @@ class LrNeverDecays(Settings):
 
 def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
     since = settings.share * declared(info, "total_steps")
-    return lambda step, _lr: step + 1 >= since
+    return lambda step, _lr, _history: step + 1 >= since
 
 
 @rule(

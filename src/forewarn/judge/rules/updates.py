@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.lr_course import is_above_declared, last_jump, newest_jump, peak_rate, planned_growth, rates
+from forewarn.judge.lr_course import (
+    is_above_declared,
+    is_raised,
+    last_jump,
+    newest_jump,
+    peak_rate,
+    planned_growth,
+    rates,
+)
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import of_group, steps_grow_with_gradients
 from forewarn.judge.registry import finding, rule
@@ -119,10 +127,11 @@ def update_ratio_high(
 
     Only tensors with two or more dimensions count, since biases and the like start at zero. A matrix that was zero,
     such as one half of a LoRA adapter, is ignored for its first 100 steps. One that starts much smaller than usual,
-    such as the head of a policy, is compared with the usual size: a step that doubles it changes little. The first steps of Adam are its largest. So
-    the limits are wider during the first steps, and nothing fires then while the loss falls. With SGD, whose steps
-    shrink with the gradients, the loss gets ten steps to begin. Later it is information while the loss makes progress,
-    unless the learning rate is above every declared one: that was not meant.
+    such as the head of a policy, is compared with the usual size: a step that doubles it changes little.
+
+    The first steps of Adam are its largest. So the limits are wider during the first steps, and nothing fires then
+    while the loss falls. With SGD, whose steps shrink with the gradients, the loss gets ten steps to begin. Later it is
+    information while the loss makes progress, unless the learning rate is above every declared one: that was not meant.
 
     ## Example
     fires: update/ratio{layer.weight} 0.01x100 0.2x3
@@ -319,6 +328,9 @@ class UpdateRatioJump(Settings):
     "U104", "update-ratio-jump",
     reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
+    gate=lambda settings, _info: lambda _step, median, history: (
+        not math.isnan(median) or is_raised(history.panel("train/lr"), settings.factor)
+    ),
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
         "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",

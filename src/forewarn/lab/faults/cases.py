@@ -17,6 +17,7 @@ import torch
 from forewarn.codec import Noun
 from forewarn.config import Config
 from forewarn.judge.diagnosis import Diagnosis, replay
+from forewarn.judge.ledger import began_at
 from forewarn.lab.faults.change import Change, Draw
 from forewarn.lab.faults.fingerprint import rules_hash
 from forewarn.lab.faults.hard_negatives import HARD_NEGATIVES
@@ -64,6 +65,7 @@ class Warned(Noun):
     severity: int
     fired: int
     since: int
+    """When it began, by its own evidence: a loss that never fell is seen late."""
     is_open: bool
     cause: str
     """The cause in its evidence, such as `not_in_optimizer`."""
@@ -134,9 +136,11 @@ def _most_important(diagnosis: Diagnosis, loud: Sequence[Alert]) -> tuple[Warned
 
 
 def _warned(alert: Alert) -> Warned:
-    cause = str((alert.announced or alert.finding).evidence.get("cause", ""))
+    told = alert.announced or alert.finding
+    cause = str(told.evidence.get("cause", ""))
+    began = min(alert.since, began_at(told))
     return Warned(
-        alert.code, alert.name, int(alert.severity), alert.fired or 0, alert.since, alert.state is AlertState.FIRING,
+        alert.code, alert.name, int(alert.severity), alert.fired or 0, began, alert.state is AlertState.FIRING,
         cause, f"{alert.name}: {alert.headline}. {alert.cause}", alert.remedies[:3],
     )  # fmt: skip
 
@@ -196,7 +200,7 @@ def _remedied(
 
 
 def _first_remedy(warned: Sequence[Warned]) -> tuple[Remedy, int] | None:
-    """The remedy that a person reads first, and the step at which its alert was first seen."""
+    """The remedy that a person reads first, and the step at which the trouble began."""
     loud = [alert for alert in warned if alert.severity >= Severity.WARNING]
     return (loud[0].remedies[0], loud[0].since) if loud and loud[0].remedies else None
 
@@ -210,7 +214,7 @@ def _with_first_remedy(case: Case, warned: Sequence[Warned]) -> dict[str, float 
 
 
 def _with(case: Case, remedy: Remedy, seen: int) -> float | None:
-    change = as_change(remedy, seen, find_workload(case.workload).num_steps)
+    change = as_change(remedy, seen, find_workload(case.workload).num_steps, is_twin=case.is_plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return None if change is None else trained(case, None, change)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forewarn.lab.faults.cases import CHANCE, FIRST, LOWERED, Record
-from forewarn.lab.faults.fingerprint import test_runs
+from forewarn.lab.faults.fingerprint import rules_hash, test_runs
 from forewarn.lab.faults.hard_negatives import HARD_NEGATIVES
 from forewarn.lab.faults.injected import FAULTS
 from forewarn.lab.faults.potency import LEAST_SPREAD, SPREADS
@@ -26,6 +26,12 @@ LOOKED_AT = (
     "34) of its harmful faults were detected and 68% (23 of 34) had the right cause first. Rules were mended after it."
 )
 """What a reader must know about the validation set."""
+MENDED = (
+    "The rules have been mended since the test set was run, on the development set and on public code. They have not "
+    "been judged on the test set again. The development set has an actor with a critic since then, so that "
+    "reinforcement learning with both is no longer new to them."
+)
+"""What a reader must know about a test set that was run with earlier rules."""
 WIDENED = "The words of `corrupt-batches` and `saturated-tanh` were widened after runs of the development set."
 
 
@@ -103,14 +109,18 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
         if len(pairs) == possible
         else f"- Sample: {len(pairs)} of the {possible} pairs of a fault and a workload that it fits, chosen by chance."
     )
-    num_tried = sum(bool(record.remedied) for record in records if record.case.is_fault)
-    if num_tried < num_faults:
-        yield (
-            f"- Remedies were carried out for {num_tried} of these faults (`--no-remedies`). For the others, the first "
-            "remedy counts if the fault declares it as its fix."
-        )
-    judged_by = ", ".join(sorted({f"`{record.rules}`" for record in records}))
-    yield f"- Rules: {judged_by}, a hash of the source and thresholds of all rules."
+    for which, one in by_set.items():
+        num_tried = sum(bool(verdict.record.remedied) for verdict in one.harmful)
+        if num_tried < len(one.harmful):
+            yield (
+                f"- Remedies were carried out for {num_tried} of the {len(one.harmful)} harmful faults of the {which} "
+                "set. For the others, the first remedy counts if the fault declares it as its fix."
+            )
+    judged_by = {which: {record.rules for record in records if _is_in(which)(record)} for which in by_set}
+    named = ", ".join(f"{which} `{'` `'.join(sorted(used))}`" for which, used in judged_by.items())
+    yield f"- Rules, as a hash of the source and thresholds of all of them: {named}."
+    if Set.TEST in judged_by and judged_by[Set.TEST] != {rules_hash()}:
+        yield f"- {MENDED}"
     yield f"- The test set has been run with {len(runs)} set{'s' * (len(runs) != 1)} of rules so far" + (
         f": {', '.join(run['rules'] for run in runs)}.\n" if runs else ".\n"
     )
@@ -165,9 +175,10 @@ def _repairs(by_set: dict[Set, Scores]) -> Iterator[str]:
     yield "## Repairs\n"
     yield (
         "The first remedy of the alert shown first is carried out and the script runs again, from the last checkpoint "
-        f"before the alert (every {CHECKPOINT_EVERY} steps). A fault is repaired if it does no harm any more. A remedy "
-        "that only a person can carry out counts if the fault declares it as its fix. An undetected fault counts as "
-        "not repaired.\n"
+        f"before the trouble began, as the alert tells it (every {CHECKPOINT_EVERY} steps). A fault is repaired if it "
+        "does no harm any more. A remedy that only a person can carry out counts if the fault declares it as its fix. "
+        "An undetected fault counts as not repaired. A healthy twin gets the number that the remedy advises, unless it "
+        "has it already.\n"
     )
     rows = [
         ["forewarn: repaired, or the fix named", *(cell(one.fixed) for one in by_set.values())],

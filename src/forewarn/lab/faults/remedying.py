@@ -44,13 +44,16 @@ def checkpoint_before(step: int) -> int:
     return step // CHECKPOINT_EVERY * CHECKPOINT_EVERY
 
 
-def as_change(remedy: Remedy, seen: int, num_steps: int) -> Change | None:
-    """The remedy as a change of the script from the checkpoint before step `seen` on; None if no code can do it."""
+def as_change(remedy: Remedy, seen: int, num_steps: int, *, is_twin: bool = False) -> Change | None:
+    """The remedy as a change of the script from the checkpoint before step `seen` on; None if no code can do it.
+
+    In a twin that has not got the fault, a number that is to be lowered or raised may be right already.
+    """
     numbers = remedy.parameters
     begin = checkpoint_before(seen)
     match remedy.action:
         case "lower_lr" | "raise_lr" | "set_lr":
-            return _Rate(begin, _factor(numbers))
+            return _Rate(begin, _factor(numbers), limit=float(numbers.get("to", 0)) if is_twin else 0.0)
         case "decay_lr":
             return _Rate(begin, 0.1, over=num_steps - begin)
         case "warm_up":
@@ -60,7 +63,7 @@ def as_change(remedy: Remedy, seen: int, num_steps: int) -> Change | None:
         case "lower_clip":
             return Clipped(float(numbers["to"]), begin)
         case "lower_weight_decay" | "raise_weight_decay":
-            return _Setting("weight_decay", numbers, begin)
+            return _Setting("weight_decay", numbers, begin, never_higher=remedy.action == "lower_weight_decay")
         case "lower_beta2":
             return _Setting("betas", numbers, begin)
         case "raise_epsilon" | "lower_epsilon":
@@ -85,10 +88,13 @@ def _factor(numbers: Numbers) -> float:
 
 
 class _Rate(Change):
-    """Multiplies the learning rate by a factor from a step on: at once, over a decay, or after a warm-up."""
+    """Multiplies the learning rate by a factor from a step on: at once, over a decay, or after a warm-up.
 
-    def __init__(self, begin: int, factor: float, *, over: int = 0, warm_up: int = 0) -> None:
-        self.begin, self.factor, self.over, self.warm_up = begin, factor, over, warm_up
+    With a limit, the rate is moved to it, unless it is there or beyond already.
+    """
+
+    def __init__(self, begin: int, factor: float, *, over: int = 0, warm_up: int = 0, limit: float = 0.0) -> None:
+        self.begin, self.factor, self.over, self.warm_up, self.limit = begin, factor, over, warm_up, limit
         self._now = 1.0
 
     def watched(self, session: Session) -> None:
@@ -98,6 +104,10 @@ class _Rate(Change):
         self._scale(session, step + 1)
 
     def _scale(self, session: Session, step: int) -> None:
+        if self.limit and step == self.begin:
+            rates = [group["lr"] for optimizer in session.optimizers for group in optimizer.param_groups]
+            missing = self.limit / max(rates) if max(rates) else 1.0
+            self.factor = min(1.0, missing) if self.factor < 1 else max(1.0, missing)
         wanted = self._wanted(step)
         if wanted != self._now and self._now:
             session.scale_lr(wanted / self._now)
@@ -115,8 +125,8 @@ class _Rate(Change):
 class _Setting(Change):
     """Sets an option of every optimizer group from a step on."""
 
-    def __init__(self, name: str, numbers: Numbers, begin: int) -> None:
-        self.name, self.numbers, self.begin = name, numbers, begin
+    def __init__(self, name: str, numbers: Numbers, begin: int, *, never_higher: bool = False) -> None:
+        self.name, self.numbers, self.begin, self.never_higher = name, numbers, begin, never_higher
 
     def watched(self, session: Session) -> None:
         if self.begin == 0:
@@ -133,7 +143,8 @@ class _Setting(Change):
             if self.name == "betas":
                 group["betas"] = (group["betas"][0], float(self.numbers["to"]))
             elif "to" in self.numbers:
-                group[self.name] = float(self.numbers["to"])
+                to = float(self.numbers["to"])
+                group[self.name] = min(to, group[self.name]) if self.never_higher else to
             else:
                 group[self.name] *= float(self.numbers["factor"])
 

@@ -5,7 +5,7 @@ holds sums, so rows of micro-batches or shards add up to the row of the whole.
 """
 
 from forewarn.measure.engine.attention_heads import AttentionSummary, attention_summary
-from forewarn.measure.engine.dispatch import backend_of, looked_at, measure
+from forewarn.measure.engine.dispatch import backend_of, looked_at, measure, row_of
 from forewarn.measure.engine.native import Standing
 from forewarn.measure.engine.norms import norms
 from forewarn.measure.engine.sampling import UpdateSampler, sample_indices
@@ -15,6 +15,6 @@ from forewarn.measure.engine.summary import QUANTITIES, summarize
 
 __all__ = [
     "ALL_BLOCKS", "COLUMNS", "NUM_BINS", "QUANTITIES", "AttentionSummary", "Measurement", "Numbers", "Standing",
-    "UpdateSampler", "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "sample_indices",
-    "spread_of", "summarize",
+    "UpdateSampler", "attention_summary", "backend_of", "in_order", "looked_at", "measure", "norms", "row_of",
+    "sample_indices", "spread_of", "summarize",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Meas
     A histogram counts up to `histogram_blocks` evenly spaced blocks of 4096 values per tensor, or one block in 16 if
     that is more. 0 means no histograms. Some backends count every value.
     """
-    if len(tensors) == 1 and not histogram_blocks and (row := _row(tensors[0])) is not None:
+    if len(tensors) == 1 and not histogram_blocks and (row := _native_row(tensors[0])) is not None:
         return Measurement(_FIRST, (row,))
     order: Sequence[int] = range(len(tensors))
     described = isinstance(tensors, native.Described)
@@ -57,8 +57,14 @@ def measure(tensors: Sequence[Tensor | None], histogram_blocks: int = 0) -> Meas
     return Measurement(order, tuple(rows), tuple(histograms))
 
 
-def _row(tensor: Tensor | None) -> Numbers | None:
-    """The row of a single tensor by a shortcut, for tensors read one at a time, such as activations."""
+def row_of(tensor: Tensor) -> Numbers:
+    """The row [1 × columns] of a single tensor, such as the gradient of an activation."""
+    row = _native_row(tensor)
+    return measure([tensor]).rows[0] if row is None else row
+
+
+def _native_row(tensor: Tensor | None) -> Numbers | None:
+    """The same by a shortcut; None if the native backend does not read this tensor."""
     if tensor is None or _backend(tensor) is not _native:
         return None
     try:

@@ -35,11 +35,11 @@ def norms(tensors: Sequence[Tensor]) -> list[Norm]:
 
 def norm_of_all(parts: Sequence[Norm]) -> Norm:
     """The norm of several parts from their norms, on the device of the first that is on one."""
-    on_host = math.hypot(*(part for part in parts if not isinstance(part, Tensor)))
-    on_devices = [part for part in parts if isinstance(part, Tensor)]
+    is_on_host = set(map(type, parts)) <= {float}
+    on_devices = [] if is_on_host else [part for part in parts if isinstance(part, Tensor)]
     if not on_devices:
-        return on_host
-    if on_host:
+        return math.hypot(*parts)
+    if on_host := math.hypot(*(part for part in parts if not isinstance(part, Tensor))):
         on_devices.append(torch.tensor(on_host, dtype=on_devices[0].dtype))
     if len(on_devices) == 1:
         return on_devices[0]

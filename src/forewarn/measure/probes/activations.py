@@ -36,9 +36,10 @@ _QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
 
 
 class ActivationProbe(Probe):
-    """`activation/…` per leaf module; each output is read once, as the module returns it, and not kept."""
+    """`activation/…` per module that computes something itself; each output is read once, as the module returns it."""
 
     name = "activations"
+    only_measured = True
     on_every_rank = True
     from_modules = ("activation/mean",)
 

@@ -53,6 +53,7 @@ class AttentionProbe(Probe):
     """
 
     name = "attention"
+    only_measured = True
     on_every_rank = True
     from_modules = ("attention/entropy",)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
+from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
@@ -23,8 +26,8 @@ _MAX_VALUES = 2**14
 _WEIGHTS = 97
 """Values are weighted by their place modulo this prime, so that another order gives another sum."""
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers whose first input is the batch as the model sees it, after any scaling in `forward`."""
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
+"""Layers of torch that multiply their input with a matrix, whatever it is parametrized by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,16 @@ class BatchProbe(Probe):
     """`batch/…` on measured steps: from the first layer that runs, the model's arguments and `monitor.batch`."""
 
     name = "batch"
+    only_measured = True
     on_every_rank = True
     provides = (GivenTargets,)
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules: dict[str, nn.Module] = {}
+        self._tapped = ""
+        self._taps: list[ModuleTap] = []
+        """For these modules and this layer."""
         self._layer = ""
         self._scale: Tensor | None = None
         self._print: Tensor | None = None
@@ -64,18 +72,21 @@ class BatchProbe(Probe):
         if self._scale is not None:
             return ()
         modules = hookable_modules(self._model)
-        return [
-            ModuleTap(module, entered=self._entering(name))
-            for name, module in modules.items()
-            if isinstance(module, _LAYERS) and self._layer in ("", name)
-        ]
+        if modules is not self._modules or self._layer != self._tapped:
+            self._modules, self._tapped = modules, self._layer
+            self._taps = [
+                ModuleTap(module, entered=self._entering(name))
+                for name, module in modules.items()
+                if self._layer in ("", name) and multiplies_input(module)
+            ]
+        return self._taps
 
     def _entering(self, name: str) -> Any:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensor = local_part(args[0]) if args and isinstance(args[0], Tensor) else None
             if self._scale is None and tensor is not None and tensor.is_floating_point() and tensor.numel():
                 values = _sample(tensor)
-                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean().sqrt()])
+                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean()])
 
         return entered
 
@@ -98,9 +109,9 @@ class BatchProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             waiting = list(arrays)
             if scale is not None:
-                mean, size = waiting.pop(0)
+                mean, mean_square = waiting.pop(0)
                 yield Reading("batch/input_mean", (layer,), mean)
-                yield Reading("batch/input_rms", (layer,), size)
+                yield Reading("batch/input_rms", (layer,), math.sqrt(mean_square))
             if fingerprint is not None:
                 present = tuple(float(number) for number in waiting.pop(0))
                 if self._before:
@@ -116,6 +127,20 @@ class BatchProbe(Probe):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before = tuple(float(number) for number in state["before"])
+
+
+def multiplies_input(module: nn.Module) -> bool:
+    """Whether a module multiplies its input with a matrix of its own.
+
+    The first to run sees the batch as the model does, after any scaling in `forward`. A model with a matrix beside its
+    layers, such as one of positions, leaves that to the first layer.
+    """
+    if isinstance(module, _LAYERS):
+        return True
+    held = [parameter for parameter in module._parameters.values() if parameter is not None]
+    has_matrix = any(not is_lazy(parameter) and parameter.dim() > 1 for parameter in held)
+    is_lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return has_matrix and not is_lookup and not any(map(multiplies_input, children_of(module).values()))
 
 
 def count_targets(targets: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forewarn.measure.engine import COLUMNS, Numbers, measure
+from forewarn.measure.engine import COLUMNS, Numbers, row_of
 from forewarn.measure.forward import differentiable, hookable_modules
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex, block_names
@@ -44,6 +45,7 @@ class GainProbe(Probe):
     """
 
     name = "gain"
+    only_measured = True
     on_every_rank = True
     from_modules = ("gain/block",)
 
@@ -97,7 +99,7 @@ class GainProbe(Probe):
 
     def _entered(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
-            inputs = list(differentiable([*args, *kwargs.values()]))
+            inputs = differentiable([*args, *kwargs.values()])
             same = len(inputs) == len(self._inputs) and all(map(is_, inputs, self._inputs))
             self._side_by_side |= bool(inputs) and same and block != self._block
             self._inputs, self._block = inputs, block
@@ -111,16 +113,17 @@ class GainProbe(Probe):
 
     def _left(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Iterable[GradientTap]:
-            self._output, self._boundary = next(differentiable(output), None), _Boundary(output_of=block)
+            self._output = next(iter(differentiable(output)), None)
+            self._boundary = _Boundary(output_of=block)
             return self._followed(self._output, self._boundary)
 
         return left
 
     def _followed(self, tensor: Tensor | None, boundary: _Boundary) -> Iterable[GradientTap]:
-        def reached(gradient: Tensor) -> None:
-            self._reached.append((torch._C._current_graph_task_id(), boundary, measure([gradient]).rows[0]))
+        return () if tensor is None else [GradientTap(tensor, partial(self._reach, boundary))]
 
-        return () if tensor is None else [GradientTap(tensor, reached)]
+    def _reach(self, boundary: _Boundary, gradient: Tensor) -> None:
+        self._reached.append((torch._C._current_graph_task_id(), boundary, row_of(gradient)))
 
     def _gains(self, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
         shape = (2, len(self._names))

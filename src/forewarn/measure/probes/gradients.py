@@ -170,12 +170,12 @@ class GradientProbe(Probe):
         is_first = step.measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
-        live = self._parameter_index.live()
+        live = self._parameter_index.live() if step.measured else self._parameter_index.recent()
         read = _gradient_of if self._parameter_index.rank is None else self._gradient
         gradients: dict[int, Tensor] = {
             key: gradient
-            for key, parameter in live.items()
-            if (gradient := read(parameter)) is not None and gradient.numel()
+            for key, gradient in zip(live, map(read, live.values()), strict=True)
+            if gradient is not None and gradient.numel()
         }
         scale = self._loss_scale()
         scale = None if scale is None else scale.detach().clone()
@@ -242,7 +242,7 @@ class GradientProbe(Probe):
             loss_scale = None
         else:
             loss_scale = self._latest_scale
-            latest = (self._latest.get(id(parameter)) for parameter in self._parameters_of(index))
+            latest = map(self._latest.get, map(id, self._parameters_of(index)))
             own = [norm for norm in latest if norm is not None] if self._latest else []
         if own or not self._parameter_index.records:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
@@ -292,7 +292,7 @@ class GradientProbe(Probe):
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
             by_optimizer = [float(waiting.pop(0)) for _ in used]
-            by_pass = np.array([[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual])
+            by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
             still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
             if still_left:
                 yield Reading("gradient/residual_norm", ONE, max(still_left))
@@ -322,8 +322,9 @@ class GradientProbe(Probe):
                     reason = Reason.AFTER_CLIPPING
                 else:
                     yield from self._share_of_start(before, step.measured)
-                    left = by_pass.max(axis=0) if residual else np.zeros(0)
-                    yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
+                    if passes.places:
+                        left = np.array(by_pass).max(axis=0)
+                        yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
             if from_backward and statistics is not None and reason is Reason.AVAILABLE:
@@ -420,6 +421,8 @@ class GradientProbe(Probe):
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""
+        if self._scaler is None:
+            return None
         scales = (present_scale(self._scaler, optimizer) for optimizer in self._parameter_index.optimizers)
         return next((scale for scale in scales if scale is not None), None)
 

@@ -54,6 +54,7 @@ class LogitsProbe(Probe):
     """
 
     name = "logits"
+    only_measured = True
     on_every_rank = True
     needs: Mapping[type, Sequence[str]] = {GivenTargets: (), LossGraph: ()}
     from_modules = ("activation/log_z",)
@@ -76,6 +77,9 @@ class LogitsProbe(Probe):
         """What is counted of the targets. In a row of the gradient of a softmax loss, the lowest value is the target;
         for a loss on log-probabilities, it is the only value."""
         self._failure: Exception | None = None
+        self._modules: dict[str, nn.Module] = {}
+        self._taps: list[ModuleTap] = []
+        """For the outputs of the linear layers among these modules."""
 
     def forward_begins(self) -> None:
         self._last = None
@@ -84,11 +88,14 @@ class LogitsProbe(Probe):
         if self._given and not self._unused:
             return ()
         modules = hookable_modules(self._model)
-        return [
-            ModuleTap(module, left=self._passed)
-            for name, module in modules.items()
-            if name and isinstance(module, nn.Linear)
-        ]
+        if modules is not self._modules:
+            self._modules = modules
+            self._taps = [
+                ModuleTap(module, left=self._passed)
+                for name, module in modules.items()
+                if name and isinstance(module, nn.Linear)
+            ]
+        return self._taps
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._last = output

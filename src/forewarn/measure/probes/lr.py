@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,8 @@ class LearningRateProbe(Probe):
         self._scopes: tuple[str, ...] = ()
         self._recorded: dict[str, list[float | None]] = {}
         """The settings that change rarely, as recorded last."""
+        self._present: list[Any] = []
+        """The same as the optimizers held them then."""
         self._peaks = [peak_lr(group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
@@ -43,6 +46,7 @@ class LearningRateProbe(Probe):
         self._steps = int(state["steps"])
         if len(state["peaks"]) == len(self._peaks):  # otherwise the groups have changed
             self._peaks = [float(peak) for peak in state["peaks"]]
+        self._present = []
         self._recorded = {
             name: [None if value is None else float(value) for value in values]
             for name, values in state.get("recorded", {}).items()
@@ -77,6 +81,10 @@ class LearningRateProbe(Probe):
     def _changed(self) -> dict[str, list[float | None]]:
         """The weight decay and β2 of each group, if one differs from what was recorded last; None where it has none."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        present = [group.get(name) for group in groups for name in ("weight_decay", "betas")]
+        if len(present) == len(self._present) and all(map(is_, present, self._present)):
+            return {}
+        self._present = [] if list in map(type, present) else present  # a list can change and stay the same object
         decays = [_number(group.get("weight_decay")) for group in groups]
         betas = [_number((*group.get("betas", ()), None, None)[1]) for group in groups]
         changed = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.forward import hookable_modules
-from forewarn.measure.metric_evaluation import Evaluation, is_sharded
+from forewarn.measure.metric_evaluation import Evaluation, is_sharded, local
 from forewarn.measure.metric_kinds import (
     NOTHING,
     ActivationDifferenceMetric,
@@ -33,7 +33,9 @@ from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import Stepping
 from forewarn.measure.references import Reference
+from forewarn.measure.shards import Shard
 from forewarn.measure.step import Step
+from forewarn.measure.step_log import Settled
 from forewarn.types import is_metric_name
 
 _SEPARATOR = "\n"
@@ -44,10 +46,13 @@ class MetricsProbe(Probe):
     """`{kind}_metric/{name}` per module or parameter, for each metric that `watch(metrics=[…])` was given.
 
     Activations come from measured forward passes in training mode. Gradients are those that the optimizer uses, and
-    parameters are read after the step. Differences are from the metric's own reference.
+    parameters are read after the step. Differences are from the metric's own reference. Ranks are combined as in a
+    `ModuleMonitor`.
     """
 
     name = "metrics"
+    on_every_rank = True
+    only_measured = True
 
     def __init__(self, parameter_index: ParameterIndex, metrics: Sequence[ModuleMetric]) -> None:
         self._parameter_index = parameter_index
@@ -56,7 +61,7 @@ class MetricsProbe(Probe):
         for metric in metrics:
             _check(metric)
             self._metrics.add(metric)
-        self._check_whole()
+        self._check_shards()
         self.needs = {Stepping: [series_name(metric) for metric in metrics if metric.kind == "gradient"]}
         self.from_modules = [series_name(metric) for metric in metrics if metric.kind.startswith("activation")]
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
@@ -97,26 +102,31 @@ class MetricsProbe(Probe):
             return None
         tensors, unpack = self._evaluation.take_log().pack()
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            stepping = step.get(Stepping)
-            by_series: dict[str, dict[str, float]] = {}
-            for key, value in self._evaluation.averages(unpack(arrays)).items():
-                kind, scope, metric = key.split(_SEPARATOR, 2)
-                if kind != "gradient" or (stepping is not None and not stepping.skipped):
-                    by_series.setdefault(self._series(kind, metric), {})[scope] = value
-            for name, values in by_series.items():
-                yield Reading(name, tuple(values), list(values.values()))
+        def settle(arrays: Sequence[Array]) -> Pending:
+            to_exchange, parts, combined = unpack(arrays).exchanged()
+            return Pending(to_exchange, lambda arrays: self._readings(step, combined(arrays)), parts)
 
-        return Pending(tensors, decode)
+        return Pending(tensors, lambda arrays: self._readings(step, unpack(arrays)), settle=settle)
+
+    def _readings(self, step: Step, settled: Settled) -> Iterator[Reading]:
+        stepping = step.get(Stepping)
+        by_series: dict[str, dict[str, float]] = {}
+        for key, value in self._evaluation.averages(settled).items():
+            kind, scope, metric = key.split(_SEPARATOR, 2)
+            if kind != "gradient" or (stepping is not None and not stepping.skipped):
+                by_series.setdefault(self._series(kind, metric), {})[scope] = value
+        for name, values in by_series.items():
+            yield Reading(name, tuple(values), list(values.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in self._at_first.items()}}
+        at_first = ((name, local(weights)) for name, weights in self._at_first.items())
+        return {"at_first": {name: weights.float().cpu().numpy() for name, weights in at_first}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, weights in state["at_first"].items():
             initial = self._at_first.get(name)
-            if initial is not None and tuple(initial.shape) == tuple(weights.shape):
-                initial.copy_(_tensor(weights))
+            if initial is not None and tuple(local(initial).shape) == tuple(weights.shape):
+                local(initial).copy_(_tensor(weights))
 
     def _series(self, kind: str, answer: str) -> str:
         """The series of a metric, with the suffix that its aggregation added: `spread[max]` becomes `spread_max`."""
@@ -140,12 +150,14 @@ class MetricsProbe(Probe):
                 for position in self._parameter_index.of(index)
             ]
             filled = ((name, (_unscaled(gradient, scale),)) for name, gradient in gradients if gradient is not None)
+            self._evaluation.shards = self._shards()
             self._evaluation.parameters("gradient", filled)
 
     def _ask_parameters(self) -> None:
         if not self._given:
             return
         named = self._parameters()
+        self._evaluation.shards = self._shards()
         self._evaluation.parameters("parameter", ((name, (parameter,)) for name, parameter in named))
         self._ask_differences(named, self._at_first, None)
         for reference in self._references:
@@ -161,6 +173,10 @@ class MetricsProbe(Probe):
             if name in others and others[name].shape == parameter.shape
         )
         self._evaluation.parameters("parameter_difference", pairs, reference=reference)
+
+    def _shards(self) -> dict[str, Shard]:
+        shards = self._parameter_index.shards
+        return {} if shards is None else dict(zip(self._parameter_index.names, shards.of, strict=True))
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(zip(self._parameter_index.names, self._parameter_index.parameters, strict=True))
@@ -181,9 +197,7 @@ class MetricsProbe(Probe):
                     f"metrics: the reference shares {name} with the watched model; use copy.deepcopy(model)"
                 )
             if is_sharded(parameter):
-                raise ValueError(
-                    f"metrics: {name} of the reference is sharded, and watch runs in the first process only"
-                )
+                raise ValueError(f"metrics: {name} of the reference is sharded; copy the model before it is sharded")
         for name, parameter in self._compared(reference.declared):
             if name not in others or others[name].shape != parameter.shape:
                 raise ValueError(
@@ -198,15 +212,19 @@ class MetricsProbe(Probe):
                     "change; call reference.eval() first"
                 )
 
-    def _check_whole(self) -> None:
+    def _check_shards(self) -> None:
+        """Raise if a function reads a sharded parameter and does not say how the values of its shards are combined."""
         kinds = ("parameter", "parameter_difference", "gradient")
+        shards = self._shards()
+        functions = [metric for metric in self._given if metric.kind in kinds and callable(metric.fn)]
         for name, parameter in self._parameters():
-            matching = (metric for metric in self._given if metric.kind in kinds and re.match(metric.regex, name))
-            if is_sharded(parameter) and any(matching):
-                raise ValueError(
-                    f"metrics: {name} is sharded, and watch measures in the first process only, which does not hold "
-                    "the other shards; use forewarn.ModuleMonitor, which combines the values of all shards"
-                )
+            sharded = shards[name].is_divided if name in shards else is_sharded(parameter)
+            for metric in functions if sharded else ():
+                if metric.reduce is None and re.match(metric.regex, name):
+                    raise ValueError(
+                        f"metrics: {name} is sharded, and {metric.name!r} does not say how to combine the values of "
+                        "its shards; add reduce='l2', 'mean', 'sum' or 'max', or use a built-in metric"
+                    )
 
 
 def _check(metric: Any) -> None:

@@ -28,6 +28,7 @@ class BatchNormProbe(Probe):
     """
 
     name = "batchnorm"
+    only_measured = True
 
     def __init__(self, parameter_index: ParameterIndex) -> None:
         self._parameter_index = parameter_index

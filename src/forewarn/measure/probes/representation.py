@@ -29,6 +29,7 @@ class RepresentationProbe(Probe):
     """
 
     name = "representation"
+    only_measured = True
     on_every_rank = True
     from_modules = ("activation/effective_rank",)
 
@@ -36,17 +37,24 @@ class RepresentationProbe(Probe):
         self._parameter_index = parameter_index
         self._head: str | None = None
         self._last: str | None = None
+        self._modules: dict[str, nn.Module] = {}
+        self._tapped: str | None = None
+        self._taps: list[ModuleTap] = []
+        """For these modules and this head."""
         self._sample: list[Tensor] = []
         self._num_rows = 0
 
     def module_taps(self) -> Sequence[ModuleTap]:
         self._last = None
         modules = hookable_modules(self._parameter_index.called)
-        if self._head in modules:
-            return [ModuleTap(modules[self._head], self._entered, self._left(self._head))]
-        return [
-            ModuleTap(module, None, self._left(name)) for name, module in modules.items() if _is_linear(name, module)
-        ]
+        if modules is not self._modules or self._head != self._tapped:
+            self._modules, self._tapped = modules, self._head
+            self._taps = [
+                ModuleTap(module, self._entered if name == self._head else None, self._left(name))
+                for name, module in modules.items()
+                if name == self._head or (self._head not in modules and _is_linear(name, module))
+            ]
+        return self._taps
 
     def forward_ended(self, output: Any) -> None:
         if output is not None:

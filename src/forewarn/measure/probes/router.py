@@ -47,6 +47,7 @@ class RouterProbe(Probe):
     """
 
     name = "router"
+    only_measured = True
     on_every_rank = True
     from_modules = ("router/load_share",)
 

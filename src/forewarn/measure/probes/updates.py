@@ -98,6 +98,7 @@ class UpdateProbe(Probe):
     """
 
     name = "updates"
+    only_measured = True
     on_every_rank = True
     provides = (WeightsLookedAt,)
     needs: Mapping[type, Sequence[str]] = {

@@ -17,6 +17,7 @@ class WeightProbe(Probe):
     """`weight/…` per tensor, with histograms if `reader` reads them, and `weight/global_norm`, on measured steps."""
 
     name = "weights"
+    only_measured = True
     on_every_rank = True
     needs: Mapping[type, Sequence[str]] = {WeightsLookedAt: ()}
 

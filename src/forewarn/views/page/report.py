@@ -31,7 +31,10 @@ RUN_SERIES = (
     "speed/samples_per_second", "system/process_memory_bytes", "system/cuda_allocated_bytes",
     "system/gpu_utilization_share", "monitor/overhead_share",
 )  # fmt: skip
-SCOPED_SERIES = ("train/lr", "task/share", "task/remaining", "task/cosine", "speed/phase_seconds")
+SCOPED_SERIES = (
+    "train/lr", "task/share", "task/remaining", "task/cosine", "speed/phase_seconds", "rank/step_seconds",
+    "rank/data_seconds", "rank/forward_seconds", "rank/update_seconds", "rank/loss",
+)  # fmt: skip
 MAPS = ("update/ratio", "gradient/norm", "weight/norm", "activation/abs_max", "attention/entropy", "gain/block")
 
 

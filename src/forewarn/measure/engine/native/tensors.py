@@ -51,8 +51,9 @@ def described(tensors: Sequence[Tensor]) -> Described | None:
         return None
     try:
         table = Described.of(tensors)
-        nowhere = (table.pointers == 0) & (table.lengths > 0)
-        if nowhere.any() or any(map(Tensor.is_neg, tensors)):
+        if not table.pointers.all() and ((table.pointers == 0) & (table.lengths > 0)).any():
+            return None
+        if any(map(Tensor.is_neg, tensors)):
             return None
         return table if all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors)) else None
     except (KeyError, RuntimeError):  # an unsupported dtype, or no address
@@ -87,13 +88,12 @@ class Described(Sequence[Tensor]):
         if isinstance(tensors, Described):
             return tensors
         num = len(tensors)
-        dtypes = list(map(_dtype_of, tensors))
-        return cls(
-            np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, num),
-            np.fromiter(map(Tensor.numel, tensors), np.int64, num),
-            np.fromiter(map(KINDS.__getitem__, dtypes), np.uint8, num),
-            tensors,
-        )
+        table = np.empty((3, num), np.uint64)  # one array has one address to look up
+        table[0] = list(map(Tensor.data_ptr, tensors))
+        table[1] = list(map(Tensor.numel, tensors))
+        kinds = table[2].view(np.uint8)[:num]
+        kinds[:] = list(map(KINDS.__getitem__, map(_dtype_of, tensors)))
+        return cls(table[0], table[1].view(np.int64), kinds, tensors)
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -107,7 +107,8 @@ class Described(Sequence[Tensor]):
     @property
     def arguments(self) -> tuple[int, int, int, int]:
         """The first arguments of every function of the library."""
-        return len(self.lengths), self.pointers.ctypes.data, self.lengths.ctypes.data, self.kinds.ctypes.data
+        num, address = len(self.tensors), self.pointers.ctypes.data
+        return num, address, address + 8 * num, address + 16 * num
 
     @property
     def sizes(self) -> NDArray[np.int64]:
