@@ -84,6 +84,7 @@ def _like_for_like(results: Sequence[WorkloadResult]) -> Iterator[str]:
     yield from _table(
         ("other tool", "computes", "forewarn as", "computes"),
         [(tool, descriptions[tool], MATCHES[tool], descriptions[MATCHES[tool]]) for tool in tools],
+        num_words=4,
     )
     yield ""
     yield "Added CPU time, medians over rounds; the range of the ratio is that of the quartiles of both."
@@ -98,7 +99,9 @@ def _like_for_like(results: Sequence[WorkloadResult]) -> Iterator[str]:
         )
         for result, comparison in found
     ]
-    yield from _table(("workload", "other tool", "it adds", "forewarn adds", "the other adds", "range"), rows)
+    yield from _table(
+        ("workload", "other tool", "it adds", "forewarn adds", "the other adds", "range"), rows, num_words=2
+    )
 
 
 def _families(families: Sequence[FamilyCosts]) -> Iterator[str]:
@@ -128,7 +131,7 @@ def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
     yield "loop from itself, it is in the noise: neither reached nor missed."
     yield ""
     rows = [(aim.workload, aim.what, aim.wanted, aim.measured, aim.verdict) for aim in decided]
-    yield from _table(("workload", "what", "aim", "measured", "reached"), rows)
+    yield from _table(("workload", "what", "aim", "measured", "reached"), rows, num_words=2)
 
 
 def _workload(result: WorkloadResult) -> Iterator[str]:
@@ -168,9 +171,10 @@ def _explained(results: Sequence[WorkloadResult]) -> Iterator[str]:
     yield from (f"- `{name}`: {description}" for name, description in described.items())
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1) -> Iterator[str]:
+    """A table whose first columns, `num_words` of them, are words, and the others numbers."""
     yield f"| {' | '.join(columns)} |"
-    yield f"|---|{'---:|' * (len(columns) - 1)}"
+    yield f"|{'---|' * num_words}{'---:|' * (len(columns) - num_words)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"
 

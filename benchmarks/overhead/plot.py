@@ -13,6 +13,7 @@ from forewarn.lab.bench.measurements import Spread, WorkloadResult
 
 LINEAR_BELOW = 1.0
 """Percent: below it the axis is linear, above it logarithmic."""
+TICKS = (0, 1, 10, 100, 1000)
 
 
 def draw(path: Path, results: Sequence[WorkloadResult], scalings: Sequence[Scaling]) -> None:
@@ -46,6 +47,7 @@ def _bars(panel: Any, result: WorkloadResult) -> None:
             panel.text(0, place, f" {BELOW_NOISE}", va="center", fontsize="small", color="dimgrey")
     panel.set_xscale("symlog", linthresh=LINEAR_BELOW)
     panel.set_xlim(left=0)
+    panel.set_xticks(TICKS, list(map(str, TICKS)))
     panel.axvspan(0, 100 * result.noise, color="lightgrey", alpha=0.5, zorder=0)
     panel.set_title(result.name)
     panel.set_xlabel("added to the bare step, % of its CPU time (logarithmic above 1%)")

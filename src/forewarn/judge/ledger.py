@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -81,7 +82,7 @@ class Ledger:
 
     def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
         """These alerts; the firing ones carry the code of their cause, if it is known yet."""
-        causes = self.causes(self._related())
+        causes = self.causes(self._related()) if any(alert.state is AlertState.FIRING for alert in changed) else {}
         for index, alert in enumerate(changed := list(changed)):
             if alert.state is AlertState.FIRING and (cause := causes.get((alert.code, alert.since))):
                 changed[index] = self._open[alert.identity] = dataclasses.replace(alert, follows=cause)
@@ -93,7 +94,7 @@ class Ledger:
         A run may have thousands of alerts, and each change would look at all of them.
         """
         firing = [alert for alert in self._open.values() if alert.state is AlertState.FIRING]
-        began = min(map(_first_step, firing), default=0)
+        began = min(map(_first_step, firing), default=math.inf)
         index = len(self._closed)
         while index and self._over[index - 1] >= began:
             index -= 1
