@@ -228,7 +228,7 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    explains=("U101", "U103", "W104", "W106"),
+    explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
         Message(
