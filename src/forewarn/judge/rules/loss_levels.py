@@ -50,8 +50,8 @@ class LossNotStarting(Settings):
     slow_steps: int = between(90, 1, counts="steps")
     """Steps without a rise of the lr then."""
     wanted: float = between(2e-2, 0.0)
-    """Update ratio that the first remedy aims at then: that of Adam's first steps at 1e-3, its default learning rate, in
-    layers of about 100 inputs."""
+    """Update ratio that the first remedy aims at then: that of Adam's first steps at its default learning rate of 1e-3,
+    in layers of about 100 inputs."""
     moving: float = between(3e-4, 0.0)
     """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
     blame."""
