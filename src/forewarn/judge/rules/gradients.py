@@ -230,7 +230,7 @@ class VanishingGradient(Settings):
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
     gate=lambda settings, _info: lambda _step, norm, _history: not norm >= settings.global_norm,
-    explains=("U101", "U103", "W104", "W106"),
+    explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
         Message(

@@ -49,8 +49,9 @@ class LossNotStarting(Settings):
     """Minimum number of loss levels then."""
     slow_steps: int = between(90, 1, counts="steps")
     """Steps without a rise of the lr then."""
-    wanted: float = between(1e-2, 0.0)
-    """Update ratio that the first remedy aims at then: that of the first steps of Adam at its usual learning rates."""
+    wanted: float = between(2e-2, 0.0)
+    """Update ratio that the first remedy aims at then: that of Adam's first steps at its default learning rate of 1e-3,
+    in layers of about 100 inputs."""
     moving: float = between(3e-4, 0.0)
     """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
     blame."""
@@ -189,7 +190,7 @@ def _stays_near_the_first(levels: Floats, settings: LossNotStarting) -> bool:
         ),
     ),
     remedies=(
-        for_cause("slow", raise_lr(10.0, "a first step of about 1% of the weight norm trains well", of_peak=True)),
+        for_cause("slow", raise_lr(10.0, "a first step of about 2% of the weight norm trains well", of_peak=True)),
         for_cause("large", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
         for_cause("moving", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"

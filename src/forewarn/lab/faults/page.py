@@ -178,7 +178,7 @@ def _repairs(by_set: dict[Set, Scores]) -> Iterator[str]:
         f"before the trouble began, as the alert tells it (every {CHECKPOINT_EVERY} steps). A fault is repaired if it "
         "does no harm any more. A remedy that only a person can carry out counts if the fault declares it as its fix. "
         "An undetected fault counts as not repaired. A healthy twin gets the number that the remedy advises, unless it "
-        "has it already.\n"
+        "has it already. Remedies are mended on the development set, so its figures here are not of unseen runs.\n"
     )
     rows = [
         ["forewarn: repaired, or the fix named", *(cell(one.fixed) for one in by_set.values())],
