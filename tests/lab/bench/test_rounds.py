@@ -1,10 +1,17 @@
 import pytest
 
+from forewarn.lab.bench import rounds
 from forewarn.lab.bench.contender import Contender
 from forewarn.lab.bench.rounds import benchmark, num_turns
 from forewarn.lab.bench.tiers import tiers
 from forewarn.lab.bench.workloads import Workload
 from tests.lab.bench.conftest import Failing, Missing, Recording, parts
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch):
+    """Turns of a small model have no more steps than asked for."""
+    monkeypatch.setattr(rounds, "LEAST_TURN_SECONDS", 0.0)
 
 
 def run(workload, contenders, tmp_path, rounds=2):
