@@ -9,7 +9,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, lower_lr, raise_lr, warm_up
-from forewarn.judge.series import Panel, Series
+from forewarn.judge.series import Panel, Series, trailing
 from forewarn.judge.tensor_kinds import hold_matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
@@ -35,7 +35,7 @@ class GradientFadesWithDepth(Settings):
 
 @rule(
     "G105", "gradient-fades-with-depth", reads=("gradient/block_norm",), per_scope=True, hold=3, keep=100,
-    explains=("G103", "G106", "U103"),
+    explains=("G103", "G106", "U103", "A104"),
     settings=GradientFadesWithDepth,
     message=Message(
         "Almost no gradient reaches {scope}",
@@ -76,7 +76,13 @@ def gradient_fades_with_depth(norms: Panel, settings: GradientFadesWithDepth) ->
     first, last = float(norms.last[low]), float(norms.last[high])
     if not first < min(settings.norm, settings.share * last) or _recovers(norms, low, high, settings.recovery):
         return None
-    return finding(Severity.WARNING, first / last, settings.share, norms.scopes[low], first_norm=first, last_norm=last)
+    firsts, lasts = norms.values[:, low], norms.values[:, high]
+    starved = (firsts < settings.norm) & (firsts < settings.share * lasts)
+    lasting = norms.at + 1 - int(norms.steps[len(norms) - trailing(starved)])
+    return finding(
+        Severity.WARNING, first / last, settings.share, norms.scopes[low],
+        first_norm=first, last_norm=last, lasting_steps=lasting,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
