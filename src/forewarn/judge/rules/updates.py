@@ -232,8 +232,10 @@ def _of_usual_size(ratios: Panel, norms: Panel, gain: float, info: RunInfo) -> F
     if norms.scopes != ratios.scopes or len(norms) != len(ratios) or gain == 0:
         return compared
     _, highest = gain_factors(ratios.scopes, info)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(highest > 0, np.fmin(compared, norms.values[[0, -1]] * highest / gain), compared)
+    is_known = highest > 0
+    usual = norms.values[[0, -1]][:, is_known] * highest[is_known] / gain
+    compared[:, is_known] = np.fmin(compared[:, is_known], usual)
+    return compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
