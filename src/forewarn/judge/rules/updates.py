@@ -78,7 +78,7 @@ class UpdateRatioHigh(Settings):
     """Multiple of the limits where the loss is not the objective: a GAN or a policy may train well with large steps."""
     wanted: float = between(3e-3, 0.0)
     """Median update ratio that the first remedy aims at."""
-    usual_gain: float = between(0.1, 0.0)
+    usual_gain: float = between(0.3, 0.0)
     """Gain of the initial weights of a layer at least, as usual initializations have it. An update of a matrix that is
     smaller, such as the head of a policy, is compared with a matrix of this gain."""
 
