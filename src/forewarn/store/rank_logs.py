@@ -127,6 +127,10 @@ def rank_logs(directory: Path) -> list[RankLog]:
     return sorted(logs, key=lambda log: log.rank)
 
 
+_LOST_CONTACT = re.compile("peer|connection|remote|gloo|nccl", re.IGNORECASE)
+"""What the error of a rank says whose messages another rank no longer answers."""
+
+
 def first_to_end(directory: Path) -> FirstEnd | None:
     """The rank whose process ended first, or whose monitor was closed first; None if no end was noticed."""
     logs = rank_logs(directory)
@@ -137,6 +141,8 @@ def first_to_end(directory: Path) -> FirstEnd | None:
     ends = [(log.ended if log.end else noticed[log.rank], log) for log in logs if log.end or log.rank in noticed]
     if not ends:
         return None
+    if any(not log.end for _, log in ends):  # one was killed: a rank that then lost contact was not the first
+        ends = [(when, log) for when, log in ends if not _LOST_CONTACT.search(log.end)]
     earliest = min(when for when, _ in ends)
     first = [log for when, log in ends if when == earliest]
     return FirstEnd(tuple(log.rank for log in first), max(log.step for log in logs), first[0].end)
