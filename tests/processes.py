@@ -18,6 +18,9 @@ from forewarn.measure import exchange
 
 LONGEST_SECONDS = 600
 
+multiprocessing.get_context("forkserver").set_forkserver_preload(["forewarn.attach", "tests.processes"])
+"""The processes begin with these imports, which would otherwise take longer than most tests."""
+
 
 def in_two_processes(work: Callable[..., None], *args: Any) -> None:
     """Call `work(rank, *args)` in two processes of one group; what one of them raises is raised here."""
@@ -27,7 +30,9 @@ def in_two_processes(work: Callable[..., None], *args: Any) -> None:
 def in_processes(num: int, work: Callable[..., None], *args: Any) -> None:
     """Call `work(rank, *args)` in several processes of one group."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a free port, which it keeps
-    running = multiprocessing.spawn(_joined, (num, store.port, work, args), nprocs=num, join=False)
+    running = multiprocessing.start_processes(
+        _joined, (num, store.port, work, args), nprocs=num, join=False, start_method="forkserver"
+    )
     end = time.monotonic() + LONGEST_SECONDS
     while not running.join(timeout=max(0.0, end - time.monotonic())):
         if time.monotonic() >= end:

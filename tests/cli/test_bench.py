@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.cli.bench import HEADINGS
+from forewarn.lab.bench import rounds
 from forewarn.lab.bench.tiers import own_contenders
 from tests.cli.conftest import Said
 
@@ -34,6 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "bench_workload", raising=False)
+    monkeypatch.setattr(rounds, "LEAST_TURN_SECONDS", 0.0)  # short turns: no figure is looked at
     return tmp_path
 
 
