@@ -175,8 +175,6 @@ def test_arguments_by_name_and_a_causal_mask_are_no_trouble(tmp_path):
     )
     told = replayed(tmp_path / "run", "--model", f"{HERE}:make_tagger")
     assert told["cause"] == "The batch is the cause: ∞ already in the input scale, sample 2"
-    healthy = tmp_path / "healthy"
-    tagged(healthy, wrong=lambda batch: None, settings={"weights": "before"})
     with forewarn.watch(
         model := loops.make_tagger(), torch.optim.SGD(model.parameters(), 0.1), tmp_path / "one", views=[],
         config={"snapshots": {"keep_batches": 1}},
@@ -314,3 +312,14 @@ def test_a_run_without_snapshots_says_so(tmp_path, watch):
     result = invoked(tmp_path / "run")
     assert result.exit_code == 3
     assert "has no snapshots" in result.output
+
+
+def test_check_and_report_show_the_command_that_replays(broken):
+    command = f"forewarn replay {broken / 'snapshots' / 'step-000012'} --model MODULE:FUNCTION"
+    checked = CliRunner().invoke(cli, ["check", str(broken)], env={"COLUMNS": "300"})
+    assert command in checked.output
+    plain = json.loads(CliRunner().invoke(cli, ["check", str(broken), "--json"]).output)
+    assert plain["snapshots"] == [str(broken / "snapshots" / "step-000012")]
+    report = json.loads(CliRunner().invoke(cli, ["report", str(broken), "--json"]).output)
+    assert report["environment"]["debug snapshot"] == command
+    assert CliRunner().invoke(cli, ["ls", str(broken.parent)]).exit_code == 0
