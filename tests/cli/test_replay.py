@@ -100,6 +100,21 @@ def test_an_exploding_layer_is_out_of_scale(tmp_path):
     assert told["batch"] == []
 
 
+def test_a_layer_that_overflows_the_next_one_comes_first(tmp_path):
+    model = small()
+
+    def break_it(step, inputs, targets):
+        if step == WRONG:
+            model[0].weight.data *= 1e30
+            model[3].weight.data *= 1e30
+
+    train(model, tmp_path / "run", break_it=break_it, settings={"weights": "before"})
+    told = replayed(tmp_path / "run", "--model", f"{HERE}:make_small", *MSE)
+    assert [(place["module"], place["fault"]) for place in told["places"]] == [("0", "out_of_scale")]
+    assert told["cause"].startswith("0 (Linear) goes wrong first, forwards: its output is ")
+    assert told["loss"] is None  # infinite
+
+
 def test_a_gradient_that_is_not_finite_is_found_backwards(tmp_path):
     torch.manual_seed(0)
     model = loops.WithRoot()

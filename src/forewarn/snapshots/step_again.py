@@ -121,12 +121,10 @@ def _places(trace: Trace, saved: SavedSnapshot, loss: float | None, error: str) 
     if error:
         return [trace.place_of_error(error)] if trace.running else []
     forward = trace.first_forward(is_loss_finite=loss is None or math.isfinite(loss))
-    if forward is None and (loss is None or math.isfinite(loss)):
-        forward = trace.first_out_of_scale(saved.usual)
-    if (forward is not None and forward.fault == "non_finite") or (loss is not None and not math.isfinite(loss)):
-        return [] if forward is None else [forward]  # the gradients of a loss that is not finite tell nothing
-    backward = trace.first_backward() or trace.first_gradient_out_of_scale(saved.usual)
-    return [place for place in (forward, backward) if place is not None]
+    places = [trace.first_out_of_scale(saved.usual), forward]
+    if forward is None and (loss is None or math.isfinite(loss)):  # otherwise the gradients tell nothing
+        places.append(trace.first_backward() or trace.first_gradient_out_of_scale(saved.usual))
+    return [place for place in places if place is not None]
 
 
 def _cause(faults: list[BatchFault], places: list[Place], error: str, is_loss_wrong: bool = False) -> str:

@@ -80,6 +80,8 @@ class Trace:
         self.running: list[str] = []
         """The modules that run now, the innermost last; if a pass raised, where it did."""
         self._events: list[_Event] = []
+        self._num_sound: int | None = None
+        """Number of events before the first that is not finite; None if there is none."""
         self._inputs: dict[str, list[TensorFacts]] = {}
         self._outputs: dict[str, list[TensorFacts]] = {}
         self._callers: dict[str, str | None] = {}
@@ -153,6 +155,7 @@ class Trace:
         for index, event in enumerate(self._events):
             if event.is_finite or not self._matters(index, is_loss_finite):
                 continue
+            self._num_sound = index
             if event.is_exit:
                 held = [one for one in self.modules[event.module]._parameters.values() if one is not None]
                 is_ruined = any(not facts(parameter).is_finite for parameter in held)
@@ -178,8 +181,11 @@ class Trace:
         return not is_loss_finite if follower is None else not follower.is_finite
 
     def first_out_of_scale(self, usual: Mapping[tuple[str, str], float]) -> Place | None:
-        """The first module whose output is far larger than usual, or than its input; None if there is none."""
-        for event in self._events:
+        """The first module whose output is far larger than usual, or than its input; None if there is none.
+
+        After `first_forward`, one before the place that it found.
+        """
+        for event in self._events[: self._num_sound]:
             largest = max((one.abs_max for one in event.facts if one.is_finite), default=0.0)
             if not event.is_exit or not largest > 0:
                 continue
