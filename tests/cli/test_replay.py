@@ -2,7 +2,10 @@
 
 import json
 import math
+import runpy
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from forewarn.cli import cli
 from forewarn.store.snapshot_folders import snapshots_in
 from tests.snapshots import loops
 from tests.snapshots.loops import WRONG, nan_in_sample_5, small, train
+from tests.test_documentation import ROOT, blocks, files_of
+from tests.test_guide import without_numbers
 
 HERE = "tests.snapshots.loops"
 MSE = ("--loss", "torch.nn.functional:mse_loss")
@@ -338,3 +343,16 @@ def test_check_and_report_show_the_command_that_replays(broken):
     report = json.loads(CliRunner().invoke(cli, ["report", str(broken), "--json"]).output)
     assert report["environment"]["debug snapshot"] == command
     assert CliRunner().invoke(cli, ["ls", str(broken.parent)]).exit_code == 0
+
+
+def test_the_page_shows_what_is_printed(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "snapshots.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    Path("train.py").write_text(files_of(page)["train.py"])
+    runpy.run_path("train.py", run_name="__main__")
+    (command,) = blocks(page, "bash")
+    result = invoked(*shlex.split(command)[2:])
+    (shown,) = blocks(page, "text")
+    assert without_numbers(result.output) == without_numbers(shown)
+    assert "sample 17" in result.output

@@ -83,13 +83,14 @@ def load_snapshot(path: Path, step: int | None = None, device: str = "cpu") -> S
     """A snapshot with the batch of its step, or of another one that it has. Raises SnapshotError."""
     path = find_snapshot(path)
     about = read_snapshot(path)
+    has_batch = (path / BATCH).exists() and (step is not None or about.step in about.batches)
     step = about.step if step is None else step
     readings = _metrics(read_json(path / READINGS) if (path / READINGS).exists() else {})
     loss = _value_at(readings, "train/loss", step)
     calls: tuple[KeptCall, ...] = ()
     given = None
     in_evaluation: frozenset[str] = frozenset()
-    if (path / BATCH).exists():
+    if has_batch:
         try:
             calls, given, in_evaluation = _batch(path, step, device)
         except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -73,6 +73,8 @@ class SnapshotWriter:
         }
         if batches:
             files |= self._batch_files(batches, notes)
+            if own is None:
+                notes.append(f"the batch of step {step} is gone: keep more with Snapshots(keep_batches=...)")
         else:
             notes.append(_without_batch(self.kept))
         if weights:
