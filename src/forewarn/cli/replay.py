@@ -138,7 +138,7 @@ def _model(
         named = str(weights_path) if weights_path else "the snapshot"
         notes = load_weights(model, read_weights(source), named, are_updated=are_updated)
         if are_updated:
-            notes.append("the weights are those after the update of the step")
+            notes.append("the weights are those of when the snapshot was written, usually after the update of the step")
     return model.to(device), notes
 
 
