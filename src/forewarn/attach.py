@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import os
@@ -23,11 +24,12 @@ from torch.optim import Optimizer
 from forewarn import __version__
 from forewarn.act.policies import Policy
 from forewarn.catalogue import Catalogue
-from forewarn.config import Config
+from forewarn.config import Config, Snapshots
 from forewarn.judge.registry import Rule
 from forewarn.measure.budget import Budget
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
+from forewarn.measure.kept_batches import KeptBatches
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import Models, children_of, unwrapped
@@ -63,6 +65,7 @@ from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.snapshots.writing import NEEDS_SAFETENSORS, SnapshotWriter
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
@@ -165,6 +168,8 @@ def watch(
     shown_in = _views(views, settings, on_alert) if first else []
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    if first and settings.snapshots.keep_batches:
+        loop.kept = _kept_batches(model, optimizers, settings.snapshots, device, ranks)
     schedule = Escalation(predicate, settings.escalation_steps)
     if earlier is not None and budget is not None and _INTERVAL in earlier.names():
         schedule.stretch(0, max(info.every, int(earlier.series(_INTERVAL).values[-1])))
@@ -196,6 +201,7 @@ def watch(
             views=shown_in,
             policy=policy,
             optimizers=optimizers,
+            snapshots=SnapshotWriter(model, info, settings, ranks, loop.kept),
             exchange=exchange,
             budget=None if budget is None else Budget(budget, info.every),
         )
@@ -213,6 +219,16 @@ def watch(
         if writer is not None:
             writer.close("not started")
         raise
+
+
+def _kept_batches(
+    model: nn.Module, optimizers: Sequence[Optimizer], settings: Snapshots, device: torch.device | None, ranks: int
+) -> KeptBatches:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(NEEDS_SAFETENSORS, name="safetensors")
+    is_late = ranks > 1 or (device is not None and device.type != "cpu")
+    keep_weights = settings.weights == "before"
+    return KeptBatches(model, optimizers, settings.keep_batches, keep_weights=keep_weights, is_late=is_late)
 
 
 def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:
