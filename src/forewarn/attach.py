@@ -21,7 +21,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn import __version__
-from forewarn.act.policies import Policy
+from forewarn.act.guard import Guard
+from forewarn.act.recovery import Recovery
+from forewarn.act.task_losses import TaskLosses
+from forewarn.act.training_state import Parts
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config
 from forewarn.judge.registry import Rule
@@ -63,6 +66,7 @@ from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.policy import Policy
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
@@ -91,7 +95,7 @@ def watch(
     every: int | Schedule | Callable[[int], bool] = 100,
     config: Config | Mapping[str, Any] | str | Path | None = None,
     views: Sequence[View] | None = None,
-    policy: str | Policy = "observe",
+    policy: str | Policy | Mapping[str, Any] | None = None,
     scaler: Any = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -112,7 +116,9 @@ def watch(
       of the step. Loss, learning rate, global gradient norm and time are read on every step.
     - `config`: a `Config`, a dict of its settings, or the path of a TOML file.
     - `views`: where to show the run. By default, alerts are printed to standard error; `[]` shows nothing.
-    - `policy`: `"observe"` only reports; `"stop"` sets `monitor.should_stop` when an alert is critical.
+    - `policy`: what is done about alerts. `"observe"`, the default, only reports; `"stop"` sets `monitor.should_stop`
+      when an alert is critical; `"autopilot"` skips bad batches, lowers the learning rate and rolls back. A dict maps
+      rules, families or severities to actions: `{"loss-spike": "snapshot"}`. See docs/recovery.md.
     - `scaler`: the `GradScaler`, so that gradients are measured unscaled.
     - `resume`: continue the run in the directory.
     - `overwrite`: delete the run in the directory, unless a process is still writing it. Other files are kept.
@@ -130,11 +136,12 @@ def watch(
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
-    policy = Policy.of(policy)
     predicate = as_predicate(every)
     _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
     settings = _with_notify(settings, notify, notify_at)
+    settings = settings if policy is None else replace(settings, policy=Policy.of(policy))
+    settings.policy.checked(own_rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
     ranks = num_ranks()
@@ -148,6 +155,8 @@ def watch(
     device = next((parameter.device for parameter in parameter_index.parameters), None)
     stopwatch = Stopwatch(make_event=device_event if device is not None and device.type == "cuda" else None)
     all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics, settings.hyperparameters)
+    guard = _guard(settings.policy, parameter_index, model, all_probes)
+    all_probes |= {} if guard is None else {guard.name: guard}
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
@@ -194,7 +203,7 @@ def watch(
             info=info,
             writer=writer,
             views=shown_in,
-            policy=policy,
+            recovery=_recovery(settings.policy, Parts(model, optimizers, scaler), guard, exchange),
             optimizers=optimizers,
             exchange=exchange,
             budget=None if budget is None else Budget(budget, info.every),
@@ -203,6 +212,8 @@ def watch(
             with earlier:
                 _recall(monitor, earlier)
         loop.attach()  # last: an error before this point leaves model and optimizer untouched
+        if guard is not None:
+            loop.attach_last(guard.before, guard.after)
         taken = Path(run) if writer is not None and run is not None and writer.path != Path(run) else None
         monitor.begin(instead_of=taken)
         return monitor
@@ -213,6 +224,26 @@ def watch(
         if writer is not None:
             writer.close("not started")
         raise
+
+
+def _guard(
+    policy: Policy, parameter_index: ParameterIndex, model: nn.Module, probes: Mapping[str, Probe]
+) -> Guard | None:
+    """What skips batches, if the policy may."""
+    if "skip_batch" not in policy.actions or not policy.skip_batch.times:
+        return None
+    stepping = probes["stepping"]
+    assert isinstance(stepping, SteppingProbe)
+    return Guard(policy.skip_batch, policy.is_dry("skip_batch"), parameter_index, model, stepping)
+
+
+def _recovery(
+    policy: Policy, parts: Parts, guard: Guard | None, exchange: Exchange | None
+) -> Callable[[TaskLosses], Recovery] | None:
+    """What carries out the policy; None if it only reports."""
+    if not policy.actions:
+        return None
+    return lambda tasks: Recovery(policy, parts, tasks, guard, exchange)
 
 
 def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:

@@ -1,4 +1,4 @@
-"""Keeps the random state of a run unchanged while other code runs, such as the import of a package.
+"""The random states of a run: saved, restored, and kept unchanged while other code runs, such as an import.
 
 It imports neither torch nor numpy: a package that is not imported yet has no random state to keep.
 """
@@ -31,6 +31,36 @@ def random_states_kept() -> Iterator[None]:
             numpy.set_state(of_numpy)
         if torch is not None:
             torch.set_rng_state(of_torch)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every random generator that training may draw from, as tensors and plain values."""
+    import torch
+
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if (numpy := _loaded("numpy.random")) is not None:
+        name, keys, position, has_gauss, cached = numpy.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore a `random_state`."""
+    import torch
+
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy as np
+
+        name, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, cached))
 
 
 def _loaded(name: str) -> Any:

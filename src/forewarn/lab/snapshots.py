@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,29 +66,3 @@ def load_snapshot(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError(f"{path} is not a snapshot of a training run")
     return state
-
-
-def random_state() -> dict[str, Any]:
-    """The state of every random generator that training may draw from, as tensors and plain values."""
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore a `random_state`."""
-    torch.set_rng_state(state["torch"])
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state:
-        import numpy as np
-
-        name, keys, position, has_gauss, cached = state["numpy"]
-        np.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, cached))

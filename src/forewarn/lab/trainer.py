@@ -20,10 +20,11 @@ from forewarn.config import Config
 from forewarn.lab.callbacks import Callback, CallbackError
 from forewarn.lab.interrupt import interruptible
 from forewarn.lab.results import ResultDirectory, delete_results, free_results
-from forewarn.lab.snapshots import Snapshots, random_state, restore_random_state
+from forewarn.lab.snapshots import Snapshots
 from forewarn.lab.trainer_config import TrainerConfig
 from forewarn.measure.schedule import Schedule
 from forewarn.monitor import Monitor
+from forewarn.random_states import random_state, restore_random_state
 from forewarn.views import View
 from forewarn.views.console import AlertLines
 from forewarn.views.layer_lines import LayerLines
