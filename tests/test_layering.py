@@ -26,14 +26,15 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"types"},
     "metrics": {"types", "catalogue"},
     "plan": {"settings", "types"},
+    "policy": LOW | {"store", "judge"},
     "measure": LOW | {"plan"},
     "store": LOW,
     "judge": LOW | {"store"},
-    "config": LOW | {"measure", "judge"},
-    "act": LOW | {"config", "measure", "judge"},
+    "config": LOW | {"measure", "judge", "policy"},
+    "act": LOW | {"config", "measure", "judge", "policy"},
     "views": LOW | {"store", "judge", "config"},
     "monitor": LOW | {"config", "measure", "store", "judge", "act", "views"},
-    "attach": LOW | {"plan", "config", "measure", "store", "judge", "act", "views", "monitor"},
+    "attach": LOW | {"plan", "policy", "config", "measure", "store", "judge", "act", "views", "monitor"},
     "standalone": LOW | {"measure", "judge"},
     "compat": {"standalone", "measure"},
     "integrations": LOW | {"plan", "config", "measure", "store", "judge", "views", "monitor", "attach"},
@@ -46,8 +47,8 @@ SHOW_THEMSELVES = {"types.py", "store/reader.py"}
 """Nouns that a prompt or a notebook shows: their methods may import `views` when they are called."""
 
 TORCH_FREE = {
-    "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "config", "judge", "store",
-    "views", "cli", "random_states", "standing", "suggestions", "__init__", "__main__",
+    "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "policy", "config", "judge",
+    "store", "views", "cli", "random_states", "standing", "suggestions", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -169,7 +169,7 @@ class Policy(Settings):
             is_table = any(setting.name in policy for setting in fields(cls))
             return cls.from_dict(policy, "policy") if is_table else cls(policy)
         names = ", ".join(map(repr, PRESETS))
-        hint = f"; {words}" if isinstance(policy, str) and (words := did_you_mean(policy, PRESETS)) else ""
+        hint = f"; {words}" if isinstance(policy, str) and (words := did_you_mean(policy, list(PRESETS))) else ""
         raise ValueError(
             f"policy must be {names}, a forewarn.Policy, or a dict such as {{'loss-spike': 'snapshot'}}, "
             f"not {policy!r}{hint}"
@@ -184,9 +184,9 @@ class Policy(Settings):
             try:
                 find_rule(key, own)
             except ValueError:
-                known = [rule.name for rule in (*all_rules(), *own)]
-                known += [rule.code for rule in (*all_rules(), *own)]
-                hint = did_you_mean(key, [*known, *_FAMILIES, *_SEVERITIES])
+                rules = (*all_rules(), *own)
+                names = [*(rule.name for rule in rules), *(rule.code for rule in rules), *_FAMILIES, *_SEVERITIES]
+                hint = did_you_mean(key, names)
                 raise ValueError(
                     f"the policy names {key!r}, which is no rule, family or severity; "
                     + (hint or "`forewarn rules` lists the rules")
@@ -236,6 +236,7 @@ PRESETS: Mapping[str, Policy] = {
             "non-finite-loss": ("skip_batch", "roll_back", "stop"),
             "non-finite-weight": ("roll_back", "stop"),
             "gradient-spike": "skip_batch",
+            "update-ratio-high": "lower_lr",
             "update-ratio-jump": "lower_lr",
             "loss-divergence": "roll_back",
             "loss-above-start": "roll_back",

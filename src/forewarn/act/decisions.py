@@ -45,14 +45,18 @@ class Decisions:
         return self._counts.get(action, 0) >= self._policy.limits(action).times
 
     def is_cooling(self, action: str) -> bool:
-        return action in self._last and self._clock - self._last[action] <= self._policy.limits(action).cooldown
+        """Whether it is too soon to take an action again. In one step, only `notify` may be taken for several alerts."""
+        rests = self._policy.limits(action).cooldown + (action != "notify")
+        return action in self._last and self._clock - self._last[action] < rests
 
     def take(self, action: str) -> None:
         """Count an action that was decided."""
         self._counts[action] = self._counts.get(action, 0) + 1
         self._last[action] = self._clock
 
-    def decide(self, firing: Sequence[Alert], step: int, obstacle: Callable[[str, Alert], str | None]) -> list[Decision]:
+    def decide(
+        self, firing: Sequence[Alert], step: int, obstacle: Callable[[str, Alert], str | None]
+    ) -> list[Decision]:
         """The actions for alerts that were seen at this step, most important first; one at most changes the run.
 
         `obstacle` says why an action cannot help with an alert; empty if it can, and None if it is at work already.
@@ -136,6 +140,6 @@ def numbers_for(action: str, alert: Alert, firing: Sequence[Alert], policy: Poli
                 return {"task": task, "factor": after / now}
         return {}
     if action == "roll_back":
-        found = [alert, *(other for other in firing if other.follows == alert.code)]
-        return {"began": min(min(one.since, began_at(one.finding)) for one in found)}
+        episode = [alert, *(other for other in firing if other.follows == alert.code)]
+        return {"began": min(min(one.since, began_at(one.finding)) for one in episode)}
     return {}

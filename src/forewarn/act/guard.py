@@ -61,7 +61,7 @@ class Guard(Probe):
 
     def clipped(self, norm: Tensor) -> None:
         """Keep the norm that clipping has computed for this step."""
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # type: ignore[operator]
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self._clip_norm = whole.detach()
 
     def before(self, index: int, optimizer: Optimizer, closure: Any) -> None:
@@ -132,9 +132,9 @@ class Guard(Probe):
         if any(gradient.is_sparse for gradient in gradients):
             gradients = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
         norms = torch._foreach_norm([gradient.detach() for gradient in gradients])
-        norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device, torch.float32) for one in norms]))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device, torch.float32) for one in norms]))
         scale = getattr(optimizer, "grad_scale", None)
-        return norm / scale.to(norm.device) if isinstance(scale, Tensor) else norm
+        return norm.div(scale.to(norm.device)) if isinstance(scale, Tensor) else norm
 
     def _give_up(self, reason: str) -> None:
         self.unavailable = reason

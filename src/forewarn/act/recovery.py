@@ -6,7 +6,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,21 +89,21 @@ class Recovery:
     ) -> tuple[Action, ...]:
         """Decide what is done about the alerts of a judged step, and return the actions and outcomes known by now."""
         readings = {block.name: float(block.values[0]) for block in blocks if block.scopes == ("",)}
-        known: list[Action] = []
+        actions: list[Action] = []
         if step > self._last_step:
             self._decisions.step()
-            known += self._outcomes.update({alert.identity for alert in firing}, readings.get("train/loss", math.nan))
+            actions += self._outcomes.update({alert.identity for alert in firing}, readings.get("train/loss", math.nan))
         self._last_step = step
         serious = [alert for alert in firing if alert.severity >= Severity.WARNING]
         self._is_healthy = not any(family_of(alert.code) not in _ELSEWHERE for alert in serious)
-        known += self._skipped(step, readings, history)
+        actions += self._skipped(step, readings, history)
         for decision in self._decisions.decide(firing, step, self._obstacle):
             self._levels[decision.code] = self._level_before(decision, firing, history)
             if decision.action in _AT_ONCE:
-                known.append(self._noted(decision, step, {}))
+                actions.append(self._noted(decision, step, {}))
             else:
                 self._pending.append(decision)
-        return tuple(known)
+        return tuple(actions)
 
     def _skipped(self, step: int, readings: Mapping[str, float], history: History) -> list[Action]:
         """The action of the guard at this step, if any."""
@@ -323,13 +322,10 @@ class Recovery:
         self._pending, self._is_healthy, self._last_step, self._skipped_at = [], True, target - 1, -1
         return tuple(taken) if self._judges else ()
 
-    def _noted(
-        self, decision: Decision, step: int, numbers: Mapping[str, float | str], failed: str = ""
-    ) -> Action:
+    def _noted(self, decision: Decision, step: int, numbers: Mapping[str, float | str], failed: str = "") -> Action:
         """The action as it is recorded, whose outcome is followed from now on."""
-        action = Action(
-            step, decision.code, decision.scope, decision.action, dict(numbers), decision.reason, decision.dry_run, failed
-        )  # fmt: skip
+        about = (step, decision.code, decision.scope, decision.action)
+        action = Action(*about, dict(numbers), decision.reason, decision.dry_run, failed)
         between = 0
         if decision.action == "roll_back" and not failed and not decision.dry_run:
             between = int(numbers["from"]) - int(numbers["to"])

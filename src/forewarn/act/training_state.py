@@ -205,7 +205,10 @@ def _optimizer_state(optimizer: Optimizer, only_groups: bool = False) -> dict[st
     if only_groups:
         return {"groups": groups}
     held = enumerate(_parameters_of(optimizer))
-    return {"groups": groups, "state": {index: copied(optimizer.state[one]) for index, one in held if one in optimizer.state}}
+    return {
+        "groups": groups,
+        "state": {index: copied(optimizer.state[one]) for index, one in held if one in optimizer.state},
+    }
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
