@@ -15,7 +15,7 @@ keep_on_import()
 if TYPE_CHECKING:
     from forewarn.attach import watch
     from forewarn.catalogue import Cadence, Metric, Reduce, Scope
-    from forewarn.config import Config
+    from forewarn.config import Config, Snapshots
     from forewarn.judge.forecast import Forecast
     from forewarn.judge.headlines import Message
     from forewarn.judge.registry import Rule, finding, rule
@@ -107,7 +107,7 @@ _HOMES = {
         ),
         "standalone",
     ),
-    "Config": "config",
+    **dict.fromkeys(("Config", "Snapshots"), "config"),
     "Plan": "plan",
     "Policy": "policy",
     "Measure": "measure.options",
@@ -204,6 +204,7 @@ __all__ = [
     "Series",
     "Settings",
     "Severity",
+    "Snapshots",
     "Step",
     "StorageManager",
     "TensorBoardView",

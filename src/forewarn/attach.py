@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import os
@@ -26,11 +27,12 @@ from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
 from forewarn.act.training_state import Parts
 from forewarn.catalogue import Catalogue
-from forewarn.config import Config
+from forewarn.config import Config, Snapshots
 from forewarn.judge.registry import Rule
 from forewarn.measure.budget import Budget
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
+from forewarn.measure.kept_batches import KeptBatches
 from forewarn.measure.loop import Loop
 from forewarn.measure.metric_kinds import ModuleMetric
 from forewarn.measure.module_tree import Models, children_of, unwrapped
@@ -67,6 +69,7 @@ from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
 from forewarn.policy import Policy
+from forewarn.snapshots.writing import NEEDS_SAFETENSORS, SnapshotWriter
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
 from forewarn.store.errors import RunExistsError
@@ -174,6 +177,8 @@ def watch(
     shown_in = _views(views, settings, on_alert) if first else []
     running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
+    if first and settings.snapshots.keep_batches:
+        loop.kept = _kept_batches(model, optimizers, settings.snapshots, device, ranks)
     schedule = Escalation(predicate, settings.escalation_steps)
     if earlier is not None and budget is not None and _INTERVAL in earlier.names():
         schedule.stretch(0, max(info.every, int(earlier.series(_INTERVAL).values[-1])))
@@ -205,6 +210,7 @@ def watch(
             views=shown_in,
             recovery=_recovery(settings.policy, Parts(model, optimizers, scaler), guard, exchange),
             optimizers=optimizers,
+            snapshots=SnapshotWriter(model, info, settings, ranks, loop.kept),
             exchange=exchange,
             budget=None if budget is None else Budget(budget, info.every),
         )
@@ -244,6 +250,16 @@ def _recovery(
     if not policy.actions:
         return None
     return lambda tasks: Recovery(policy, parts, tasks, guard, exchange)
+
+
+def _kept_batches(
+    model: nn.Module, optimizers: Sequence[Optimizer], settings: Snapshots, device: torch.device | None, ranks: int
+) -> KeptBatches:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(NEEDS_SAFETENSORS, name="safetensors")
+    is_late = ranks > 1 or (device is not None and device.type != "cpu")
+    keep_weights = settings.weights == "before"
+    return KeptBatches(model, optimizers, settings.keep_batches, keep_weights=keep_weights, is_late=is_late)
 
 
 def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[ParameterIndex, Exception | None]:

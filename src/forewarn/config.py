@@ -119,6 +119,32 @@ class Balancing(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshots(Settings):
+    """What goes into debug snapshots; see docs/snapshots.md."""
+
+    automatic: bool = True
+    """Whether a critical alert writes a snapshot. Until then it costs nothing."""
+    most: int = between(3, 0)
+    """Number of snapshots in a run from which on critical alerts write no more; `monitor.snapshot()` always does."""
+    steps: int = between(200, 1, counts="steps")
+    """Number of recent steps whose readings are saved."""
+    keep_batches: int = between(0, 0, counts="steps")
+    """Number of recent steps whose batches and random states are kept, to be saved and run again. They stay in memory,
+    on the device where they are. On an accelerator or with several ranks, one more step is kept."""
+    weights: Literal["off", "after", "before"] = "off"
+    """Which weights are saved. `after`: those after the update. `before`: those before it, with which the step can be
+    run again exactly; they are copied on every step, which takes the memory of another copy of the model, or of two
+    on an accelerator or with several ranks. This needs `keep_batches`."""
+    most_weight_bytes: int = between(4 << 30, 0)
+    """Maximum size of the weights in a snapshot; larger ones are not saved."""
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        if self.weights == "before" and not self.keep_batches:
+            raise ValueError("Snapshots(weights='before') needs keep_batches of at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Settings):
     """All settings of a monitor beyond the arguments of `watch`."""
 
@@ -143,6 +169,8 @@ class Config(Settings):
     stored with the run. Without any, `watch` takes those in the environment variable FOREWARN_NOTIFY."""
     notify_at: Literal["info", "warning", "critical"] = "critical"
     """The least severity of alerts to send."""
+    snapshots: Snapshots = Snapshots()
+    """What a critical alert saves for debugging, and whether batches are kept for that."""
     disable: Sequence[str] = ()
     """Rules to turn off, by code or name."""
     rules: Sequence[str] = ()

@@ -314,6 +314,8 @@ _CATALOGUE = (
            "1 at the step where writing the run failed, 0 where it worked again.", healthy=ZERO),
     Metric("monitor/notify_failed", MONITOR, EVENT, "flag", MAX,
            "1 when a notification could not be delivered, 0 when one is delivered again."),
+    Metric("monitor/snapshot_failed", MONITOR, EVENT, "flag", MAX,
+           "1 when a debug snapshot could not be written, 0 when one is written again."),
     Metric("monitor/ranks_unconnected", MONITOR, EVENT, "code", MAX,
            "From here on, readings are those of rank 0 alone: 1 if not every rank is watched, 2 if contact was lost.",
            healthy=ZERO),

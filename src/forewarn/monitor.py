@@ -50,8 +50,10 @@ from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import Transfer
 from forewarn.measure.watchdog import FIRST_STEPS, Watchdog
+from forewarn.snapshots.writing import SnapshotWriter
 from forewarn.standing import exit_code, verdict
 from forewarn.store.deletion import STACKS
+from forewarn.store.snapshot_folders import snapshots_in
 from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
@@ -85,6 +87,7 @@ class Monitor:
         views: Sequence[View],
         recovery: Callable[[TaskLosses], Recovery] | None = None,
         optimizers: Sequence[Optimizer] = (),
+        snapshots: SnapshotWriter,
         exchange: Exchange | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -105,6 +108,10 @@ class Monitor:
         self._views = ViewSet(views, loop.failures)
         self._recovery = None if recovery is None else recovery(self._tasks)
         self._optimizers = tuple(optimizers)
+        self._snapshots = snapshots
+        self._snapshot_failed = False
+        self._saved: set[str] = set()
+        """Codes of critical alerts whose evidence is in a snapshot; their symptoms need no other."""
         self._adjusted: set[Identity] = set()
         self._epoch_ended = -1
         """The last step of the last epoch."""
@@ -185,6 +192,8 @@ class Monitor:
         finally:
             self.at += 1
         try:
+            if self._loop.kept is not None:
+                self._loop.kept.end_step(self.at - 1)
             if self._exchange is not None:
                 self._follow_ranks(self._exchange)
             if self._budget is not None and self._writer is not None:
@@ -308,16 +317,66 @@ class Monitor:
     def batch(self, inputs: Any, targets: Any = None) -> None:
         """Report the batch of this step, if the model's arguments do not show it; call it before `monitor.step`.
 
-        It is read on measured steps only. Integer targets are taken for classes.
+        It is read on measured steps only. Integer targets are taken for classes. Snapshots with `keep_batches` save it.
         """
-        if self._closed or not self._loop.measured:
+        kept = self._loop.kept
+        if self._closed or not (self._loop.measured or kept is not None):
             return
         try:
+            if kept is not None:
+                kept.give(inputs, targets)
+            if not self._loop.measured:
+                return
             probe = self._probes.get("batch")
             if isinstance(probe, BatchProbe):  # not with Measure(activations=False)
                 self._loop.guard(probe, probe.give, inputs, targets)
         except Exception as error:
             self._failed(error)
+
+    def snapshot(self, reason: str = "") -> Path | None:
+        """Save what is needed to debug this step to `RUN/snapshots/step-000123/`, and return that folder.
+
+        It holds the readings of the last steps, the settings and the environment, and what `Config.snapshots` adds: the
+        batch, random states, weights. `forewarn replay` runs the step again. Call it before `monitor.step` for the step
+        under way (with `keep_batches`), or afterwards for the completed one. The training waits until it is written.
+        Returns None in a process that does not record, and if it cannot be written, which the log says.
+        """
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be a string, not {reason!r}")
+        kept = self._loop.kept
+        return self._save_snapshot(self.at if kept is not None and kept.is_open else max(0, self.at - 1), reason)
+
+    def _save_snapshot(self, step: int, reason: str = "", alert: Alert | None = None) -> Path | None:
+        """The new snapshot of a step; None if there is none, which never raises."""
+        if self._writer is None:
+            return None
+        try:
+            with self._stopwatch:
+                path = self._snapshots.write(self._writer.path, step, self.at, self.history, reason, alert)
+                self._writer.event("snapshot", step=step, folder=path.name, reason=reason)
+        except Exception as error:
+            self._snapshot_failed = True
+            with contextlib.suppress(Exception):  # a user's logger may raise
+                _log.warning("the snapshot of step %d was not written: %s; training continues", step, error)
+            return None
+        self._snapshot_failed = False
+        return path
+
+    def _save_evidence(self, step: int, changed: Sequence[Alert]) -> None:
+        """Save a snapshot if an alert has become critical, unless the run has enough of them."""
+        settings = self._snapshots.settings
+        if self._writer is None or self._snapshot_failed or not settings.automatic:
+            return
+        critical = [
+            alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING
+        ]
+        causes = [alert for alert in critical if alert.follows not in self._saved]
+        if causes and len(snapshots_in(self._writer.path)) < settings.most:
+            worst = self._ledger.ranked(causes)[0]
+            self._save_snapshot(step, worst.headline, worst)
+            self._saved |= {alert.code for alert in critical}
 
     def combine_losses(
         self,
@@ -391,6 +450,8 @@ class Monitor:
         if self._writer is not None:
             parts.append(functools.partial(self._writer.close, reason))
         parts.append(self._loop.close)  # again, in case the first call failed or was interrupted
+        if self._loop.kept is not None:
+            parts.append(self._loop.kept.release)
         interrupt: BaseException | None = None
         for part in parts:
             try:
@@ -535,6 +596,8 @@ class Monitor:
             if state["probes"].get(name):
                 self._loop.guard(probe, probe.load_state_dict, state["probes"][name])
         self._loop.availability.load_state_dict(state.get("unavailable", {}))
+        if self._loop.kept is not None:
+            self._loop.kept.release()
         if self._writer is not None and self._writer.failure is None:
             self._writer.close("rewound")
             self._writer = RunWriter(self._writer.path, info=self.info, config=self.config.to_dict(), resume_at=self.at)
@@ -662,6 +725,7 @@ class Monitor:
             if changed or actions or self._ledger.reworded:
                 findings, told = [alert.finding for alert in changed], [*self._ledger.reworded, *changed]
                 self._writer.record(step.step, findings=findings, alerts=told, actions=actions)
+        self._save_evidence(step.step, changed)
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 
@@ -721,6 +785,9 @@ class Monitor:
         if self._views.undelivered is not ("notify" in self._told):
             self._told ^= {"notify"}
             yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
+        if self._snapshot_failed is not ("snapshot" in self._told):
+            self._told ^= {"snapshot"}
+            yield Reading("monitor/snapshot_failed", ("",), float(self._snapshot_failed))
         if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
             self._told.add("ranks")
             yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)

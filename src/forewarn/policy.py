@@ -240,7 +240,6 @@ PRESETS: Mapping[str, Policy] = {
             "update-ratio-jump": "lower_lr",
             "loss-divergence": "roll_back",
             "loss-above-start": "roll_back",
-            "critical": "snapshot",
         },
         roll_back=RollBack(skip_data=True, lr_factor=0.5),
     ),

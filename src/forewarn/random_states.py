@@ -1,6 +1,6 @@
 """The random states of a run: saved, restored, and kept unchanged while other code runs, such as an import.
 
-It imports neither torch nor numpy: a package that is not imported yet has no random state to keep.
+On its own it imports neither torch nor numpy: a package that is not imported yet has no random state to keep.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def random_state() -> dict[str, Any]:
 
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # asking would initialize it, which takes memory
         state["cuda"] = torch.cuda.get_rng_state_all()
-    if (numpy := _loaded("numpy.random")) is not None:
-        name, keys, position, has_gauss, cached = numpy.get_state()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
     return state
 

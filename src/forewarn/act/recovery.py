@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +49,8 @@ class Host(Protocol):
     def path(self) -> Path | None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
+
+    def snapshot(self, reason: str) -> Path | None: ...
 
     def rewind(self, state: dict[str, Any], actions: Sequence[Action]) -> None: ...
 
@@ -265,13 +267,12 @@ class Recovery:
         return self._return(decision, host)
 
     def _snapshot(self, decision: Decision, host: Host) -> dict[str, float | str]:
-        take: Callable[[str], Path | None] | None = getattr(host, "snapshot", None)
-        if take is None:
-            raise RuntimeError("this version writes no snapshots")
-        path = take(f"{decision.code}: {decision.reason}")
-        if path is None and self._judges:
-            raise RuntimeError("the snapshot was not written; the log says why")
-        return {} if path is None else {"path": str(path)}
+        if not self._judges:
+            return {}
+        path = host.snapshot(f"{decision.code}: {decision.reason}")
+        if path is None:
+            raise OSError("the log says why")
+        return {"path": f"{path.parent.name}/{path.name}"}
 
     def _foreseen(self, decision: Decision) -> dict[str, float | str]:
         """What a dry run would have done, in numbers."""

@@ -18,6 +18,7 @@ from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Numbers
 from forewarn.measure.forward import ForwardPass, Reached, Taps, differentiable
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
+from forewarn.measure.kept_batches import KeptBatches
 from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
@@ -91,6 +92,8 @@ class Loop:
         """The hooks on the optimizers."""
         self._parameter_hooks = Hooks(self.hook_failed)
         """The hooks on parameters for this backward pass."""
+        self.kept: KeptBatches | None = None
+        """The batches of the last steps, if they are kept."""
         self.is_closed = False
         self._finder = PassFinder(
             model, self.tree, optimizers, begins=self._forward_begins, ended=self._forward_ended,
@@ -109,6 +112,8 @@ class Loop:
     def attach(self) -> None:
         """Register the permanent hooks on the model and its optimizers; if one is refused, the others still work."""
         self._finder.attach(() if self._parameter_index is None else self._parameter_index.parameters)
+        if self.kept is not None:
+            self.kept.attach(self.hook_failed)
         for index, optimizer in enumerate(self._optimizers):
             for register, event in (
                 ("register_step_pre_hook", "before_update"),
@@ -169,6 +174,8 @@ class Loop:
         for hooks in (self._hooks, self._finder, self.module_hooks, self._parameter_hooks):
             hooks.remove()
         STAND_IN.remove(*self._dependencies.order)
+        if self.kept is not None:
+            self.kept.remove()
 
     def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
         """The step that ends now and its readings, ready for the transfer."""
@@ -307,6 +314,8 @@ class Loop:
             return
         self._finder.inside = module
         self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
+        if self.kept is not None:
+            self._keep_batch(self.kept, module, args, kwargs)
         if self.forward is None and not self.step.measured:
             return
         with self.stopwatch:
@@ -322,6 +331,15 @@ class Loop:
                 except BaseException:  # half of the hooks would measure half of the model
                     self._end_forward(None)
                     raise
+
+    def _keep_batch(self, kept: KeptBatches, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self.stopwatch:
+            try:
+                if self._finder.is_training(module):
+                    kept.take(module, args, kwargs)
+            except Exception as error:
+                self.kept = None
+                self.report("list of kept batches", "batches", error)
 
     def _end_forward(self, output: Any) -> None:
         """End a pass; one that was interrupted ends when the next begins."""

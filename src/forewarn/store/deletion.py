@@ -11,6 +11,7 @@ from forewarn.store import database, manifest, run_summary
 from forewarn.store.claim import Claim
 from forewarn.store.errors import RunError
 from forewarn.store.rank_logs import delete_rank_logs
+from forewarn.store.snapshot_folders import delete_snapshots
 
 STACKS = "stalled.txt"
 """The stacks of all threads when a run hung."""
@@ -40,6 +41,7 @@ def delete_run(path: Path, first: Callable[[], None] = lambda: None) -> None:
         (path / run_summary.NAME).unlink(missing_ok=True)
         (path / STACKS).unlink(missing_ok=True)
         delete_rank_logs(path)
+        delete_snapshots(path)
         (path / manifest.NAME).unlink(missing_ok=True)  # last, because it shows that the other files are ours
     except (OSError, RunError, sqlite3.Error) as error:
         raise FileExistsError(

@@ -207,3 +207,28 @@ def notify_failed(failed: Series) -> Finding | None:
     quiet: 0
     """
     return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
+
+
+@rule(
+    "X108", "snapshot-failed", reads=("monitor/snapshot_failed",), keep=1,
+    message=Message("Debug snapshots cannot be written"),
+    remedies=(
+        advise("free_the_disk", "Check disk space and permissions of the run directory",
+               "the warning in the training log says why the snapshot was not written"),
+        advise("save_less", "Save less with Snapshots(weights=..., keep_batches=...)",
+               "weights and batches are most of a snapshot, and Snapshots(automatic=False) writes none by itself"),
+    ),
+)  # fmt: skip
+def snapshot_failed(failed: Series) -> Finding | None:
+    """A debug snapshot could not be written.
+
+    ## Why is this bad?
+    Training continues and the run is stored as usual, but the batch and the state of the step that went wrong are lost,
+    so `forewarn replay` cannot run it again. The disk is full or the run directory cannot be written. No further
+    snapshot is written by itself; `monitor.snapshot()` tries again.
+
+    ## Example
+    fires: 1
+    quiet: 0
+    """
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None

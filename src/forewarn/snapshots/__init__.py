@@ -1,0 +1,1 @@
+"""Debug snapshots: the evidence of one step, and that step run again."""
