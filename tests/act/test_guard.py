@@ -208,4 +208,5 @@ def test_a_copy_of_the_optimizer_does_not_hold_the_guard(tmp_path):
     optimizer = OPTIMIZERS["AdamW"](list(net.parameters()))
     with forewarn.watch(net, optimizer, tmp_path / "run", views=[], policy=SKIPPING):
         torch.save(copy.deepcopy(optimizer), tmp_path / "optimizer.pt")
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks

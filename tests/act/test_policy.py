@@ -85,7 +85,8 @@ def test_a_policy_comes_from_toml_and_is_stored_with_its_run(tmp_path):
     )
     config = forewarn.Config.load(tmp_path / "own.toml")
     assert config.policy.actions == {"snapshot", "lower_lr"}
-    assert config.policy.is_dry("lower_lr") and config.policy.lower_lr.times == 1
+    assert config.policy.is_dry("lower_lr")
+    assert config.policy.lower_lr.times == 1
     (tmp_path / "preset.toml").write_text('policy = "autopilot"\n')
     stored = forewarn.Config.load(tmp_path / "preset.toml").to_dict()
     assert forewarn.Config.from_stored(stored).policy.to_dict() == PRESETS["autopilot"].to_dict()

@@ -45,7 +45,7 @@ class Decisions:
         return self._counts.get(action, 0) >= self._policy.limits(action).times
 
     def is_cooling(self, action: str) -> bool:
-        """Whether it is too soon to take an action again. In one step, only `notify` may be taken for several alerts."""
+        """Whether it is too soon to take an action again; in one step, only `notify` is taken for several alerts."""
         rests = self._policy.limits(action).cooldown + (action != "notify")
         return action in self._last and self._clock - self._last[action] < rests
 
