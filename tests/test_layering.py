@@ -161,11 +161,16 @@ def test_no_two_files_have_the_same_stem_but_a_probe_and_its_rules():
     assert not double
 
 
+HIDES_GRADIENTS = "act/guard.py"
+"""It takes the gradients away for a step that is skipped."""
+
+
 def test_nothing_but_the_probes_and_the_engine_walks_gradients():
     wrong = [
         str(path.relative_to(SOURCE))
         for path in FILES
         if part_of(path) not in {"measure", "lab", "cli"}
+        and path.relative_to(SOURCE).as_posix() != HIDES_GRADIENTS
         and any(
             isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(ast.parse(path.read_text()))
         )

@@ -111,7 +111,8 @@ class Decisions:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        return {"clock": self._clock, "counts": dict(self._counts), "last": dict(self._last)}
+        counts = {action: count for action, count in self._counts.items() if action != "stop"}  # a resumed run goes on
+        return {"clock": self._clock, "counts": counts, "last": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._clock = int(state["clock"])
