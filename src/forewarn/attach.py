@@ -25,7 +25,7 @@ from forewarn import __version__
 from forewarn.act.guard import Guard
 from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
-from forewarn.act.training_state import Parts
+from forewarn.act.training_state import Parts, unwrapped_optimizer
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config, Snapshots
 from forewarn.judge.registry import Rule
@@ -291,7 +291,7 @@ def _checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any)
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
-    optimizers = [_unwrapped_optimizer(candidate) for candidate in optimizers]
+    optimizers = [unwrapped_optimizer(candidate) for candidate in optimizers]
     for candidate in optimizers:
         if not isinstance(candidate, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it contains {candidate!r}")
@@ -354,13 +354,6 @@ def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[A
 def _described(value: Any) -> str:
     """A wrong argument as errors show it. For objects that is the type, since their repr is often just an address."""
     return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
-
-
-def _unwrapped_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer inside wrappers that look like one."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None:

@@ -590,8 +590,8 @@ class Monitor:
         self._patience.load_state_dict(state.get("patience", {}))
         self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
         self._tasks.load_state_dict(state.get("balance", {}))
-        if self._recovery is not None and state.get("policy"):
-            self._recovery.load_state_dict(state["policy"])
+        if self._recovery is not None:
+            self._recovery.load_state_dict(state.get("policy", {}), self.at)
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 self._loop.guard(probe, probe.load_state_dict, state["probes"][name])
@@ -713,11 +713,7 @@ class Monitor:
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
-        actions: tuple[Action, ...] = ()
-        if self._recovery is not None:
-            actions = self._recovery.conclude(step.step, self._ledger.firing, blocks, self.history)
-            if any(action.action == "stop" and not action.dry_run for action in actions):
-                self._ask_to_stop()
+        actions = () if self._recovery is None else self._decide(self._recovery, step.step, blocks)
         if any(_asks_for_detail(alert) for alert in changed):
             self._escalate(step.step)
         if self._writer is not None:
@@ -729,12 +725,27 @@ class Monitor:
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 
+    def _decide(self, recovery: Recovery, step: int, blocks: Sequence[Block]) -> tuple[Action, ...]:
+        """What the policy does about a judged step; a failure must not lose the step."""
+        try:
+            actions = recovery.conclude(step, self._ledger.firing, blocks, self.history)
+            if any(action.action == "stop" and not action.dry_run for action in actions):
+                self._ask_to_stop()
+        except Exception as error:
+            self._failed(error)
+            return ()
+        return actions
+
     def _recover(self, recovery: Recovery, outcome: Outcome) -> Outcome:
         """Carry out what the policy has decided."""
-        with self._stopwatch:
-            actions = recovery.carry_out(self)
-        if actions:
-            self._show(max(0, self.at - 1), actions)
+        try:
+            with self._stopwatch:
+                actions = recovery.carry_out(self, self._rewind)
+            if actions:
+                self._show(max(0, self.at - 1), actions)
+        except Exception as error:
+            self._failed(error)
+            return outcome
         return Outcome(outcome.alerts, outcome.actions + actions)
 
     def _show(self, step: int, actions: Sequence[Action]) -> None:
@@ -743,7 +754,7 @@ class Monitor:
             self._writer.record(step, actions=actions)
         self._views.show(step, [], [], (), actions)
 
-    def rewind(self, state: dict[str, Any], actions: Sequence[Action]) -> None:
+    def _rewind(self, state: dict[str, Any], actions: Sequence[Action]) -> None:
         """Return to an earlier state, and record again what was done in the steps that are given up."""
         self._transfer.receive(wait=True)
         if self._exchange is not None:

@@ -92,7 +92,7 @@ class Checkpoints:
 
     def returned_to(self, step: int) -> None:
         """Drop the checkpoints of steps that are given up."""
-        self.last_step = step
+        self.last_step = max((one.step for one in self._kept if one.step <= step), default=-1)
         self.drop([checkpoint for checkpoint in self._kept if checkpoint.step > step])
 
     def drop(self, given_up: Sequence[Checkpoint] | None = None) -> None:

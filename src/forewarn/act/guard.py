@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from forewarn.act.training_state import parameters_of
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import SteppingProbe
@@ -100,7 +101,7 @@ class Guard(Probe):
             self._stepping.skips(flag)
         elif bool(skips):
             self._stepping.skips(skips.float())
-            for parameter in _parameters_of(optimizer):
+            for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:
                     self._hidden.append((parameter, parameter.grad))
                     parameter.grad = None  # torch optimizers leave out a parameter without a gradient
@@ -126,7 +127,7 @@ class Guard(Probe):
         if self._parameter_index.rank is not None and not _is_ddp(self._model):
             self._give_up("the ranks may have different gradients; watch the DistributedDataParallel module itself")
             return None
-        gradients = [parameter.grad for parameter in _parameters_of(optimizer) if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         if not gradients:
             return None
         if any(gradient.is_sparse for gradient in gradients):
@@ -219,10 +220,6 @@ class _Level:
         usable = ~skips & is_finite & (norm > 0)
         self.norms = torch.where(usable, joined, kept)
         return skips, limit
-
-
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _is_ddp(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from forewarn.act.guard import Guard
 from forewarn.act.learning_rate import scale_lr
 from forewarn.act.outcomes import Outcomes, highest_usual
 from forewarn.act.task_losses import TaskLosses
-from forewarn.act.training_state import Parts, TrainingState
+from forewarn.act.training_state import Parts, TrainingState, copied
 from forewarn.judge.families import Family
 from forewarn.judge.history import History
 from forewarn.judge.rules import family_of
@@ -32,8 +32,6 @@ _FIRST_CHECKPOINT = 10
 
 _AT_ONCE = frozenset({"notify", "stop"})
 """Actions that need no agreement here: the first is taken by the views, the second has its own."""
-
-_OF_RANK_0 = frozenset({"snapshot"})
 
 _ELSEWHERE = (Family.PERFORMANCE, Family.MONITOR, Family.EVALUATION)
 """Families whose warnings do not make a checkpoint unhealthy."""
@@ -52,7 +50,9 @@ class Host(Protocol):
 
     def snapshot(self, reason: str) -> Path | None: ...
 
-    def rewind(self, state: dict[str, Any], actions: Sequence[Action]) -> None: ...
+
+Rewind = Callable[[dict[str, Any], Sequence[Action]], None]
+"""Returns the monitor to a state, and records again what was done in the steps that are given up."""
 
 
 class Recovery:
@@ -81,7 +81,8 @@ class Recovery:
         self._is_healthy = True
         self._levels: dict[str, float] = {}
         """By the code of an alert: the highest usual loss before it."""
-        self._told: set[str] = set()
+        self._loaded: TrainingState | None = None
+        """The checkpoint to which a return is prepared."""
         self._last_step = -1
 
     # The judging rank: decide.
@@ -140,12 +141,12 @@ class Recovery:
 
     # Every rank: act.
 
-    def carry_out(self, host: Host) -> tuple[Action, ...]:
+    def carry_out(self, host: Host, rewind: Rewind) -> tuple[Action, ...]:
         """Do what was decided, after a step at which all ranks do it. Returns what was done, on the judging rank."""
         step = host.at - 1
         if self._is_due(host.at):
             self._pending.append(Decision("checkpoint", numbers={"directory": str((host.path or Path()).absolute())}))
-        decided, waits = self._pending, self._exchange is not None
+        decided = self._pending
         if self._exchange is not None:
             if self._exchange.off and self._pending:
                 self._pending = []
@@ -157,15 +158,15 @@ class Recovery:
                 return ()
             decided = self._agreed(step)
         self._pending = []
-        reasons = [self._prepared(decision, host) for decision in decided]
-        if waits and decided:
+        reasons = [self._prepared(decision) for decision in decided]
+        if self._exchange is not None and decided:
             reasons = self._voted(step, reasons)
         taken: list[Action] = []
         for decision, reason in zip(decided, reasons, strict=True):
             numbers: dict[str, float | str] = {}
             if not reason and (not decision.dry_run or decision.action == "checkpoint"):
                 try:
-                    numbers = self._done(decision, host, [*taken])
+                    numbers = self._done(decision, host)
                 except Exception as error:
                     reason = f"{type(error).__name__}: {error}"
                     _log.warning("the action %s was not taken: %s", decision.action, reason)
@@ -173,7 +174,7 @@ class Recovery:
                 action = self._noted(decision, step, numbers or self._foreseen(decision), reason)
                 taken.append(action)
                 if decision.action == "roll_back" and not reason and not decision.dry_run:
-                    return self._after_return(host, taken)
+                    return self._after_return(rewind, taken)
         return tuple(taken) if self._judges else ()
 
     @property
@@ -208,7 +209,7 @@ class Recovery:
         votes: list[list[str]] = [json.loads(word) for word in words]
         return [next(filter(None, of_all), "") for of_all in zip(*votes, strict=True)]
 
-    def _prepared(self, decision: Decision, host: Host) -> str:
+    def _prepared(self, decision: Decision) -> str:
         """Why an action cannot be taken on this rank; empty if it can. Changes nothing."""
         if decision.action == "lower_lr" and not any(_rates(one) for one in self.parts.optimizers):
             return "no optimizer has a learning rate above zero"
@@ -217,7 +218,7 @@ class Recovery:
         if decision.action == "rebalance":
             return self._tasks.obstacle(str(decision.numbers.get("task", "")))
         if decision.action == "roll_back" and not decision.dry_run:
-            return self._obstacle_to_return(decision, host)
+            return self._obstacle_to_return(decision)
         return ""
 
     def _obstacle_to_clip(self, decision: Decision) -> str:
@@ -228,7 +229,7 @@ class Recovery:
             return "the limit is infinite"
         return ""
 
-    def _obstacle_to_return(self, decision: Decision, host: Host) -> str:
+    def _obstacle_to_return(self, decision: Decision) -> str:
         assert self._checkpoints is not None
         target = self._target(decision)
         checkpoint = None if target is None else self._checkpoints.get(target)
@@ -239,14 +240,14 @@ class Recovery:
             loaded.check(self.parts)
         except Exception as error:
             return str(error)
-        self._loaded: TrainingState = loaded
+        self._loaded = loaded
         return ""
 
     def _target(self, decision: Decision) -> int | None:
         assert self._checkpoints is not None
         return self._checkpoints.before(int(decision.numbers["began"]))
 
-    def _done(self, decision: Decision, host: Host, others: list[Action]) -> dict[str, float | str]:
+    def _done(self, decision: Decision, host: Host) -> dict[str, float | str]:
         """Carry out one decision, and return its numbers."""
         numbers = decision.numbers
         if decision.action == "checkpoint":
@@ -303,23 +304,21 @@ class Recovery:
         settings = self._policy.roll_back
         target = self._target(decision)
         assert target is not None
-        checkpoint = self._checkpoints.get(target)
-        assert checkpoint is not None
-        completed = host.at
+        assert self._loaded is not None
         self._loaded.restore(self.parts, settings.skip_data)
-        self._rewound = checkpoint.monitor
+        self._loaded = None
         if settings.lr_factor < 1:
             scale_lr(self.parts.optimizers, self.parts.schedulers(), settings.lr_factor)
-        return {"from": completed, "to": target}
+        return {"from": host.at, "to": target}
 
-    def _after_return(self, host: Host, taken: Sequence[Action]) -> tuple[Action, ...]:
+    def _after_return(self, rewind: Rewind, taken: Sequence[Action]) -> tuple[Action, ...]:
         """Return the monitor to the checkpoint too; what was done in the steps given up stays recorded."""
         assert self._checkpoints is not None
-        kept = self.state_dict()
-        target = int(taken[-1].parameters["to"])
-        host.rewind(self._rewound, [one for one in self._outcomes.taken.values() if one.step >= target])
-        self.load_state_dict(kept)
-        self._checkpoints.returned_to(target)
+        kept, target = self.state_dict(), int(taken[-1].parameters["to"])
+        checkpoint = self._checkpoints.get(target)
+        assert checkpoint is not None
+        rewind(copied(checkpoint.monitor), [one for one in self._outcomes.taken.values() if one.step >= target])
+        self.load_state_dict(kept, target)  # budgets are not renewed
         self._pending, self._is_healthy, self._last_step, self._skipped_at = [], True, target - 1, -1
         return tuple(taken) if self._judges else ()
 
@@ -346,7 +345,12 @@ class Recovery:
             "clip": [self.clip_factor, self.clip_limit],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], completed: int) -> None:
+        """Continue after `completed` steps; checkpoints of later ones are dropped."""
+        if self._checkpoints is not None:
+            self._checkpoints.returned_to(completed)
+        if not state:
+            return
         self._decisions.load_state_dict(state["decisions"])
         self._outcomes.load_state_dict(state["outcomes"])
         self.clip_factor, self.clip_limit = map(float, state["clip"])

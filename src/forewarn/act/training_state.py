@@ -74,7 +74,7 @@ class TrainingState:
                 _local(tensor).copy_(self.state["tensors"][name])
         for optimizer, saved in zip(parts.optimizers, self.state["optimizers"], strict=True):
             _restore_groups(optimizer, saved)
-            for index, parameter in enumerate(_parameters_of(optimizer)):
+            for index, parameter in enumerate(parameters_of(optimizer)):
                 if index in saved["state"]:
                     optimizer.state[parameter] = _restored(saved["state"][index], optimizer.state.get(parameter))
                 else:
@@ -172,13 +172,13 @@ def schedulers_of(optimizers: Iterable[Optimizer]) -> list[Any]:
     """The schedulers that change the rates of these optimizers; those inside others are left out."""
     ids = {id(optimizer) for optimizer in optimizers}
     every = [one for one in gc.get_objects() if issubclass(type(one), _SCHEDULERS)]
-    live = [one for one in every if id(_unwrapped(vars(one).get("optimizer"))) in ids]
+    live = [one for one in every if id(unwrapped_optimizer(vars(one).get("optimizer"))) in ids]
     inner = {id(part) for one in live for part in getattr(one, "_schedulers", ())}
     return sorted((one for one in live if id(one) not in inner), key=id)
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """The torch optimizer inside a wrapper, such as that of accelerate."""
+def unwrapped_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside wrappers that look like one, such as that of accelerate."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -204,14 +204,14 @@ def _optimizer_state(optimizer: Optimizer, only_groups: bool = False) -> dict[st
     ]  # fmt: skip
     if only_groups:
         return {"groups": groups}
-    held = enumerate(_parameters_of(optimizer))
+    held = enumerate(parameters_of(optimizer))
     return {
         "groups": groups,
         "state": {index: copied(optimizer.state[one]) for index, one in held if one in optimizer.state},
     }
 
 
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
