@@ -53,6 +53,8 @@ def test_an_action_that_cannot_help_is_passed_over():
     refused = decided({"critical": ["roll_back", "stop"]}, [{}], [0], lambda action, _: "no" * (action == "roll_back"))
     assert refused == [(0, "stop")]
     assert decided({"critical": ["skip_batch", "stop"]}, [{}], [0], lambda action, _: None) == []
+    alone = decided({"critical": ["skip_batch", "roll_back"]}, [{}], range(5), lambda *_: "no")
+    assert alone == [(0, "roll_back")], "the record says once why it was refused"
 
 
 def test_a_step_has_one_snapshot_beside_one_action_that_changes_the_run_but_a_message_for_each_alert():

@@ -83,7 +83,11 @@ class Decisions:
         return any(action not in HARMLESS for action in self._policy.actions_for(alert))
 
     def _chosen(self, actions: Sequence[str], alert: Alert, obstacle: Callable[[str, Alert], str | None]) -> str | None:
-        """The first action whose budget is left; None while it rests after its last use."""
+        """The first action whose budget is left; None while it rests after its last use.
+
+        If nothing can help, it is the first that was refused, so that the record says why.
+        """
+        refused: str | None = None
         for action in actions:
             if self.is_spent(action):
                 continue
@@ -92,7 +96,8 @@ class Decisions:
                 return None
             if not reason:
                 return None if self.is_cooling(action) else action
-        return None
+            refused = refused or (None if action == "skip_batch" or self.is_cooling(action) else action)
+        return refused
 
     def _is_new(self, action: str, alert: Alert) -> bool:
         """Whether a harmless action has not been taken yet for this alert at this severity, and may be taken now."""

@@ -30,6 +30,8 @@ _log = logging.getLogger("forewarn")
 _FIRST_CHECKPOINT = 10
 """Number of steps before the first checkpoint."""
 
+NO_CHECKPOINT = "there is no checkpoint yet"
+
 _AT_ONCE = frozenset({"notify", "stop"})
 """Actions that need no agreement here: the first is taken by the views, the second has its own."""
 
@@ -137,6 +139,8 @@ class Recovery:
             if self.guard is not None and not self.guard.unavailable and self._skipped_at == alert.last:
                 return None
             return "the batch was not skipped before the step"
+        if action == "roll_back" and self._checkpoints is not None and not self._checkpoints.steps:
+            return NO_CHECKPOINT
         return ""
 
     # Every rank: act.
@@ -234,7 +238,7 @@ class Recovery:
         target = self._target(decision)
         checkpoint = None if target is None else self._checkpoints.get(target)
         if checkpoint is None:
-            return "there is no checkpoint yet"
+            return NO_CHECKPOINT
         try:
             loaded = checkpoint.load()
             loaded.check(self.parts)
