@@ -270,6 +270,10 @@ def written(tmp_path_factory):
     with forewarn.watch(model, optimizer, folder / "over budget", every=10, views=[view], budget=1e-9) as monitor:
         for _ in range(DECIDED_EVERY + 1):
             plain_step(model, monitor, optimizer)
+    skipping = {"rules": {"gradient-spike": "skip_batch"}, "skip_batch": {"least": 1}}
+    with forewarn.watch(model, optimizer, folder / "guarded", views=[view], policy=skipping) as monitor:
+        for _ in range(3):
+            plain_step(model, monitor, optimizer)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
         plain_step(model, monitor, *optimizers)

@@ -108,12 +108,11 @@ WRONG_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: forewarn.Schedule(evry=3), TypeError, "Schedule has no setting 'evry'; did you mean 'every'?",
     ),
     "a policy of one string": (
-        lambda: forewarn.Policy("stop"), TypeError,
-        "Policy.allow must be a set of actions such as {'stop'}, not 'stop'",
+        lambda: forewarn.Policy("stop"), TypeError, "Policy.rules must be a Mapping, not 'stop'",
     ),
     "a policy with an unknown action": (
-        lambda: forewarn.Policy(frozenset({"pray"})), ValueError,
-        "unknown action 'pray' in the policy; known actions: stop",
+        lambda: forewarn.Policy({"critical": "rollback"}), ValueError,
+        "unknown action 'rollback' for 'critical' in the policy; did you mean 'roll_back'?",
     ),
     "a run that is no path": (
         lambda: forewarn.open_run(3), TypeError, "path must name the directory of a run, a str or a Path, not 3",
@@ -195,10 +194,22 @@ WRONG_CALLS_OF_WATCH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"probes": [3]}, TypeError, "probes must hold instances of subclasses of forewarn.Probe, not 3",
     ),
     "policy": (
-        {"policy": "pray"}, ValueError, "policy must be 'observe', 'stop' or a forewarn.Policy, not 'pray'",
+        {"policy": "auto-pilot"}, ValueError,
+        "policy must be 'observe', 'stop', 'autopilot', a forewarn.Policy, or a dict such as "
+        "{'loss-spike': 'snapshot'}, not 'auto-pilot'; did you mean 'autopilot'?",
     ),
     "policy that is a list": (
-        {"policy": ["stop"]}, ValueError, "policy must be 'observe', 'stop' or a forewarn.Policy, not ['stop']",
+        {"policy": ["stop"]}, ValueError,
+        "policy must be 'observe', 'stop', 'autopilot', a forewarn.Policy, or a dict such as "
+        "{'loss-spike': 'snapshot'}, not ['stop']",
+    ),
+    "policy for an unknown rule": (
+        {"policy": {"loss-spikes": "stop"}}, ValueError,
+        "the policy names 'loss-spikes', which is no rule, family or severity; did you mean 'loss-spike'?",
+    ),
+    "policy with an unknown setting": (
+        {"policy": {"rules": {"critical": "stop"}, "lower_lr": {"time": 2}}}, ValueError,
+        "unknown setting 'policy.lower_lr.time'; did you mean 'times'?",
     ),
     "scaler": ({"scaler": 2.0}, TypeError, "scaler must be a torch.amp.GradScaler, not float"),
     "resume": ({"resume": "yes"}, TypeError, "resume must be True or False, not 'yes'"),

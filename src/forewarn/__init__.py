@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 keep_on_import()
 
 if TYPE_CHECKING:
-    from forewarn.act.policies import Policy
     from forewarn.attach import watch
     from forewarn.catalogue import Cadence, Metric, Reduce, Scope
     from forewarn.config import Config, Snapshots
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from forewarn.measure.step import Step
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
+    from forewarn.policy import Policy
     from forewarn.settings import Settings, between
     from forewarn.standalone import (
         ActivationDifferenceMetric,
@@ -109,7 +109,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Config", "Snapshots"), "config"),
     "Plan": "plan",
-    "Policy": "act.policies",
+    "Policy": "policy",
     "Measure": "measure.options",
     "Schedule": "measure.schedule",
     "Run": "store.reader",

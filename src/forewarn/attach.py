@@ -22,7 +22,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn import __version__
-from forewarn.act.policies import Policy
+from forewarn.act.guard import Guard
+from forewarn.act.recovery import Recovery
+from forewarn.act.task_losses import TaskLosses
+from forewarn.act.training_state import Parts, unwrapped_optimizer
 from forewarn.catalogue import Catalogue
 from forewarn.config import Config, Snapshots
 from forewarn.judge.registry import Rule
@@ -65,6 +68,7 @@ from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.policy import Policy
 from forewarn.snapshots.writing import NEEDS_SAFETENSORS, SnapshotWriter
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
@@ -94,7 +98,7 @@ def watch(
     every: int | Schedule | Callable[[int], bool] = 100,
     config: Config | Mapping[str, Any] | str | Path | None = None,
     views: Sequence[View] | None = None,
-    policy: str | Policy = "observe",
+    policy: str | Policy | Mapping[str, Any] | None = None,
     scaler: Any = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -115,7 +119,9 @@ def watch(
       of the step. Loss, learning rate, global gradient norm and time are read on every step.
     - `config`: a `Config`, a dict of its settings, or the path of a TOML file.
     - `views`: where to show the run. By default, alerts are printed to standard error; `[]` shows nothing.
-    - `policy`: `"observe"` only reports; `"stop"` sets `monitor.should_stop` when an alert is critical.
+    - `policy`: what is done about alerts. `"observe"`, the default, only reports; `"stop"` sets `monitor.should_stop`
+      when an alert is critical; `"autopilot"` skips bad batches, lowers the learning rate and rolls back. A dict maps
+      rules, families or severities to actions: `{"loss-spike": "snapshot"}`. See docs/recovery.md.
     - `scaler`: the `GradScaler`, so that gradients are measured unscaled.
     - `resume`: continue the run in the directory.
     - `overwrite`: delete the run in the directory, unless a process is still writing it. Other files are kept.
@@ -133,11 +139,12 @@ def watch(
     model = _checked_model(model)
     optimizers = _checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
-    policy = Policy.of(policy)
     predicate = as_predicate(every)
     _check_budget(budget, predicate)
     settings, own_rules = Config.with_rules(config, rules)
     settings = _with_notify(settings, notify, notify_at)
+    settings = settings if policy is None else replace(settings, policy=Policy.of(policy))
+    settings.policy.checked(own_rules)
     rule_set = settings.rule_set(own_rules)  # an unknown rule in the config must fail before anything is created
     parameter_index, unreadable = _parameter_index(model, optimizers)
     ranks = num_ranks()
@@ -151,6 +158,8 @@ def watch(
     device = next((parameter.device for parameter in parameter_index.parameters), None)
     stopwatch = Stopwatch(make_event=device_event if device is not None and device.type == "cuda" else None)
     all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics, settings.hyperparameters)
+    guard = _guard(settings.policy, parameter_index, model, all_probes)
+    all_probes |= {} if guard is None else {guard.name: guard}
     declared = check_probes(probes, all_probes)
     catalogue = BUILT_IN.extended(declared)
     _check_reads(own_rules, catalogue)
@@ -199,7 +208,7 @@ def watch(
             info=info,
             writer=writer,
             views=shown_in,
-            policy=policy,
+            recovery=_recovery(settings.policy, Parts(model, optimizers, scaler), guard, exchange),
             optimizers=optimizers,
             snapshots=SnapshotWriter(model, info, settings, ranks, loop.kept),
             exchange=exchange,
@@ -209,6 +218,8 @@ def watch(
             with earlier:
                 _recall(monitor, earlier)
         loop.attach()  # last: an error before this point leaves model and optimizer untouched
+        if guard is not None:
+            loop.attach_last(guard.before, guard.after)
         taken = Path(run) if writer is not None and run is not None and writer.path != Path(run) else None
         monitor.begin(instead_of=taken)
         return monitor
@@ -219,6 +230,26 @@ def watch(
         if writer is not None:
             writer.close("not started")
         raise
+
+
+def _guard(
+    policy: Policy, parameter_index: ParameterIndex, model: nn.Module, probes: Mapping[str, Probe]
+) -> Guard | None:
+    """What skips batches, if the policy may."""
+    if "skip_batch" not in policy.actions or not policy.skip_batch.times:
+        return None
+    stepping = probes["stepping"]
+    assert isinstance(stepping, SteppingProbe)
+    return Guard(policy.skip_batch, policy.is_dry("skip_batch"), parameter_index, model, stepping)
+
+
+def _recovery(
+    policy: Policy, parts: Parts, guard: Guard | None, exchange: Exchange | None
+) -> Callable[[TaskLosses], Recovery] | None:
+    """What carries out the policy; None if it only reports."""
+    if not policy.actions:
+        return None
+    return lambda tasks: Recovery(policy, parts, tasks, guard, exchange)
 
 
 def _kept_batches(
@@ -260,7 +291,7 @@ def _checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any)
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise TypeError(f"optimizer must be a torch Optimizer or a list of them, not {optimizer!r}")
-    optimizers = [_unwrapped_optimizer(candidate) for candidate in optimizers]
+    optimizers = [unwrapped_optimizer(candidate) for candidate in optimizers]
     for candidate in optimizers:
         if not isinstance(candidate, Optimizer):
             raise TypeError(f"optimizer must be a torch Optimizer or a list of them, but it contains {candidate!r}")
@@ -323,13 +354,6 @@ def _views(views: Sequence[View] | None, settings: Config, on_alert: Callable[[A
 def _described(value: Any) -> str:
     """A wrong argument as errors show it. For objects that is the type, since their repr is often just an address."""
     return repr(value) if isinstance(value, str | int | float | type | None) else type(value).__name__
-
-
-def _unwrapped_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer inside wrappers that look like one."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None:

@@ -50,6 +50,7 @@ from forewarn.judge.rules.updates import UpdateThresholds
 from forewarn.judge.rules.weights import WeightThresholds
 from forewarn.measure.options import Measure
 from forewarn.metrics import switched_off
+from forewarn.policy import Policy
 from forewarn.settings import Settings, between, secret
 
 _MOST_BYTES = 1 << 20
@@ -184,6 +185,8 @@ class Config(Settings):
     library such as gymnasium is loaded, if each optimizer has a loss of its own, or if the loss keeps changing sign."""
     balancing: Balancing = Balancing()
     """How automatic loss weights are adjusted; used only with `monitor.combine_losses(balance=…)`."""
+    policy: Policy = Policy()
+    """What is done about alerts by itself; see docs/recovery.md. In TOML also the name of a preset, `"autopilot"`."""
     thresholds: Thresholds = Thresholds()
 
     @classmethod
@@ -224,6 +227,8 @@ class Config(Settings):
             before = config.thresholds
             thresholds = thresholds_with(own, type(before))(**vars(before))
             return (config if thresholds == before else replace(config, thresholds=thresholds)), own
+        if "policy" in config:
+            config = {**config, "policy": Policy.of(config["policy"])}
         modules = cls.from_dict({"rules": config["rules"]}).rules if "rules" in config else ()
         own = own_rules(given, modules)
         return cls.from_dict(_with_tables(config, own)), own

@@ -118,7 +118,11 @@ _CATALOGUE = (
     Metric("update/separate_losses", MODEL, MEASURED, "code", MAX,
            "1 if an optimizer stepped with gradients that came after another one's step, as in a GAN; 2 if the model "
            "ran several times without gradients, as when a policy acts."),
-    Metric("update/skipped", MODEL, EVERY_STEP, "flag", MAX, "1 if the `GradScaler` skipped the step."),
+    Metric("update/skipped", MODEL, EVERY_STEP, "flag", MAX, "1 if the `GradScaler` or the policy skipped the step."),
+    Metric("guard/skipped", MODEL, EVERY_STEP, "flag", SAME,
+           "1 if the policy skipped the batch, or would have in a dry run; recorded if it may."),
+    Metric("guard/norm", MODEL, EVERY_STEP, "", SAME, "Gradient norm before clipping that decides about the batch."),
+    Metric("guard/limit", MODEL, EVERY_STEP, "", SAME, "Norm above which a batch is skipped."),
     Metric("gain/block", BLOCK, MEASURED, "", DERIVED,
            "‖∂L/∂input‖ / ‖∂L/∂output‖ of a block; above 1, gradients grow on their way back through it.",
            heading="gain of each block"),

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.policies import Adjustment, Identity, Policy, act, adjust, adjustments
+from forewarn.act.adjustments import Adjustment, Identity, adjust, adjustments
+from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
@@ -84,7 +85,7 @@ class Monitor:
         info: RunInfo,
         writer: RunWriter | None,
         views: Sequence[View],
-        policy: Policy,
+        recovery: Callable[[TaskLosses], Recovery] | None = None,
         optimizers: Sequence[Optimizer] = (),
         snapshots: SnapshotWriter,
         exchange: Exchange | None = None,
@@ -105,7 +106,7 @@ class Monitor:
         self._schedule = schedule
         self._writer = writer
         self._views = ViewSet(views, loop.failures)
-        self._policy = policy
+        self._recovery = None if recovery is None else recovery(self._tasks)
         self._optimizers = tuple(optimizers)
         self._snapshots = snapshots
         self._snapshot_failed = False
@@ -197,6 +198,8 @@ class Monitor:
                 self._follow_ranks(self._exchange)
             if self._budget is not None and self._writer is not None:
                 self._keep_to(self._budget)
+            if self._recovery is not None:
+                outcome = self._recover(self._recovery, outcome)
             self._loop.measured = self._schedule.measured(self.at)
             if self._stopwatch.num_steps == FIRST_STEPS and self._watchdog is not None:
                 self._watchdog.start()
@@ -221,6 +224,8 @@ class Monitor:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"loader must be something to iterate over, such as a DataLoader, not {loader!r}")
         self._stopwatch.watch_loader()
+        if self._recovery is not None:
+            loader = self._recovery.parts.follow(loader)
         return watched(loader, self._stopwatch)
 
     def end_epoch(self, *, train_loss: Tensor | float | None = None, val_loss: Tensor | float | None = None) -> Outcome:
@@ -270,9 +275,7 @@ class Monitor:
             advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
             actions = adjust(advised, self._optimizers, scheduler, step)
             if actions:
-                if self._writer is not None:
-                    self._writer.record(step, findings=[], alerts=[], actions=actions)
-                self._views.show(step, [], [], (), actions)
+                self._show(step, actions)
         except Exception as error:
             self._failed(error)
         return actions
@@ -283,10 +286,14 @@ class Monitor:
             raise RuntimeError(_CLOSED)
         if not hasattr(max_norm, "__float__"):
             raise TypeError(_not_a_limit(max_norm))
+        if self._recovery is not None:
+            max_norm = self._recovery.clip(float(max_norm))
         norm = torch.nn.utils.clip_grad_norm_(
             self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
         try:
+            if self._recovery is not None and self._recovery.guard is not None:
+                self._recovery.guard.clipped(norm)
             self.clipped(norm, max_norm)
         except Exception as error:  # the gradients are clipped, whatever becomes of their norm
             self._failed(error)
@@ -469,6 +476,8 @@ class Monitor:
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
             if any(words in reason for words in _OUT_OF_MEMORY):
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
+            if self._recovery is not None and (outcomes := self._recovery.finish()):
+                self._show(max(0, self.at - 1), outcomes)
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
 
@@ -550,6 +559,7 @@ class Monitor:
             "patience": self._patience.state_dict(),
             "adjusted": sorted(map(list, self._adjusted)),
             "balance": self._tasks.state_dict(),
+            "policy": {} if self._recovery is None else self._recovery.state_dict(),
             "unavailable": self._loop.availability.state_dict(),
             "probes": {name: self._loop.guard(probe, probe.state_dict) or {} for name, probe in self._probes.items()},
         }
@@ -580,6 +590,8 @@ class Monitor:
         self._patience.load_state_dict(state.get("patience", {}))
         self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
         self._tasks.load_state_dict(state.get("balance", {}))
+        if self._recovery is not None:
+            self._recovery.load_state_dict(state.get("policy", {}), self.at)
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 self._loop.guard(probe, probe.load_state_dict, state["probes"][name])
@@ -701,9 +713,7 @@ class Monitor:
         self._curve.take(step.step, blocks)
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
-        actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
-        if any(action.action == "stop" for action in actions):
-            self._ask_to_stop()
+        actions = () if self._recovery is None else self._decide(self._recovery, step.step, blocks)
         if any(_asks_for_detail(alert) for alert in changed):
             self._escalate(step.step)
         if self._writer is not None:
@@ -714,6 +724,45 @@ class Monitor:
         self._save_evidence(step.step, changed)
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
+
+    def _decide(self, recovery: Recovery, step: int, blocks: Sequence[Block]) -> tuple[Action, ...]:
+        """What the policy does about a judged step; a failure must not lose the step."""
+        try:
+            actions = recovery.conclude(step, self._ledger.firing, blocks, self.history)
+            if any(action.action == "stop" and not action.dry_run for action in actions):
+                self._ask_to_stop()
+        except Exception as error:
+            self._failed(error)
+            return ()
+        return actions
+
+    def _recover(self, recovery: Recovery, outcome: Outcome) -> Outcome:
+        """Carry out what the policy has decided."""
+        try:
+            with self._stopwatch:
+                actions = recovery.carry_out(self, self._rewind)
+            if actions:
+                self._show(max(0, self.at - 1), actions)
+        except Exception as error:
+            self._failed(error)
+            return outcome
+        return Outcome(outcome.alerts, outcome.actions + actions)
+
+    def _show(self, step: int, actions: Sequence[Action]) -> None:
+        """Record and show actions, and outcomes of earlier ones."""
+        if self._writer is not None:
+            self._writer.record(step, actions=actions)
+        self._views.show(step, [], [], (), actions)
+
+    def _rewind(self, state: dict[str, Any], actions: Sequence[Action]) -> None:
+        """Return to an earlier state, and record again what was done in the steps that are given up."""
+        self._transfer.receive(wait=True)
+        if self._exchange is not None:
+            self._exchange.receive(wait=True)
+        self.load_state_dict(state)
+        self._resumed_at = -1  # it is the same process
+        if self._writer is not None:
+            self._writer.record(max(0, self.at - 1), actions=actions)
 
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
         """The readings of one step as blocks and histograms."""

@@ -383,13 +383,30 @@ class Alert(Noun):
 
 @dataclass(frozen=True, slots=True)
 class Action(Noun):
-    """Something done to the run because a policy allowed it."""
+    """Something done to the run because a policy allowed it, why, and what came of it."""
 
     step: int
     code: str
     scope: str
     action: str
     parameters: Mapping[str, float | str] = field(default_factory=dict)
+    reason: str = ""
+    """What had happened, in words: the headline of the alert."""
+    dry_run: bool = False
+    """Whether it was only recorded, and not done."""
+    failed: str = ""
+    """Why it could not be done; empty if it was."""
+    watched_steps: int = 0
+    """Number of steps after which its outcome was recorded; 0 until then."""
+    resolved_after: int | None = None
+    """Number of steps after which its alert was resolved; None if it was not."""
+    recovered_after: int | None = None
+    """Number of steps after which the loss was back at its level from before the alert; None if it was not."""
+
+    @property
+    def identity(self) -> tuple[int, str, str, str]:
+        """What stays the same when its outcome is added."""
+        return (self.step, self.code, self.scope, self.action)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,5 +304,5 @@ def test_wrong_arguments_are_one_sentence(tmp_path, monkeypatch):
         ForewarnCallback(llama())
     with pytest.raises(ValueError, match="unknown setting 'evry'"):
         ForewarnCallback(config={"evry": 3})
-    with pytest.raises(ValueError, match="policy must be 'observe', 'stop'"):
+    with pytest.raises(ValueError, match="policy must be 'observe', 'stop', 'autopilot'"):
         Trainer(llama(), arguments(tmp_path), train_dataset=rows(40), callbacks=[callback(policy="halt")]).train()

@@ -22,6 +22,9 @@ EVERY = 10
 
 Weight = float | Tensor
 
+_FACTOR = "factor/"
+"""Before the name of a task in the saved state: its weight is multiplied. Names of tasks have no slash."""
+
 
 class TaskLosses:
     """Implements `monitor.combine_losses`: checks, weights and regularly compares losses, and updates the balancer."""
@@ -34,6 +37,8 @@ class TaskLosses:
         """0 until the first call."""
         self._balancer: Balancer | None = None
         self._saved: dict[str, float] = {}
+        self._factors: dict[str, float] = {}
+        """By which a policy multiplies the declared weights."""
         self._compared_at = -1
 
     def prepare(
@@ -93,7 +98,8 @@ class TaskLosses:
 
     def _weights(self, losses: Mapping[str, Tensor], declared: Mapping[str, Weight]) -> Mapping[str, Weight]:
         if self._balancer is None:
-            return declared
+            return {name: weight * self._factors[name] if name in self._factors else weight
+                    for name, weight in declared.items()} if self._factors else declared  # fmt: skip
         starting = {name: weight for name, weight in declared.items() if not isinstance(weight, Tensor)}
         return self._balancer.weights(losses, starting)
 
@@ -109,12 +115,28 @@ class TaskLosses:
         norms: Tensor | None = self._loop.guard(probe, probe.compare, losses, weights)
         return norms
 
+    def obstacle(self, task: str) -> str:
+        """Why the weight of a task cannot be changed; empty if it can."""
+        if self._balancer is not None:
+            return "the weights of the tasks are balanced already"
+        return "" if self._every and task else "no task of monitor.combine_losses is named"
+
+    def rebalance(self, task: str, factor: float) -> dict[str, float | str]:
+        """Multiply the weight of a task from now on."""
+        before = self._factors.get(task, 1.0)
+        self._factors[task] = before * factor
+        return {"task": task, "from": before, "to": before * factor}
+
     def state_dict(self) -> dict[str, float]:
+        if self._factors:
+            return {_FACTOR + name: factor for name, factor in self._factors.items()}
         return self._saved if self._balancer is None else self._balancer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore learned weights; before the first call, keep them until it comes."""
-        self._saved = {name: float(value) for name, value in state.items()}
+        factors = {name: float(value) for name, value in state.items() if name.startswith(_FACTOR)}
+        self._factors = {name.removeprefix(_FACTOR): factor for name, factor in factors.items()}
+        self._saved = {name: float(value) for name, value in state.items() if name not in factors}
         if self._balancer is not None:
             self._balancer.load_state_dict(self._saved)
 

@@ -54,7 +54,8 @@ class Course(NamedTuple):
     help="Directory to store the run in.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed for weights and data.")
-def command(steps: int, fault: str, run: Path, seed: int) -> None:
+@click.option("--autopilot", is_flag=True, help='Save the run with policy="autopilot", while the fault goes on.')
+def command(steps: int, fault: str, run: Path, seed: int, autopilot: bool) -> None:
     """Train a small GPT that goes wrong, and see the warning.
 
     The model learns the source code of Python's standard library on the CPU, in less than a minute. After a third of
@@ -66,6 +67,7 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
     \b
     Examples:
       forewarn demo
+      forewarn demo --autopilot
       forewarn demo --fault none --steps 200
     """
     from forewarn.cli.terminal import Failure, busy, output
@@ -85,11 +87,17 @@ def command(steps: int, fault: str, run: Path, seed: int) -> None:
     fault_at = int(steps * FAULT_SHARE) if fault == "lr-growth" else None
     _introduce(console, steps, fault_at)
     course = _train(path, steps, fault_at, seed, [LiveView(steps, every=50, console=console, leave=False)])
-    saved = None
-    if course.warned is not None and _lower_lr(course.warned) is not None:
+    saved = twin = None
+    beside = new_directory(path.with_name(f"{path.name}-saved"))
+    if autopilot and fault_at is not None:
+        with busy("Training again with autopilot"):
+            saved = _train(beside, steps, fault_at, seed, [], policy="autopilot")
+        with busy("Training once more without the fault"):
+            twin = _train(new_directory(path.with_name(f"{path.name}-healthy")), steps, None, seed, [])
+    elif course.warned is not None and _lower_lr(course.warned) is not None:
         with busy("Training again with the first remedy"):
-            saved = _train(new_directory(path.with_name(f"{path.name}-saved")), steps, fault_at, seed, [], heed=True)
-    _conclude(console, course, saved, fault_at)
+            saved = _train(beside, steps, fault_at, seed, [], heed=True)
+    _conclude(console, course, saved, twin, fault_at)
 
 
 def _introduce(console: Console, steps: int, fault_at: int | None) -> None:
@@ -110,8 +118,9 @@ def _percent(steps: int, fault_at: int) -> str:
 
 
 def _train(
-    path: Path, steps: int, fault_at: int | None, seed: int, views: Sequence[View], heed: bool = False
-) -> Course:
+    path: Path, steps: int, fault_at: int | None, seed: int, views: Sequence[View], heed: bool = False,
+    policy: str = "observe",
+) -> Course:  # fmt: skip
     """Train to the end. With `heed`, the first warning ends the fault and sets the advised learning rate."""
     import torch
 
@@ -129,7 +138,7 @@ def _train(
     losses: list[float] = []
     warned: Alert | None = None
     config = forewarn.Config(hyperparameters={"total_steps": steps})
-    with forewarn.watch(model, optimizer, path, every=EVERY, config=config, views=views) as monitor:
+    with forewarn.watch(model, optimizer, path, every=EVERY, config=config, views=views, policy=policy) as monitor:
         for step in range(steps):
             is_heeded = heed and warned is not None
             if fault_at is not None and step >= fault_at and not is_heeded:
@@ -156,7 +165,9 @@ def _lower_lr(alert: Alert) -> Remedy | None:
     return first if first is not None and first.action == "lower_lr" else None
 
 
-def _conclude(console: Console, course: Course, saved: Course | None, fault_at: int | None) -> None:
+def _conclude(
+    console: Console, course: Course, saved: Course | None, twin: Course | None, fault_at: int | None
+) -> None:
     """Print what happened, what the remedy changed, and the next commands."""
     from rich.text import Text
 
@@ -175,8 +186,9 @@ def _conclude(console: Console, course: Course, saved: Course | None, fault_at: 
     parts: list[RenderableType] = [Text("\nWhat happened", style="bold")]
     parts += [Text(f"  step {step:3}  {words}") for step, words in _timeline(course, fault_at)]
     if saved is not None:
-        parts += _comparison(console, course, saved)
-    paths = " and ".join(literal(str(trained.path)) for trained in (course, saved) if trained is not None)
+        parts += _comparison(console, course, saved, twin)
+    stored = [literal(str(trained.path)) for trained in (course, saved, twin) if trained is not None]
+    paths = " and ".join([", ".join(stored[:-1]), stored[-1]] if len(stored) > 1 else stored)
     report = ""
     if is_built():
         write_html(course.path, course.path / REPORT)
@@ -208,31 +220,54 @@ def _timeline(course: Course, fault_at: int | None) -> list[tuple[int, str]]:
     return sorted(events, key=lambda event: event[0])
 
 
-def _comparison(console: Console, course: Course, saved: Course) -> list[RenderableType]:
-    """The losses of both runs, one above the other and on the same scale."""
+def _comparison(console: Console, course: Course, saved: Course, twin: Course | None) -> list[RenderableType]:
+    """The losses of the runs, one above the other and on the same scale."""
     import numpy as np
     from rich.text import Text
 
     from forewarn.types import figure
     from forewarn.views.bars import ASCII_BARS, BARS, bar_chart
+
+    title, lines = _what_saved_it(saved) if twin is None else _what_autopilot_did(saved)
+    width = max(10, min(40, console.width - 34))
+    bars = ASCII_BARS if console.options.ascii_only else BARS
+    named = {"without remedy": course, "with remedy": saved}
+    if twin is not None:
+        named = {"observed": course, "autopilot": saved, "without fault": twin}
+    parts = [part.mean() for trained in named.values() for part in np.array_split(trained.losses, width)]
+    chart = bar_chart(np.array(parts), len(named) * width, bars=bars)
+    return [
+        Text(f"\n{title}", style="bold"),
+        *(Text(f"  {line}") for line in lines),
+        *(
+            Text.assemble(
+                f"  {label:15}  ", (chart[row * width :][:width], "cyan"), f"  loss {figure(_level(trained.losses))}"
+            )
+            for row, (label, trained) in enumerate(named.items())
+        ),
+    ]
+
+
+def _what_saved_it(saved: Course) -> tuple[str, list[str]]:
     from forewarn.views.wording import thing_to_do
 
     assert saved.warned is not None
     remedy = _lower_lr(saved.warned)
     assert remedy is not None
-    width = max(10, min(40, console.width - 34))
-    bars = ASCII_BARS if console.options.ascii_only else BARS
-    parts = [part.mean() for trained in (course, saved) for part in np.array_split(trained.losses, width)]
-    both = bar_chart(np.array(parts), 2 * width, bars=bars)
-    rows = (("without remedy", both[:width], course), ("with remedy", both[width:], saved))
-    return [
-        Text("\nThe same run with the first remedy", style="bold"),
-        Text(f"  At step {saved.warned.fired}: {thing_to_do(remedy)}."),
-        *(
-            Text.assemble(f"  {label:15}  ", (chart, "cyan"), f"  loss {figure(_level(trained.losses))}")
-            for label, chart, trained in rows
-        ),
-    ]
+    return "The same run with the first remedy", [f"At step {saved.warned.fired}: {thing_to_do(remedy)}."]
+
+
+def _what_autopilot_did(saved: Course) -> tuple[str, list[str]]:
+    import dataclasses
+
+    from forewarn.store.reader import open_run
+    from forewarn.views.wording import deed
+
+    with open_run(saved.path) as run:
+        actions = run.actions()
+    words = [deed(dataclasses.replace(action, watched_steps=0)).partition(", because of")[0] for action in actions]
+    lines = [f"At step {action.step}: {what}." for action, what in zip(actions, words, strict=True)]
+    return "The same run on autopilot, the fault going on", lines
 
 
 def _lost(losses: Sequence[float], fault_at: int) -> int | None:

@@ -21,7 +21,7 @@ from forewarn.standing import COMPLETED, NOT_FALLING, run_state
 from forewarn.store import Run
 from forewarn.store.rank_logs import FirstEnd, first_to_end
 from forewarn.store.snapshot_folders import replay_command, snapshots_in
-from forewarn.types import Alert, AlertState, Remedy, Severity
+from forewarn.types import Action, Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
 from forewarn.views.wording import (
@@ -29,14 +29,17 @@ from forewarn.views.wording import (
     STYLES,
     AlertGroup,
     advice,
+    deed,
     literal,
     mark,
     model_words,
+    outcome,
     short,
     steps_of,
 )
 
 MOST_EPOCHS = 5
+MOST_ACTIONS = 20
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
 _MARKS = {
     "pass": ("✓", "green"), "fail": ("✗", "red"), "notice": ("·", "yellow"), "unknown": ("–", "dim"),
@@ -59,6 +62,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "alerts": [{**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""} for alert in diagnosis.ranked],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
+        "actions": [action.to_json() for action in run.actions()],
         "snapshots": [str(path) for path in snapshots_in(run.path)],
     }
 
@@ -75,6 +79,8 @@ def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) ->
         parts.append(alerts_part(diagnosis))
     if diagnosis.epochs:
         parts += [evaluation_part(diagnosis), Text()]
+    if actions := run.actions():
+        parts += [actions_part(actions), Text()]
     commands = next_commands(run.path, diagnosis.ranked, rule_modules=rule_modules)
     return Group(*parts, _checklist(diagnosis), Text(), commands)
 
@@ -126,6 +132,18 @@ def alerts_part(diagnosis: Diagnosis) -> RenderableType:
     if remedies := things_to_do(diagnosis):
         parts += [what_to_do(remedies), Text()]
     return Group(*parts)
+
+
+def actions_part(actions: Sequence[Action]) -> RenderableType:
+    """What the policy has done, and what came of it."""
+    rows = Table.grid(padding=(0, 2))
+    for action in actions[-MOST_ACTIONS:]:
+        words = deed(dataclasses.replace(action, watched_steps=0))
+        rows.add_row(f"  step {action.step}", Text("\n".join(filter(None, [words, outcome(action)]))))
+    title = Text("What the policy did", style="bold")
+    if len(actions) > MOST_ACTIONS:
+        title.append(f" (the last {MOST_ACTIONS} of {len(actions)} actions)", style="not bold")
+    return Group(title, rows)
 
 
 def evaluation_part(diagnosis: Diagnosis) -> RenderableType:

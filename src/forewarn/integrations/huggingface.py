@@ -49,7 +49,8 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     """Watches the training of a `transformers.Trainer`. `monitor` is the `forewarn.Monitor` of the last training.
 
     - `run`: the directory to record in; by default `forewarn` in `args.output_dir`.
-    - `policy`: with `"stop"`, a critical alert ends the training as an early stop does.
+    - `policy`: what is done about alerts, as for `watch`. With `"stop"`, a critical alert ends the training as an early
+      stop does.
 
     All other arguments are those of `forewarn.watch`.
     """
@@ -61,7 +62,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         every: Any = 100,
         config: Any = None,
         views: Sequence[Any] | None = None,
-        policy: Any = "observe",
+        policy: Any = None,
         metrics: Sequence[Any] = (),
         rules: Sequence[Any] = (),
         probes: Sequence[Any] = (),

@@ -45,7 +45,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
 
     - `val_loss`: the name under which the module logs its validation loss. Usual names, such as `val_loss` and
       `valid/loss`, are found without it.
-    - `policy`: with `"stop"`, a critical alert sets `trainer.should_stop`.
+    - `policy`: what is done about alerts, as for `watch`. With `"stop"`, a critical alert sets `trainer.should_stop`.
 
     All other arguments are those of `forewarn.watch`.
     """
@@ -58,7 +58,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         every: Any = 100,
         config: Any = None,
         views: Sequence[Any] | None = None,
-        policy: Any = "observe",
+        policy: Any = None,
         overwrite: bool = False,
         metrics: Sequence[Any] = (),
         rules: Sequence[Any] = (),

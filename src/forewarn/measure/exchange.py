@@ -89,6 +89,8 @@ class _Word(IntEnum):
     KNOWS_OF_STOP = 6
     INTERVAL_FROM = 7
     INTERVAL = 8
+    WANTS_ACTION = 9
+    KNOWS_OF_ACTION = 10
 
 
 class Log(Protocol):
@@ -114,6 +116,8 @@ class _Parcel:
     is_combined: bool = False
     stops: bool = False
     """Whether all ranks agreed, with this step, to stop."""
+    acts: bool = False
+    """Whether all ranks agreed to act after this step."""
     sent: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -124,7 +128,8 @@ class _Question:
 
     step: int
     text: bytes
-    answer: bytes | None = None
+    answers: list[bytes] | None = None
+    """What each rank says."""
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -173,6 +178,7 @@ class Exchange:
         self._interval = (0, 0)
         self._intervals: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._wants_stop = self._knows_of_stop = self._has_stopped = False
+        self._wants_action = self._knows_of_action = False
         self._closed_at = math.inf
         self._exit = Exit()
         self._thread = threading.Thread(target=self._run, args=(name,), name="forewarn ranks", daemon=True)
@@ -199,6 +205,8 @@ class Exchange:
         parcel.word[[_Word.INTERVAL_FROM, _Word.INTERVAL]], self._interval = self._interval, (0, 0)
         parcel.word[_Word.WANTS_STOP] = self._wants_stop
         parcel.word[_Word.KNOWS_OF_STOP] = self._knows_of_stop
+        parcel.word[_Word.WANTS_ACTION] = self._wants_action
+        parcel.word[_Word.KNOWS_OF_ACTION] = self._knows_of_action
         self._latest = parcel
         self._hand_in(parcel)
 
@@ -258,22 +266,43 @@ class Exchange:
         If a rank wants to stop, this waits for the others: each of them sends that it knows, and stops at the first
         step at which all did.
         """
+        parcel = self._awaited(_Word.KNOWS_OF_STOP)
+        return parcel is not None and parcel.stops
+
+    def ask_to_act(self) -> None:
+        """Ask all ranks to act after the same step."""
+        self._wants_action = True
+
+    def acts_now(self) -> bool:
+        """Whether all ranks act after the step that was sent last; agreed as in `stops_now`, and as often as needed."""
+        parcel = self._awaited(_Word.KNOWS_OF_ACTION)
+        acts = parcel is not None and parcel.acts
+        self._wants_action &= not acts
+        return acts
+
+    def _awaited(self, word: _Word) -> _Parcel | None:
+        """The parcel that was sent last, once all ranks have sent theirs; None if this rank said no such word in it."""
         parcel = self._latest
-        if self.off or parcel is None or not parcel.word[_Word.KNOWS_OF_STOP]:
-            return False
+        if self.off or parcel is None or not parcel.word[word]:
+            return None
         if not parcel.done.wait(_SECONDS_TO_AGREE):
             self._switch_off("the other ranks did not answer")
-        return parcel.stops
+        return parcel
 
     def word_of_rank_0(self, step: int, text: bytes) -> bytes | None:
         """What rank 0 says at a step at which all ranks ask; waits for all of them. None if the exchange is off."""
+        words = self.words(step, text)
+        return None if words is None else words[0]
+
+    def words(self, step: int, text: bytes) -> list[bytes] | None:
+        """What each rank says at a step at which all of them do; waits for all of them. None if the exchange is off."""
         if self.off:
             return None
         question = self._asked = _Question(step, text)
         self._queue.put(question)
         if not question.done.wait(_SECONDS_TO_AGREE):
             self._switch_off("the other ranks did not answer")
-        return question.answer
+        return question.answers
 
     def finish(self, reason: str = "not closed") -> list[tuple[Collected, list[Array]]]:
         """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
@@ -382,7 +411,7 @@ class Exchange:
         word[_Word.STEP], word[_Word.LENGTH] = _QUESTION - question.step, len(question.text)
         words = peers.gather(word)
         self._check(words)
-        question.answer = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])[0]
+        question.answers = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])
         question.done.set()
 
     def _combined(
@@ -421,6 +450,9 @@ class Exchange:
         self._has_stopped |= parcel.stops
         asked = bool(words[:, [_Word.WANTS_STOP, _Word.KNOWS_OF_STOP]].any())
         self._knows_of_stop = asked and not self._has_stopped
+        parcel.acts = bool(words[:, _Word.KNOWS_OF_ACTION].all())
+        wanted = bool(words[:, [_Word.WANTS_ACTION, _Word.KNOWS_OF_ACTION]].any())
+        self._knows_of_action = wanted and not parcel.acts
         until = int(words[0, _Word.DENSE_UNTIL])
         if until >= 0:
             self._windows.put((int(words[0, _Word.DENSE_FROM]), until))

@@ -124,6 +124,19 @@ class Loop:
                 except Exception as error:
                     self.hook_failed(error)
 
+    def attach_last(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Call these around each optimizer step too, after what measures it; a closure is passed on."""
+
+        def called(index: int) -> Callable[..., None]:
+            def begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                before(index, optimizer, _closure(optimizer, args, kwargs))
+
+            return begins
+
+        for index, optimizer in enumerate(self._optimizers):
+            self._hooks.put(optimizer, "register_step_pre_hook", called(index))
+            self._hooks.put(optimizer, "register_step_post_hook", lambda *_: after())
+
     def search(self) -> None:
         """Look for the modules that the loop calls from its first step on, if it may not call the model itself."""
         if self._parameter_index is not None:
@@ -268,8 +281,7 @@ class Loop:
 
     def _stepper(self, event: str, index: int) -> Callable[..., None]:
         def stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            positional = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer as well
-            closure = kwargs.get("closure", positional[0] if positional else None)
+            closure = _closure(optimizer, args, kwargs)
             if self.step.measured and event == "before_update":
                 self._refresh_parameters()
             if (event == "after_update") == (closure is not None):  # the gradients that are used exist now
@@ -404,6 +416,12 @@ class Loop:
             torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
         except Exception as error:  # compiled autograd accepts no callback
             self.report("watch on the backward pass", "backward", error)
+
+
+def _closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The closure of an optimizer step, if it has one."""
+    positional = args[1:] if args and args[0] is optimizer else args  # torch passes the optimizer as well
+    return kwargs.get("closure", positional[0] if positional else None)
 
 
 def _ready(pending: Pending) -> Pending:

@@ -274,7 +274,10 @@ class Run:
         return self._records("finding", lambda _time, _step, body: from_text(Finding, body))
 
     def actions(self) -> list[Action]:
-        return self._records("action", lambda _time, _step, body: from_text(Action, body))
+        """What a policy has done, each with its outcome if that is known."""
+        recorded = self._records("action", lambda _time, _step, body: from_text(Action, body))
+        newest = {action.identity: action for action in recorded}
+        return list(newest.values())
 
     def events(self) -> list[Event]:
         with self._reading() as connection:

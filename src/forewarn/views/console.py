@@ -131,7 +131,8 @@ class News:
         self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]
     ) -> list[Line]:
         """The news of a step, most important first."""
-        shown = [alert for alert in changed if alert.severity >= self._lowest]
+        wanted = {(action.code, action.scope) for action in taken if action.action == "notify"}
+        shown = [alert for alert in changed if alert.severity >= self._lowest or alert.identity in wanted]
         news = [group for group in grouped(alert for alert in shown if alert.state is AlertState.FIRING)
                 if self._is_news(group.worst, step)]  # fmt: skip
         for group in news:
@@ -147,8 +148,10 @@ class News:
                 lines.append(_line(step, group.worst, f"Also {_name_and_place(group)}"))
         lines += self._symptom_lines(step, [group for group in news if group.worst.follows in self._said])
         lines += self._resolved_lines(step, shown)
+        taken = [action for action in taken if action.action != "notify"]  # the alert itself is shown
         for action in taken[:MOST_CAUSES]:
-            lines.append(Line(Text.assemble(("→", "magenta"), f" step {step}  {deed(action)}")))
+            at_step = step if action.watched_steps else max(step, action.step)  # it may have led to an earlier step
+            lines.append(Line(Text.assemble(("→", "magenta"), f" step {at_step}  {deed(action)}")))
         if len(taken) > MOST_CAUSES:
             lines.append(Line(Text(f"  and {len(taken) - MOST_CAUSES} more actions")))
         return lines

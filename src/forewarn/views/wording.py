@@ -25,6 +25,7 @@ from forewarn.types import (
     Shape,
     figure,
     figures,
+    in_words,
 )
 
 HEALTHY, WARNING, CRITICAL, INFORMATION = "✓", "⚠", "✖", "·"
@@ -195,10 +196,59 @@ def model_words(info: RunInfo) -> list[str]:
     return [word for word in words if word]
 
 
+_DEEDS = {
+    "notify": ("Sent this alert", "send this alert"),
+    "snapshot": ("Wrote a snapshot to {path}", "write a snapshot"),
+    "skip_batch": ("Skipped the batch", "skip the batch"),
+    "lower_lr": ("Lowered the learning rate from {from} to {to}", "lower the learning rate from {from} to {to}"),
+    "raise_clip": ("Raised the clipping norm from {from} to {to}", "raise the clipping norm from {from} to {to}"),
+    "lower_clip": ("Lowered the clipping norm from {from} to {to}", "lower the clipping norm from {from} to {to}"),
+    "roll_back": ("Rolled back from step {from} to step {to}", "roll back"),
+    "rebalance": ("Changed the weight of task {task} from {from} to {to}", "change the weight of task {task}"),
+    "raise_weight_decay": ("Raised the weight decay from {from} to {to}", "raise the weight decay"),
+    "stop": ("Asked the loop to stop", "ask the loop to stop"),
+}
+"""Each action when it was taken, and when it was not."""
+
+
 def deed(action: Action) -> str:
-    """The action taken and the alert that caused it."""
-    applied = literal(str(Remedy(action.action, action.parameters, "")))
-    return f"{applied}, because of {literal(action.code)}" + (f" in {short(action.scope)}" if action.scope else "")
+    """The action taken and why; if its outcome is known, that instead."""
+    numbers = {name: in_words(value) for name, value in action.parameters.items()}
+    done, undone = _DEEDS.get(action.action, (str(Remedy(action.action, action.parameters, "")),) * 2)
+    try:
+        done = done.format(**numbers)
+    except (KeyError, IndexError, ValueError):  # a run of another version
+        done = str(Remedy(action.action, action.parameters, ""))
+    try:
+        undone = undone.format(**numbers)
+    except (KeyError, IndexError, ValueError):
+        undone = action.action
+    why = action.reason[:1].lower() + action.reason[1:] if action.reason[1:2].islower() else action.reason
+    if "norm" in numbers:
+        why += f": norm {numbers['norm']}" + (f", limit {numbers['limit']}" if "limit" in numbers else "")
+    cause = f"because of {action.code}" + (f" in {short(action.scope)}" if action.scope else "")
+    cause += f" ({why})" if why else ""
+    if action.watched_steps:
+        return literal(f"{done if not action.dry_run else f'Would {undone}'} at step {action.step}: {outcome(action)}")
+    if action.failed:
+        return literal(f"Could not {undone} {cause}: {action.failed}")
+    return literal(f"{f'Dry run: would {undone}' if action.dry_run else done}, {cause}")
+
+
+def outcome(action: Action) -> str:
+    """What came of an action, once that is known."""
+    if action.failed or not action.watched_steps:
+        return ""
+    steps = f"within {action.watched_steps} steps"
+    alert = f"{action.code} " + (f"resolved {_after(action.resolved_after)}" if action.resolved_after is not None
+                                 else f"not resolved {steps}")  # fmt: skip
+    loss = f"the loss came back {_after(action.recovered_after)}" if action.recovered_after is not None else (
+        f"the loss did not come back {steps}")  # fmt: skip
+    return f"{alert}, {loss}"
+
+
+def _after(steps: int) -> str:
+    return f"after {steps} step{'s' * (steps != 1)}"
 
 
 def _weight(alert: Alert) -> tuple[bool, Severity, float, float]:

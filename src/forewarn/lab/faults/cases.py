@@ -152,12 +152,14 @@ def _change(case: Case, num_steps: int) -> Change | None:
     return make(Draw(case.change, case.workload, case.seed, num_steps))
 
 
-def trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session, float, str, int]:
+def trained(
+    case: Case, directory: Path | None, *more: Change, policy: str = "observe"
+) -> tuple[Session, float, str, int]:
     """The session, score, error and onset of one run of the script."""
     workload = find_workload(case.workload)
     change = _change(case, workload.num_steps)
     changes = [one for one in (change, *more) if one is not None]
-    session = Session(case.seed, workload.num_steps, changes, directory)
+    session = Session(case.seed, workload.num_steps, changes, directory, policy=policy)
     torch.manual_seed(case.seed)
     error = ""
     try:

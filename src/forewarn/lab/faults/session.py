@@ -38,8 +38,9 @@ class Session:
     """
 
     def __init__(
-        self, seed: int, num_steps: int, changes: Sequence[Change] = (), run: Path | None = None, every: int = EVERY
-    ) -> None:
+        self, seed: int, num_steps: int, changes: Sequence[Change] = (), run: Path | None = None, every: int = EVERY,
+        policy: str = "observe",
+    ) -> None:  # fmt: skip
         self.seed = seed
         self.num_steps = num_steps
         self.step = 0
@@ -54,6 +55,7 @@ class Session:
         self._changes = tuple(changes)
         self._run = run
         self._every = every
+        self._policy = policy
         self._watching: tuple[nn.Module, Any, dict[str, Any]] | None = None
         self.monitor: Monitor | None = None
         self._lr_factor = 1.0
@@ -121,7 +123,9 @@ class Session:
             return
         model, optimizer, options = self._watching
         try:
-            self.monitor = watch(model, optimizer, self._run, every=self._every, views=[], resume=resume, **options)
+            self.monitor = watch(
+                model, optimizer, self._run, every=self._every, views=[], resume=resume, policy=self._policy, **options
+            )
         except ValueError as error:  # it says what is wrong with the model or the optimizer
             self.refusal = str(error)
 

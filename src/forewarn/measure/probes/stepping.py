@@ -94,6 +94,10 @@ class SteppingProbe(Probe):
         if isinstance(overflow := getattr(optimizer, "found_inf", None), Tensor):
             self._found.append(overflow.detach().clone().reshape(()))
 
+    def skips(self, flag: Tensor) -> None:
+        """Take note of a step that is skipped where the flag is above zero, for a reason other than a scaler."""
+        self._found.append(flag.detach().reshape(()))
+
     def _compare_gradients(self, index: int) -> None:
         """Find out whether a backward pass came between another optimizer's step and this one."""
         before = self._gradients.get(index)

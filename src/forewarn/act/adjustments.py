@@ -1,52 +1,14 @@
-"""What a monitor may do to a run: nothing, unless a policy allows it."""
+"""The advice of open warnings about epochs, applied when the loop asks for it by `monitor.adjust`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forewarn.act.learning_rate import scale_lr
 from forewarn.codec import Noun
 from forewarn.types import Action, Alert, Severity
-
-_KNOWN = frozenset({"stop"})
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The actions that a monitor may take by itself; by default it only reports."""
-
-    allow: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        allow: Any = self.allow
-        if not isinstance(allow, Set):
-            raise TypeError(f"Policy.allow must be a set of actions such as {{'stop'}}, not {allow!r}")
-        if unknown := sorted(map(str, allow - _KNOWN)):
-            raise ValueError(f"unknown action {unknown[0]!r} in the policy; known actions: {', '.join(sorted(_KNOWN))}")
-
-    @classmethod
-    def of(cls, policy: str | Policy) -> Policy:
-        """What `watch(policy=…)` accepts: a Policy, `"observe"` or `"stop"`."""
-        if isinstance(policy, Policy):
-            return policy
-        named = {"observe": cls(), "stop": cls(frozenset({"stop"}))}
-        if not isinstance(policy, str) or policy not in named:
-            raise ValueError(f"policy must be 'observe', 'stop' or a forewarn.Policy, not {policy!r}")
-        return named[policy]
-
-
-def act(firing: Iterable[Alert], policy: Policy, step: int) -> tuple[Action, ...]:
-    """Take the actions that the policy allows for open alerts, most important first: ask the loop to stop, once.
-
-    A critical alert asks at the step at which it fires or, in a resumed run, is seen again.
-    """
-    if "stop" not in policy.allow:
-        return ()
-    critical = (alert for alert in firing if alert.severity is Severity.CRITICAL)
-    now = next((alert for alert in critical if step in (alert.fired, alert.finding.step)), None)
-    return () if now is None else (Action(step, now.code, now.scope, "stop"),)
-
 
 ADJUSTMENTS = frozenset({"lower_lr", "raise_weight_decay"})
 """Remedies that can be applied to a running job. Raising the lr is not one: too large a step cannot be undone."""
@@ -103,7 +65,7 @@ def _applied(advice: Adjustment, optimizers: Sequence[Any], scheduler: Any) -> t
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if advice.action == "raise_weight_decay":
         return _set_weight_decay(groups, advice.after)
-    return _scale_lr(groups, scheduler, advice.after / advice.before) if advice.before > 0 else None
+    return scale_lr(optimizers, [scheduler], advice.after / advice.before) if advice.before > 0 else None
 
 
 def _set_weight_decay(groups: Sequence[dict[str, Any]], to: float) -> tuple[float, float] | None:
@@ -116,21 +78,3 @@ def _set_weight_decay(groups: Sequence[dict[str, Any]], to: float) -> tuple[floa
     for group in decayed:
         group["weight_decay"] = to
     return now, to
-
-
-_SCALED_BY_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
-_SCALED_BY_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
-
-
-def _scale_lr(groups: Sequence[dict[str, Any]], scheduler: Any, factor: float) -> tuple[float, float]:
-    """Scale the rates, and the scheduler's base rates, from which it would otherwise restore the old ones."""
-    now = max(float(group["lr"]) for group in groups)
-    for group in groups:
-        for name in _SCALED_BY_GROUP:
-            if name in group:
-                group[name] = group[name] * factor
-    for owner in (scheduler, *getattr(scheduler, "_schedulers", ())):
-        for name in _SCALED_BY_SCHEDULER:
-            if isinstance(rates := getattr(owner, name, None), list):
-                setattr(owner, name, [rate * factor for rate in rates])
-    return now, now * factor

@@ -1,0 +1,81 @@
+"""Autopilot saves a run with a fault, and leaves a healthy one alone."""
+
+import statistics
+
+import pytest
+import torch
+
+import forewarn
+from forewarn.cli import demo
+from forewarn.lab.faults.cases import Case, trained
+from forewarn.lab.faults.sets import FIRST_SEED, WORKLOADS
+from forewarn.policy import HARMLESS
+
+STEPS = 300
+
+
+def final_loss(path, seed, fault_at, policy, steps=STEPS):
+    """The final loss of the demo's training, by the median of its last losses."""
+    torch.set_num_threads(1)
+    return statistics.median(demo._train(path, steps, fault_at, seed, [], policy=policy).losses[-20:])
+
+
+def actions_of(path):
+    with forewarn.open_run(path) as run:
+        return [action for action in run.actions() if action.action not in HARMLESS]
+
+
+def test_the_fault_of_the_demo_ends_at_the_loss_of_its_healthy_twin(tmp_path):
+    healthy = final_loss(tmp_path / "healthy", 0, None, "autopilot", 200)
+    assert actions_of(tmp_path / "healthy") == []
+    saved = final_loss(tmp_path / "saved", 0, 66, "autopilot", 200)
+    assert {action.action for action in actions_of(tmp_path / "saved")} == {"lower_lr"}
+    assert saved < 1.03 * healthy
+
+
+@pytest.mark.slow
+def test_over_many_seeds_it_ends_within_the_spread_of_healthy_runs(tmp_path):
+    seeds = range(8)
+    healthy = [final_loss(tmp_path / f"healthy-{seed}", seed, None, "observe") for seed in seeds]
+    lost = [final_loss(tmp_path / f"lost-{seed}", seed, STEPS // 3, "observe") for seed in seeds]
+    saved = [final_loss(tmp_path / f"saved-{seed}", seed, STEPS // 3, "autopilot") for seed in seeds]
+    assert statistics.mean(saved) - statistics.mean(healthy) < statistics.stdev(healthy)
+    assert min(lost) > max(saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        (workload.name, FIRST_SEED[which] + 500 + more)
+        for more in range(2)
+        for which, workloads in WORKLOADS.items()
+        for workload in workloads
+    ][:40],
+)
+def test_a_healthy_run_stays_as_it_is_to_the_last_bit(tmp_path, name, seed):
+    torch.set_num_threads(1)
+    case = Case(name, "", seed)
+    _, score, _, _ = trained(case, tmp_path / "run", policy="autopilot")
+    assert actions_of(tmp_path / "run") == []
+    assert score == trained(case, None)[1]
+
+
+def test_a_few_bad_batches_do_not_end_a_run(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with forewarn.watch(model, optimizer, tmp_path / "run", every=10, views=[], policy="autopilot") as monitor:
+        for step in range(150):
+            x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
+            bad = {80: 1e4, 100: float("nan")}.get(step, 1.0)
+            loss = ((model(x * bad) - x.sum(1, keepdim=True)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert float(loss.detach()) < 0.1
+    assert [(action.action, action.step) for action in actions_of(tmp_path / "run")] == [
+        ("skip_batch", 80),
+        ("skip_batch", 100),
+    ]
