@@ -63,6 +63,9 @@ _CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "can't allocate memory", "not enough memory")
 """What the end reason of a run without memory contains: names of errors, and messages of torch's allocators."""
 
+_QUIET = Outcome()
+"""The outcome of most steps."""
+
 _UNSAVED = "unsaved"
 """Key for the reason if the state could not be saved."""
 
@@ -169,13 +172,18 @@ class Monitor:
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
-        outcome = Outcome()
+        outcome = _QUIET
         try:
             with self._stopwatch:
                 self._give(loss, extra)
                 collected = Collected(self.at, time.time(), *self._loop.collect())
-                self._transfer.send(collected, collected.tensors)
-                outcome = self._conclude(self._arrived())
+                values = collected.tensors
+                arrays = self._transfer.at_hand(values) if self._exchange is None else None
+                if arrays is not None:
+                    outcome = self._conclude([(collected, arrays)])
+                else:
+                    self._transfer.send(collected, values)
+                    outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
         except Exception as error:
@@ -626,10 +634,11 @@ class Monitor:
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
-        outcome = Outcome()
+        outcome = _QUIET
         for step, arrays in arrived:
             changed, actions = self._conclude_one(step, arrays)
-            outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)
+            if changed or actions:
+                outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)
         return outcome
 
     def _conclude_one(self, step: Collected, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
@@ -651,7 +660,7 @@ class Monitor:
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 
-    def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
+    def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[Sequence[Block], list[Distribution]]:
         """The readings of one step as blocks and histograms."""
         readings = step.readings(arrays, self._loop.guard)
         readings += [*self._loop.unavailable(step.context), *self._troubles()]

@@ -17,6 +17,7 @@ from forewarn.judge.history import History
 from forewarn.judge.registry import NO_BOUND, Gate, Judging, Rule
 from forewarn.judge.rules import all_rules
 from forewarn.metrics import catalogue_of
+from forewarn.rows import Row, RowLayout
 from forewarn.settings import Settings
 from forewarn.types import Block, Finding, RuleInfo, RunInfo, Severity, spelled_out
 
@@ -109,11 +110,14 @@ class Judge:
         self._judging = {rule.code: rule.judging(rule_set.settings.get(rule.code), info) for rule in rules}
         self._gates = {rule.code: rule.gate(rule_set.settings.get(rule.code), info) for rule in rules if rule.gate}
         self._due = lru_cache(_PATTERNS)(self._due_for)
+        self._quiet = lru_cache(_PATTERNS)(self._quiet_for)
         self._concerned: dict[str, list[str]] = {}
         """By metric: the codes of the rules that judge its new readings."""
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks were just added to the history."""
+        if type(blocks) is Row and not self.failed and (quiet := self._judge_quiet(step, history, blocks)) is not None:
+            return quiet
         blocks = tuple(blocks)
         due, judgings = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []
@@ -137,6 +141,31 @@ class Judge:
         left_out |= self.failed
         judged = {code: names for code, names in due.items() if code not in left_out} if left_out else due
         return Judgement(step, blocks, judged, tuple(findings), self._patterns)
+
+    def _judge_quiet(self, step: int, history: History, row: Row) -> Judgement | None:
+        """The judgement of a row on which every gate is closed, as on most steps; None of any other."""
+        due, gates = self._quiet(row.layout)
+        if gates is None:
+            return None
+        numbers = row.numbers
+        try:
+            for gate, place in gates:
+                if gate(step, math.nan if place is None else numbers[place], history):
+                    return None
+        except Exception:  # it is asked again, and reported
+            return None
+        return Judgement(step, row, due, (), self._patterns)
+
+    def _quiet_for(
+        self, layout: RowLayout
+    ) -> tuple[Mapping[str, Collection[str]], list[tuple[Gate, int | None]] | None]:
+        """What is due for rows of this layout, and the gates with the positions of their numbers.
+
+        None instead of gates if a rule has none.
+        """
+        due, judgings = self._due(layout.names)
+        gates = [(gate, layout.whole.get(names[0])) for _, names, _, gate, _ in judgings if gate is not None]
+        return due, gates if len(gates) == len(judgings) else None
 
     def _due_for(self, metrics: tuple[str, ...]) -> tuple[dict[str, tuple[str, ...]], list[_DueRule]]:
         """The codes of the rules that new readings of these metrics are for, and which of them each is to judge.

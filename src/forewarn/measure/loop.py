@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.forward import ForwardPass, Reached, Taps, differentiable
 from forewarn.measure.hooks import Hook, Hooks, end_own_pass
 from forewarn.measure.module_hooks import StandingHooks
@@ -390,12 +389,15 @@ class Loop:
 
 def _ready(pending: Pending) -> Pending:
     """The readings with host tensors already copied: here a failure can still be tied to its probe."""
-    if not pending.tensors:
-        return pending
-    return replace(pending, tensors=[_at_hand(numbers) for numbers in pending.tensors])
+    for numbers in pending.tensors:
+        if type(numbers) is not float:
+            return pending._replace(tensors=[_at_hand(numbers) for numbers in pending.tensors])
+    return pending
 
 
-def _at_hand(numbers: Numbers) -> Numbers:
+def _at_hand(numbers: Value) -> Value:
+    if isinstance(numbers, float):
+        return numbers
     if not isinstance(numbers, Tensor) or numbers.is_cpu:
         return on_host(numbers)
     if numbers.is_meta:

@@ -42,6 +42,7 @@ class ParameterIndex:
         self._seen: list[int] = []
         self._any_meta = True
         self._held: dict[int, tuple[tuple[int, ...], NDArray[np.intp]]] = {}
+        self._keys_held: dict[int, tuple[list[int], list[int]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
         self._optimizer_names: tuple[str, ...] = ()
         self._tree = Tree(model)
@@ -129,6 +130,7 @@ class ParameterIndex:
         )
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._held = {}
+        self._keys_held = {}
         self._groups = None
         self._optimizer_names = ()
         self._shards = None
@@ -162,6 +164,15 @@ class ParameterIndex:
                 sizes,
                 np.array([self._index[key] for key in keys if key in self._index], np.intp),
             )
+        return cached[1]
+
+    def keys_of(self, index: int) -> list[int]:
+        """The ids of all parameters that optimizer number `index` holds, in their order."""
+        groups = [group["params"] for group in self.optimizers[index].param_groups]
+        ends = [key for group in groups if group for key in (len(group), id(group[0]), id(group[-1]))]
+        cached = self._keys_held.get(index)
+        if cached is None or cached[0] != ends:
+            cached = self._keys_held[index] = ends, [id(parameter) for group in groups for parameter in group]
         return cached[1]
 
     def groups(self) -> NDArray[np.int64]:

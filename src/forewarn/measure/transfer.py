@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.measure.engine import Measurement, Numbers, in_order
+from forewarn.measure.engine import Measurement, Value, in_order
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.probe import Array
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class _Here:
     """Values already in host memory."""
 
-    def __init__(self, tensors: Sequence[Numbers]) -> None:
+    def __init__(self, tensors: Sequence[Value]) -> None:
         self._arrays = [on_host(numbers) for numbers in tensors]
 
     def arrived(self) -> bool:
@@ -61,8 +61,10 @@ def new_event(device: torch.device) -> Any:
     return torch.get_device_module(device).Event()
 
 
-def on_host(numbers: Numbers) -> Array:
+def on_host(numbers: Value) -> Array:
     """Values as a float64 array, waiting if they are on a device; tensors are copied, since they may change later."""
+    if isinstance(numbers, float):
+        return np.array(numbers)
     if not isinstance(numbers, Tensor):
         return numbers.astype(np.float64, copy=False)  # nobody else writes to it any more
     plain = numbers.detach() if numbers.requires_grad else numbers
@@ -99,7 +101,16 @@ class Transfer(Generic[T]):
     def __init__(self) -> None:
         self._queue: deque[_Parcel[T]] = deque()
 
-    def send(self, label: T, tensors: Sequence[Numbers]) -> None:
+    def at_hand(self, values: list[Value]) -> list[Array] | None:
+        """The values if they need no transfer: they are on the host, and nothing sent before is under way."""
+        if self._queue:
+            return None
+        for numbers in values:
+            if isinstance(numbers, Tensor):
+                return None
+        return cast(list[Array], values)
+
+    def send(self, label: T, tensors: Sequence[Value]) -> None:
         if tensors and all(not isinstance(tensor, Tensor) or tensor.is_cpu for tensor in tensors):
             self._queue.append(_Parcel(label, [], [_Here(tensors)]))
             return

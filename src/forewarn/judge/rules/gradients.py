@@ -309,7 +309,7 @@ class GradientSpike(Spike):
     reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
     when=("gradient/global_norm",), keep=20,
     gate=lambda settings, _info: lambda _step, _norm, history: (
-        history.baseline("gradient/global_norm", settings).latest.outlier
+        history.baseline("gradient/global_norm", settings).lasting > 0
     ),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,

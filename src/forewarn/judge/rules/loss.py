@@ -103,7 +103,7 @@ class LossSpike(Spike):
     "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
     keep=50,
     gate=lambda settings, _info: lambda _step, _loss, history: (
-        (baseline := history.baseline("train/loss", settings)).latest.outlier or baseline.saw_negative(settings.window)
+        (baseline := history.baseline("train/loss", settings)).lasting > 0 or baseline.saw_negative(settings.window)
     ),
     explains=("L101", "G102", "G104"),
     settings=LossSpike,

@@ -134,9 +134,8 @@ def _far_below_a_peak(settings: LrSpent, info: RunInfo) -> Gate:
     declared = declared_peak(info)
 
     def is_far_below(_step: int, _lr: float, history: History) -> bool:
-        lr = history.panel("train/lr")
-        bound = settings.share * float(np.fmax.reduce(lr.values, axis=None, initial=declared))
-        return not all(rate >= bound for rate in lr.last.tolist())
+        lr = history.newest("train/lr")
+        return not lr.last or not min(lr.last) >= settings.share * max(lr.peak, declared)
 
     return is_far_below
 
