@@ -67,26 +67,23 @@ class RowReader:
 
     def __call__(self, tensors: Sequence[Tensor]) -> array[float] | None:
         """The rows one after another, to be used before the next call; None if a tensor is not supported."""
-        if not owned(tensors) or not all(map(is_on_the_host, tensors)) or not all(map(Tensor.is_contiguous, tensors)):
+        if not owned(tensors) or not all(map(is_on_the_host, tensors)):
+            return None
+        try:
+            pointers = array("Q", map(Tensor.data_ptr, tensors))
+            if not all(pointers) or not all(map(Tensor.is_contiguous, tensors)):
+                return None
+        except RuntimeError:  # no address
             return None
         lengths, dtypes = list(map(Tensor.numel, tensors)), list(map(dtype_of, tensors))
         if lengths != self._lengths or dtypes != self._dtypes:
             if not all(dtype in KINDS for dtype in dtypes):
                 return None
-            kinds = array("B", map(KINDS.__getitem__, dtypes))
-            self._table = sizes, kinds, rows = (
-                array("q", lengths),
-                kinds,
-                array("d", bytes(8 * len(COLUMNS) * len(lengths))),
-            )
+            sizes, kinds = array("q", lengths), array("B", map(KINDS.__getitem__, dtypes))
+            rows = array("d", bytes(8 * len(COLUMNS) * len(lengths)))
+            self._table = sizes, kinds, rows
             self._lengths, self._dtypes = lengths, dtypes
             self._addresses = sizes.buffer_info()[0], kinds.buffer_info()[0], rows.buffer_info()[0]
-        try:
-            pointers = array("Q", map(Tensor.data_ptr, tensors))
-        except RuntimeError:  # no address
-            return None
-        if not all(pointers):
-            return None
         lengths_at, kinds_at, rows_at = self._addresses
         place, threads = pointers.buffer_info()[0], torch.get_num_threads()
         measure_all = library().forewarn_measure
