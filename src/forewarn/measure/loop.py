@@ -72,8 +72,11 @@ class Loop:
         """By name of the probe that raised, its error; these probes are switched off."""
         self.probes = list(self._dependencies.order)
         """The probes that are still switched on, each after those it depends on."""
-        self._listeners: dict[tuple[str, bool], list[Probe]] = {}
-        """By event and whether the step is measured: the probes that handle it, until one is switched off."""
+        self._listeners: dict[tuple[str, bool], list[tuple[Probe, Callable[..., Any]]]] = {}
+        """By event and whether the step is measured: the probes that handle it, until one is switched off, and how."""
+        self._reached_hook = Hook(self._backward_reached, self.hook_failed, traced=True)
+        self._ended_hook = Hook(self._backward_ended, self.hook_failed)
+        self._settled_hook = Hook(self._gradients_settled, self.hook_failed)
         self._was_measured = False
         """Whether the step before was measured."""
         self.stopwatch = stopwatch
@@ -166,8 +169,18 @@ class Loop:
         except Exception as error:
             self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
-        is_detailed, self._was_measured = step.measured or self._was_measured, step.measured
-        return step, self.collect_from(self.probes if is_detailed else self._listening("collect"), step)
+        if step.measured or self._was_measured:
+            self._was_measured = step.measured
+            return step, self.collect_from(self.probes, step)
+        collected = []
+        for probe, collect in self._listening("collect"):
+            try:
+                pending = collect(step)
+                if pending is not None:
+                    collected.append((probe, _ready(pending)))
+            except Exception as error:
+                self.switch_off(probe, error)
+        return step, collected
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""
@@ -235,22 +248,22 @@ class Loop:
     def _tell(self, event: str, *args: Any) -> None:
         self.stopwatch.begin(_STATES[event], own=1)
         try:
-            for probe in self._listening(event):
+            for probe, handle in self._listening(event):
                 try:
-                    getattr(probe, event)(*args)
+                    handle(*args)
                 except Exception as error:
                     self.switch_off(probe, error)
         finally:
             self.stopwatch.__exit__(None, None, None)
 
-    def _listening(self, event: str) -> list[Probe]:
-        """The probes that handle this event: most probes ignore most events."""
+    def _listening(self, event: str) -> list[tuple[Probe, Callable[..., Any]]]:
+        """The probes that handle this event, and how: most probes ignore most events."""
         measured = self.step.measured
         listeners = self._listeners.get((event, measured))
         if listeners is None:
             nothing = getattr(Probe, event)
             listeners = [
-                probe
+                (probe, getattr(probe, event))
                 for probe in self.probes
                 if (measured or not probe.only_measured)
                 and getattr(getattr(probe, event), "__func__", None) is not nothing
@@ -290,9 +303,10 @@ class Loop:
                     self.report("list of parameters", "parameters", error)
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._finder.is_nested(module):
+        finder = self._finder
+        if finder.inside is not None and finder.inside is not module:  # a part of a pass that has begun
             return
-        self._finder.inside = module
+        finder.inside = module
         self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
         if self.forward is None and not self.step.measured:
             return
@@ -320,27 +334,34 @@ class Loop:
                 STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._finder.is_nested(module):
+        finder = self._finder
+        if finder.inside is not None and finder.inside is not module:
             return
-        self._finder.inside = None
+        finder.inside = None
         self.stopwatch.begin(EVALUATION_ENDED if self.stopwatch.state == IN_EVALUATION else FORWARD_ENDED)
         if self.forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
-        if not self._finder.is_training(module) or "backward" in self.failures:
+        if not finder.is_training(module) or "backward" in self.failures:
             return
         if not self.step.measured and not self._is_heeded():
             return
         try:
             for tensor in differentiable(output)[:_MAX_WATCHED_OUTPUTS]:
-                tensor.register_hook(Hook(self._backward_reached, self.hook_failed, traced=True))
+                assert tensor.grad_fn is not None
+                tensor.grad_fn.register_prehook(self._reached_hook)  # a hook on the tensor takes twice as long
         except Exception as error:  # an output that cannot even be inspected
             self.report("watch on the backward pass", "backward", error)
 
     def _is_heeded(self) -> bool:
         """Whether any probe needs the backward passes of unmeasured steps."""
-        listening = self._listening("backward_begins"), self._listening("backward_ended")
-        return any(self.guard(probe, probe.needs_every_backward) for probes in listening for probe in probes)
+        for probe, _ in (*self._listening("backward_ended"), *self._listening("backward_begins")):
+            try:
+                if probe.needs_every_backward():
+                    return True
+            except Exception as error:
+                self.switch_off(probe, error)
+        return False
 
     def _parameter_reached(self, gradient: Tensor) -> bool:
         """Whether the gradient of a parameter is the first sign of a backward pass that a probe needs."""
@@ -349,7 +370,7 @@ class Loop:
         self._backward_reached(gradient)
         return True
 
-    def _backward_reached(self, gradient: Tensor) -> None:
+    def _backward_reached(self, gradients: object) -> None:
         task = torch._C._current_graph_task_id()
         if task == self._graph_task or self.is_closed:
             return
@@ -357,7 +378,7 @@ class Loop:
         self._tell("backward_begins", self.step)
         if self.step.measured:
             self._follow()
-        self._at_the_end(self._backward_ended)
+        self._at_the_end(self._ended_hook)
 
     def _follow(self) -> None:
         """Register the hooks that probes want on parameters."""
@@ -372,7 +393,7 @@ class Loop:
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
-        self._at_the_end(self._gradients_settled)
+        self._at_the_end(self._settled_hook)
 
     def _gradients_settled(self) -> None:
         self._parameter_hooks.remove()
@@ -380,9 +401,9 @@ class Loop:
             self._finder.backward_ended()
             self._tell("backward_ended", self.step)
 
-    def _at_the_end(self, callback: Callable[[], None]) -> None:
+    def _at_the_end(self, hook: Hook) -> None:
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
+            torch.autograd.Variable._execution_engine.queue_callback(hook)
         except Exception as error:  # compiled autograd accepts no callback
             self.report("watch on the backward pass", "backward", error)
 

@@ -82,10 +82,6 @@ class PassFinder:
         for hooks in (self._entries, self._candidates, self._parameters):
             hooks.remove()
 
-    def is_nested(self, module: nn.Module) -> bool:
-        """Whether another entry point is running, so that this call of a module begins no pass."""
-        return self.inside is not None and self.inside is not module
-
     def step_ended(self) -> None:
         self.inside = None  # an interrupted pass never left
         if self._steps_left:
