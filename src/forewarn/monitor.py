@@ -176,13 +176,12 @@ class Monitor:
         try:
             with self._stopwatch:
                 self._give(loss, extra)
-                collected = Collected(self.at, time.time(), *self._loop.collect())
-                values = collected.tensors
-                arrays = self._transfer.at_hand(values) if self._exchange is None else None
-                if arrays is not None:
-                    outcome = self._conclude([(collected, arrays)])
+                at_once = self._exchange is None and self._transfer.is_empty
+                collected = Collected(self.at, time.time(), *self._loop.collect(at_once))
+                if at_once and not collected.pending:
+                    outcome = self._conclude([(collected, [])])
                 else:
-                    self._transfer.send(collected, values)
+                    self._transfer.send(collected, collected.tensors)
                     outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
@@ -561,13 +560,13 @@ class Monitor:
         assert isinstance(probe, LossProbe)
         counts = {name: extra.pop(name) for name in COUNTED if name in extra} if extra else {}
         try:
-            _checked(probe.give, loss, extra)
+            probe.give(loss, extra)
             if counts:
-                _checked(self._speed.give, counts)
+                self._speed.give(counts)
             self._has_loss = True
-        except _WrongArgument as error:
+        except (TypeError, ValueError) as error:  # it is the user's
             if not self._has_loss and not self.history.names():
-                raise
+                raise _WrongArgument(error) from None
             _log.warning("step %d: %s; the value is not recorded", self.at, error)
 
     def _arrived(self, wait: bool = False) -> list[tuple[Collected, list[Array]]]:
@@ -648,9 +647,9 @@ class Monitor:
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = act(self._ledger.firing, self._policy, step.step) if self._policy.allow and not self._stop else ()
-        if any(action.action == "stop" for action in actions):
+        if actions and any(action.action == "stop" for action in actions):
             self._ask_to_stop()
-        if any(_asks_for_detail(alert) for alert in changed):
+        if changed and any(_asks_for_detail(alert) for alert in changed):
             self._escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
@@ -663,13 +662,25 @@ class Monitor:
     def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[Sequence[Block], list[Distribution]]:
         """The readings of one step as blocks and histograms."""
         readings = step.readings(arrays, self._loop.guard)
-        readings += [*self._loop.unavailable(step.context), *self._troubles()]
+        readings += self._loop.unavailable(step.context)
+        if self._has_trouble():
+            readings += self._troubles()
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
         if self._new_interval is not None:
             readings.append(Reading("monitor/detail_interval", ONE, float(self._new_interval)))
             self._new_interval = None
         return recorded(step.step, step.time, readings)
+
+    def _has_trouble(self) -> bool:
+        """Whether anything of the monitor itself fails or has failed."""
+        return bool(
+            self._told
+            or self._loop.failures
+            or (self._writer is not None and self._writer.failure is not None)
+            or self._views.undelivered
+            or self._exchange is not None
+        )
 
     def _troubles(self) -> Iterator[Reading]:
         """Failures of the monitor itself since the last step."""

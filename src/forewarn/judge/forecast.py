@@ -79,7 +79,7 @@ class LossCurve:
         """Add one loss."""
         if self._finite_only and not math.isfinite(loss):
             return
-        if not self.num_losses:
+        if not self._waiting and not self._means:
             self.first = loss
         self._waiting.append(loss)
         if len(self._waiting) == self._width:

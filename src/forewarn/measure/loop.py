@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,13 @@ from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
 from forewarn.measure.engine import Value
 from forewarn.measure.forward import ForwardPass, Reached, Taps, differentiable
-from forewarn.measure.hooks import Hook, Hooks, end_own_pass
+from forewarn.measure.hooks import Hook, Hooks, end_own_pass, is_own_pass
 from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
-from forewarn.measure.probe import Pending, Probe, Reading
+from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.measure.recording import decoded
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import (
     BACKWARD_ENDED,
@@ -137,7 +138,7 @@ class Loop:
         try:
             if measured:
                 self._tell("step_begins")
-            else:
+            elif self.taps is not None:
                 self.module_hooks.remove()
                 self.taps = None
         except Exception as error:
@@ -159,28 +160,48 @@ class Loop:
             hooks.remove()
         STAND_IN.remove(*self._dependencies.order)
 
-    def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
-        """The step that ends now and its readings, ready for the transfer."""
-        end_own_pass()
+    def collect(self, at_once: bool = False) -> tuple[Step, list[tuple[Probe, Pending]], list[Reading | Histograms]]:
+        """The step that ends now, its readings ready for the transfer, and those that precede them and are known.
+
+        With `at_once`, readings of a step without detail are decoded here as far as their values are on the host.
+        """
         try:
-            self._end_forward(None)  # an interrupted pass never ended
-            self._parameter_hooks.remove()  # nor did a backward pass that raised
+            if is_own_pass():
+                end_own_pass()
+            if self.forward is not None:
+                self._end_forward(None)  # an interrupted pass never ended
+            if self._parameter_hooks:
+                self._parameter_hooks.remove()  # nor did a backward pass that raised
             self._finder.step_ended()
         except Exception as error:
             self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
-        if step.measured or self._was_measured:
-            self._was_measured = step.measured
-            return step, self.collect_from(self.probes, step)
-        collected = []
+        was_measured, self._was_measured = self._was_measured, step.measured
+        if step.measured or was_measured or not at_once:
+            probes = (
+                self.probes if step.measured or was_measured else [probe for probe, _ in self._listening("collect")]
+            )
+            return step, self.collect_from(probes, step), []
+        collected: list[tuple[Probe, Pending]] = []
+        known: list[Reading | Histograms] = []
         for probe, collect in self._listening("collect"):
             try:
                 pending = collect(step)
-                if pending is not None:
-                    collected.append((probe, _ready(pending)))
+                if pending is None:
+                    continue
+                is_here = not collected
+                for numbers in pending.tensors:
+                    if type(numbers) is not float:
+                        pending = _ready(pending)
+                        is_here &= not any(isinstance(ready, Tensor) for ready in pending.tensors)
+                        break
+                if is_here:
+                    known += decoded(probe, pending, cast(Sequence[Array], pending.tensors))
+                else:
+                    collected.append((probe, pending))
             except Exception as error:
                 self.switch_off(probe, error)
-        return step, collected
+        return step, collected, known
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""
@@ -248,7 +269,7 @@ class Loop:
     def _tell(self, event: str, *args: Any) -> None:
         self.stopwatch.begin(_STATES[event], own=1)
         try:
-            for probe, handle in self._listening(event):
+            for probe, handle in self._listeners.get((event, self.step.measured)) or self._listening(event):
                 try:
                     handle(*args)
                 except Exception as error:
@@ -355,7 +376,8 @@ class Loop:
 
     def _is_heeded(self) -> bool:
         """Whether any probe needs the backward passes of unmeasured steps."""
-        for probe, _ in (*self._listening("backward_ended"), *self._listening("backward_begins")):
+        listeners = self._listeners.get(("backward_ended", False)) or self._listening("backward_ended")
+        for probe, _ in (*listeners, *self._listening("backward_begins")):
             try:
                 if probe.needs_every_backward():
                     return True
@@ -410,10 +432,7 @@ class Loop:
 
 def _ready(pending: Pending) -> Pending:
     """The readings with host tensors already copied: here a failure can still be tied to its probe."""
-    for numbers in pending.tensors:
-        if type(numbers) is not float:
-            return pending._replace(tensors=[_at_hand(numbers) for numbers in pending.tensors])
-    return pending
+    return pending._replace(tensors=[_at_hand(numbers) for numbers in pending.tensors]) if pending.tensors else pending
 
 
 def _at_hand(numbers: Value) -> Value:

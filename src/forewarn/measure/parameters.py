@@ -100,7 +100,10 @@ class ParameterIndex:
 
     def recent(self) -> dict[int, nn.Parameter]:
         """The same, walking the model only if an optimizer has got or lost parameters: for steps without detail."""
-        sizes = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        sizes = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                sizes.append(len(group["params"]))
         if sizes == self._sizes:
             return self._live
         self._sizes = sizes
@@ -168,11 +171,14 @@ class ParameterIndex:
 
     def keys_of(self, index: int) -> list[int]:
         """The ids of all parameters that optimizer number `index` holds, in their order."""
-        groups = [group["params"] for group in self.optimizers[index].param_groups]
-        ends = [key for group in groups if group for key in (len(group), id(group[0]), id(group[-1]))]
+        groups = self.optimizers[index].param_groups
+        ends: list[int] = []
+        for group in groups:
+            held = group["params"]
+            ends += (len(held), id(held[0]), id(held[-1])) if held else (0,)
         cached = self._keys_held.get(index)
         if cached is None or cached[0] != ends:
-            cached = self._keys_held[index] = ends, [id(parameter) for group in groups for parameter in group]
+            cached = self._keys_held[index] = ends, [id(parameter) for group in groups for parameter in group["params"]]
         return cached[1]
 
     def groups(self) -> NDArray[np.int64]:

@@ -104,11 +104,11 @@ class PassFinder:
         loop may also replace gradients on purpose: once the searches are over, any pass will do.
         """
         reference = self._explained.pop(index, None)
-        gradient = _first_gradient(self._optimizers[index])
-        if gradient is None:
-            return True
         is_certain = len(self._optimizers) == 1 or self._searches == _MAX_SEARCHES
-        return reference is not None and (is_certain or reference() is gradient)
+        if reference is not None and is_certain:
+            return True
+        gradient = _first_gradient(self._optimizers[index])
+        return gradient is None or (reference is not None and reference() is gradient)
 
     def search(self, parameters: Sequence[nn.Parameter]) -> None:
         """Look for the passes that fill the gradients of these parameters."""

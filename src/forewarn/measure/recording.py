@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,8 @@ class Collected:
     time: float
     context: Step
     pending: list[tuple[Probe, Pending]]
+    known: list[Reading | Histograms] = field(default_factory=list)
+    """The readings that were decoded already; they come before the others."""
     is_late: bool = False
     """Whether these values were given after the step, perhaps on one rank only."""
 
@@ -38,16 +40,19 @@ class Collected:
 
     def readings(self, arrays: Sequence[Array], guard: Callable[..., Any]) -> list[Reading | Histograms]:
         """The readings, decoded from the arrays; `guard` calls into a probe and catches its exceptions."""
-        readings: list[Reading | Histograms] = []
+        readings = list(self.known)
         for probe, pending in self.pending:
             own_arrays, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
-            readings += guard(probe, _decoded, probe, pending, own_arrays) or []
+            readings += guard(probe, decoded, probe, pending, own_arrays) or []
         return readings
 
 
-def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+def decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+    """The readings of one probe; raises whatever the probe raises, or ValueError if a user's own gives a wrong one."""
     readings = pending.decode(arrays)
-    return list(readings if probe.metrics is None else checked_readings(probe, readings))
+    if probe.metrics is not None:
+        readings = checked_readings(probe, readings)
+    return readings if isinstance(readings, list) else list(readings)
 
 
 def recorded(

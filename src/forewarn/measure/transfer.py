@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -101,14 +101,10 @@ class Transfer(Generic[T]):
     def __init__(self) -> None:
         self._queue: deque[_Parcel[T]] = deque()
 
-    def at_hand(self, values: list[Value]) -> list[Array] | None:
-        """The values if they need no transfer: they are on the host, and nothing sent before is under way."""
-        if self._queue:
-            return None
-        for numbers in values:
-            if isinstance(numbers, Tensor):
-                return None
-        return cast(list[Array], values)
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._queue
 
     def send(self, label: T, tensors: Sequence[Value]) -> None:
         if tensors and all(not isinstance(tensor, Tensor) or tensor.is_cpu for tensor in tensors):

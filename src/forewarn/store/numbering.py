@@ -71,20 +71,20 @@ class Numbering:
         with self._lock:
             if self._interning is None:
                 return False
-            items = [(INSERT_ROW, (self._num_rows, row.step, self._pattern(row.layout), _TIME.pack(row.time), body))]
-            put([*self._interning.news(), *items], len(body))
+            pattern = self._patterns.get(row.layout)
+            if pattern is None:
+                pattern = self._pattern(row.layout, self._interning)
+                put(self._interning.news(), 0)
+            put([(INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body))], len(body))
             self._num_rows += 1
         return True
 
-    def _pattern(self, layout: rows.RowLayout) -> int:
-        """The number of the pattern of a layout."""
-        number = self._patterns.get(layout)
-        if number is None:
-            assert self._interning is not None
-            layouts = tuple(map(self._interning.layout, layout.names, layout.scopes))
-            if len(self._patterns) >= _MOST_LAYOUTS:
-                self._patterns.clear()
-            number = self._patterns[layout] = self._interning.pattern(True, layouts)
+    def _pattern(self, layout: rows.RowLayout, interning: Interning) -> int:
+        """The number of the pattern of a layout, kept for the rows that follow."""
+        if len(self._patterns) >= _MOST_LAYOUTS:
+            self._patterns.clear()
+        layouts = tuple(map(interning.layout, layout.names, layout.scopes))
+        number = self._patterns[layout] = interning.pattern(True, layouts)
         return number
 
     def _items(self, row: Row, interning: Interning) -> list[Item]:

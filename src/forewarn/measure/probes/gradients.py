@@ -262,22 +262,25 @@ class GradientProbe(Probe):
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
         is_unseen = from_backward and bool(step.unseen)
-        used = self._used if self._parameter_index.num_optimizers > 1 else {}
+        index = self._parameter_index
+        used = self._used if len(index.optimizers) > 1 else {}
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         measured, self._measured = list(self._measured.values()), {}
         missing = self._missing
         residual, self._residual = list(self._residual.values()), {}
         left_over, self._left_over = self._left_over, {}
-        left_over = {index: of_passes for index, of_passes in left_over.items() if index in self._stepped}
+        if left_over:
+            left_over = {place: of_passes for place, of_passes in left_over.items() if place in self._stepped}
         self._stepped = set()
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
-        names, is_sharded = self._parameter_index.names, self._parameter_index.is_sharded
-        names_of = self._parameter_index.optimizer_names() if used else ()
+        names, is_sharded = index.names, index.rank is not None and index.is_sharded
+        names_of = index.optimizer_names() if used else ()
         tensors: list[Value] = [] if norm is None else [norm]
         parts = [] if norm is None else [_part("gradient/global_norm", is_sharded)]
         tensors += used.values()
-        parts += [_part(f"gradient/optimizer_norm {index}", is_sharded) for index in used]
+        if used:
+            parts += [_part(f"gradient/optimizer_norm {place}", is_sharded) for place in used]
         for number, pass_norms in enumerate([*residual, *left_over.values()]):
             tensors += pass_norms
             parts += [_part(f"left {number} {nth}", is_sharded) for nth, _ in enumerate(pass_norms)]
@@ -293,11 +296,13 @@ class GradientProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            by_optimizer = [float(waiting.pop(0)) for _ in used]
-            by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
-            still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
-            if still_left:
-                yield Reading("gradient/residual_norm", ONE, max(still_left))
+            by_optimizer = [float(waiting.pop(0)) for _ in used] if used else []
+            by_pass: list[list[float]] = []
+            if residual:  # on a measured step
+                by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
+                still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
+                if still_left:
+                    yield Reading("gradient/residual_norm", ONE, max(still_left))
             first = math.nan if passes.first is None else float(waiting.pop(0))
             statistics, is_uneven = self._statistics(measured, waiting, len(names)) if measured else (None, False)
             stepping = step.get(Stepping)
@@ -319,11 +324,12 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 if used:
-                    yield Reading("gradient/optimizer_norm", tuple(names_of[index] for index in used), by_optimizer)
+                    yield Reading("gradient/optimizer_norm", tuple(names_of[place] for place in used), by_optimizer)
                 if is_unseen:
                     reason = Reason.AFTER_CLIPPING
                 else:
-                    yield from self._share_of_start(before, step.measured)
+                    if step.measured or len(self._start) < _STARTING_STEPS:
+                        yield from self._share_of_start(before, step.measured)
                     if passes.places:
                         left = np.array(by_pass).max(axis=0)
                         yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)

@@ -64,6 +64,7 @@ class RowReader:
         self._table = (array("q"), array("B"), array("d"))
         """The lengths and kinds of the tensors, and the place for their rows."""
         self._addresses = (0, 0, 0)
+        self._measure = library().forewarn_measure
 
     def __call__(self, tensors: Sequence[Tensor]) -> array[float] | None:
         """The rows one after another, to be used before the next call; None if a tensor is not supported."""
@@ -86,8 +87,7 @@ class RowReader:
             self._addresses = sizes.buffer_info()[0], kinds.buffer_info()[0], rows.buffer_info()[0]
         lengths_at, kinds_at, rows_at = self._addresses
         place, threads = pointers.buffer_info()[0], torch.get_num_threads()
-        measure_all = library().forewarn_measure
-        check(measure_all(len(tensors), place, lengths_at, kinds_at, 0, threads, 0, rows_at, None, None))
+        check(self._measure(len(tensors), place, lengths_at, kinds_at, 0, threads, 0, rows_at, None, None))
         return self._table[2]
 
 
