@@ -366,9 +366,9 @@ class History:
 
     def baseline(self, name: str, spike: Spike) -> Baseline:
         """The usual level of a metric of the whole run, without making a series: gates ask on every step."""
-        known = self._baselines.get((name, id(spike)))
-        if known is not None:
-            return known[0]
+        asked_before = self._baselines.get((name, id(spike)))
+        if asked_before is not None:
+            return asked_before[0]
         ring = self._asked(name)
         if ring is None:
             return Baseline(spike)
@@ -418,8 +418,8 @@ class History:
         return {**rings, _DERIVED: {derivation.rule: derivation.state_dict() for derivation in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for known in (self._late, self._plans, self._baselines, self._medians, self._newest):
-            known.clear()
+        for of_earlier_rings in (self._late, self._plans, self._baselines, self._medians, self._newest):
+            of_earlier_rings.clear()
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:
             derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))

@@ -183,7 +183,7 @@ class Loop:
             )
             return step, self.collect_from(probes, step), []
         collected: list[tuple[Probe, Pending]] = []
-        known: list[Reading | Histograms] = []
+        readings: list[Reading | Histograms] = []
         for probe, collect in self._listening("collect"):
             try:
                 pending = collect(step)
@@ -196,12 +196,12 @@ class Loop:
                         is_here &= not any(isinstance(ready, Tensor) for ready in pending.tensors)
                         break
                 if is_here:
-                    known += decoded(probe, pending, cast(Sequence[Array], pending.tensors))
+                    readings += decoded(probe, pending, cast(Sequence[Array], pending.tensors))
                 else:
                     collected.append((probe, pending))
             except Exception as error:
                 self.switch_off(probe, error)
-        return step, collected, known
+        return step, collected, readings
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""

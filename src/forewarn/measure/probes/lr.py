@@ -76,8 +76,9 @@ class LearningRateProbe(Probe):
                 values[group] = float(array)
             readings = [Reading("train/lr", scopes, values)]
             for name, settings in changed.items():
-                known = [math.nan if value is None else value for value in settings]
-                readings.append(Reading(f"train/{name}", scopes, known))
+                readings.append(
+                    Reading(f"train/{name}", scopes, [math.nan if one is None else one for one in settings])
+                )
             if len(planned) == len(scopes) and not any(map(math.isnan, planned)):
                 meant = [share * peak for share, peak in zip(planned, self._peaks, strict=True)]
                 readings.append(Reading("train/lr_plan", scopes, meant))
