@@ -415,10 +415,14 @@ class Loop:
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
-        self._at_the_end(self._settled_hook)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._at_the_end(self._settled_hook)
+        else:
+            self._gradients_settled()
 
     def _gradients_settled(self) -> None:
-        self._parameter_hooks.remove()
+        if self._parameter_hooks:
+            self._parameter_hooks.remove()
         if not self.is_closed:
             self._finder.backward_ended()
             self._tell("backward_ended", self.step)
