@@ -92,9 +92,9 @@ def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[
     history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
-        blocks = run.blocks(step, measured)
+        readings = run.blocks(step, measured)
         begin = time.process_time_ns()
-        blocks = history.append(blocks)
+        blocks = history.append(readings)
         joined = time.process_time_ns()
         names = {block.name for block in blocks}
         due = {

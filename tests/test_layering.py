@@ -10,7 +10,7 @@ SOURCE = Path(forewarn.__file__).parent
 
 LOW = {
     "codec", "files", "types", "histograms", "settings", "catalogue", "metrics", "random_states", "standing",
-    "suggestions",
+    "rows", "suggestions",
 }  # fmt: skip
 """What every part may import."""
 
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "standing": {"types"},
     "settings": set(),
     "histograms": {"types"},
+    "rows": {"types"},
     "catalogue": {"types"},
     "metrics": {"types", "catalogue"},
     "plan": {"settings", "types"},
@@ -49,7 +50,7 @@ SHOW_THEMSELVES = {"types.py", "store/reader.py"}
 
 TORCH_FREE = {
     "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "policy", "config", "judge",
-    "store", "views", "cli", "random_states", "standing", "suggestions", "__init__", "__main__",
+    "store", "views", "cli", "random_states", "standing", "suggestions", "rows", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -66,6 +66,9 @@ _CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "can't allocate memory", "not enough memory")
 """What the end reason of a run without memory contains: names of errors, and messages of torch's allocators."""
 
+_QUIET = Outcome()
+"""The outcome of most steps."""
+
 _UNSAVED = "unsaved"
 """Key for the reason if the state could not be saved."""
 
@@ -177,13 +180,17 @@ class Monitor:
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
-        outcome = Outcome()
+        outcome = _QUIET
         try:
             with self._stopwatch:
                 self._give(loss, extra)
-                collected = Collected(self.at, time.time(), *self._loop.collect())
-                self._transfer.send(collected, collected.tensors)
-                outcome = self._conclude(self._arrived())
+                at_once = self._exchange is None and self._transfer.is_empty
+                collected = Collected(self.at, time.time(), *self._loop.collect(at_once))
+                if at_once and not collected.pending:
+                    outcome = self._conclude([(collected, [])])
+                else:
+                    self._transfer.send(collected, collected.tensors)
+                    outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
         except Exception as error:
@@ -628,13 +635,13 @@ class Monitor:
         assert isinstance(probe, LossProbe)
         counts = {name: extra.pop(name) for name in COUNTED if name in extra} if extra else {}
         try:
-            _checked(probe.give, loss, extra)
+            probe.give(loss, extra)
             if counts:
-                _checked(self._speed.give, counts)
+                self._speed.give(counts)
             self._has_loss = True
-        except _WrongArgument as error:
+        except (TypeError, ValueError) as error:  # it is the user's
             if not self._has_loss and not self.history.names():
-                raise
+                raise _WrongArgument(error) from None
             _log.warning("step %d: %s; the value is not recorded", self.at, error)
 
     def _arrived(self, wait: bool = False) -> list[tuple[Collected, list[Array]]]:
@@ -701,10 +708,11 @@ class Monitor:
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
-        outcome = Outcome()
+        outcome = _QUIET
         for step, arrays in arrived:
             changed, actions = self._conclude_one(step, arrays)
-            outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)
+            if changed or actions:
+                outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)
         return outcome
 
     def _conclude_one(self, step: Collected, arrays: list[Array]) -> tuple[tuple[Alert, ...], tuple[Action, ...]]:
@@ -714,14 +722,15 @@ class Monitor:
         judgement = self._judge(step.step, self.history, blocks)
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = () if self._recovery is None else self._decide(self._recovery, step.step, blocks)
-        if any(_asks_for_detail(alert) for alert in changed):
+        if changed and any(_asks_for_detail(alert) for alert in changed):
             self._escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or actions or self._ledger.reworded:
                 findings, told = [alert.finding for alert in changed], [*self._ledger.reworded, *changed]
                 self._writer.record(step.step, findings=findings, alerts=told, actions=actions)
-        self._save_evidence(step.step, changed)
+        if changed:
+            self._save_evidence(step.step, changed)
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 
@@ -764,16 +773,29 @@ class Monitor:
         if self._writer is not None:
             self._writer.record(max(0, self.at - 1), actions=actions)
 
-    def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[list[Block], list[Distribution]]:
+    def _recorded(self, step: Collected, arrays: list[Array]) -> tuple[Sequence[Block], list[Distribution]]:
         """The readings of one step as blocks and histograms."""
         readings = step.readings(arrays, self._loop.guard)
-        readings += [*self._loop.unavailable(step.context), *self._troubles()]
+        readings += self._loop.unavailable(step.context)
+        if self._has_trouble():
+            readings += self._troubles()
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
         if self._new_interval is not None:
             readings.append(Reading("monitor/detail_interval", ONE, float(self._new_interval)))
             self._new_interval = None
         return recorded(step.step, step.time, readings)
+
+    def _has_trouble(self) -> bool:
+        """Whether anything of the monitor itself fails or has failed."""
+        return bool(
+            self._told
+            or self._loop.failures
+            or (self._writer is not None and self._writer.failure is not None)
+            or self._views.undelivered
+            or self._snapshot_failed
+            or self._exchange is not None
+        )
 
     def _troubles(self) -> Iterator[Reading]:
         """Failures of the monitor itself since the last step."""

@@ -118,12 +118,18 @@ walks = st.lists(
 )  # fmt: skip
 
 
+def verdict(baseline, value):
+    """What a baseline says about a value that it sees now."""
+    baseline.observe(value)
+    return baseline.latest
+
+
 @settings(deadline=None)
 @given(walks, spikes)
 def test_a_baseline_judges_like_its_plain_twin(values, spike):
     baseline, twin = Baseline(spike), PlainBaseline(spike)
     for value in values:
-        seen = baseline.observe(value)
+        seen = verdict(baseline, value)
         outlier, lasting, center = twin.observe(value)
         assert seen.outlier == outlier
         assert seen.lasting == lasting
@@ -137,12 +143,12 @@ def test_a_baseline_goes_on_where_it_was_saved(values, spike, saved_at):
     for at, value in enumerate(values):
         if at == saved_at:
             halted = Baseline.from_state(spike, halted.state_dict())
-        assert np.array_equal(straight.observe(value), halted.observe(value), equal_nan=True)
+        assert np.array_equal(verdict(straight, value), verdict(halted, value), equal_nan=True)
 
 
 def test_nothing_is_judged_before_the_minimum():
     baseline = Baseline(Spike(minimum=32))
-    verdicts = [baseline.observe(1.0 if at < 31 else 100.0).outlier for at in range(33)]
+    verdicts = [verdict(baseline, 1.0 if at < 31 else 100.0).outlier for at in range(33)]
     assert not any(verdicts[:32])
 
 
@@ -151,7 +157,7 @@ def test_a_lasting_shift_is_accepted_after_thirty_two_outliers():
     rng = np.random.default_rng(0)
     for _ in range(100):
         baseline.observe(math.exp(0.02 * rng.normal()))
-    lasting = [baseline.observe(4 * math.exp(0.02 * rng.normal())).lasting for _ in range(60)]
+    lasting = [verdict(baseline, 4 * math.exp(0.02 * rng.normal())).lasting for _ in range(60)]
     assert lasting[:32] == list(range(1, 33))
     assert not any(lasting[32:])
 
@@ -161,14 +167,14 @@ def test_the_reach_is_so_many_standard_deviations_of_normal_noise():
     baseline = Baseline(spike)
     for value in np.exp(np.random.default_rng(0).normal(0.0, 0.02, 4096)).tolist():
         baseline.observe(value)
-    assert baseline.observe(1.0).reach == pytest.approx(6 * 0.02, rel=0.05)
+    assert verdict(baseline, 1.0).reach == pytest.approx(6 * 0.02, rel=0.05)
 
 
 def test_outliers_do_not_move_the_level_they_are_compared_with():
     baseline = Baseline(Spike())
     for _ in range(64):
         baseline.observe(1.0)
-    levels = [baseline.observe(50.0).level for _ in range(31)]
+    levels = [verdict(baseline, 50.0).level for _ in range(31)]
     assert levels == [pytest.approx(1.0)] * 31
 
 
@@ -176,7 +182,7 @@ def test_a_reach_beyond_all_numbers_is_a_bound_all_the_same():
     baseline = Baseline(Spike(floor=1e4, ceiling=1e4))
     for _ in range(64):
         baseline.observe(1.0)
-    assert 1e300 < baseline.observe(3e38).bound < math.inf
+    assert 1e300 < verdict(baseline, 3e38).bound < math.inf
 
 
 def test_a_panel_without_a_history_makes_its_own_baseline():

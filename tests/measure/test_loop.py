@@ -122,12 +122,15 @@ def test_a_backward_pass_that_nobody_heeds_is_not_hooked(watch):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = watch(model, optimizer, every=lambda step: step == 3)
-    hooked = []
+    reached, hooked = [], []
+    hook = monitor._loop._reached_hook
+    hook.target = lambda gradients, see=hook.target: (reached.append(gradients), see(gradients))
     for clip in (True, True, False, True, True, True):
         output = model(torch.ones(2, 3))
-        hooked.append(bool(output._backward_hooks))
         optimizer.zero_grad()
+        reached.clear()
         output.sum().backward()
+        hooked.append(bool(reached))
         if clip:
             monitor.clip_grad_norm_(1.0)
         optimizer.step()
@@ -181,7 +184,7 @@ class Counter(Probe):
 
 def test_a_name_and_collect_make_a_probe(model):
     loop = Loop(model, [], [Counter()], Stopwatch())
-    _, [(probe, pending)] = loop.collect()
+    _, [(probe, pending)], _ = loop.collect()
     assert probe.name == "counter"
     assert list(pending.decode([])) == [Reading("user/steps", ("",), 1)]
 
@@ -189,7 +192,7 @@ def test_a_name_and_collect_make_a_probe(model):
 def test_what_was_provided_for_one_step_is_gone_at_the_next(model):
     loop = Loop(model, [], [], Stopwatch())
     loop.step.provide(3.5)
-    first, _ = loop.collect()
+    first, *_ = loop.collect()
     assert first.get(float) == 3.5
     assert loop.step.get(float) is None
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forewarn.rows import Row
 from forewarn.standing import TOO_EARLY, open_alerts
 from forewarn.types import Alert, Block, Severity
 
@@ -78,7 +79,7 @@ class LossCurve:
         """Add one loss."""
         if self._finite_only and not math.isfinite(loss):
             return
-        if not self.num_losses:
+        if not self._waiting and not self._means:
             self.first = loss
         self._waiting.append(loss)
         if len(self._waiting) == self._width:
@@ -92,6 +93,11 @@ class LossCurve:
 
     def take(self, step: int, blocks: Iterable[Block]) -> None:
         """Add the loss among the readings of a step."""
+        if type(blocks) is Row:
+            place = blocks.layout.whole.get("train/loss")
+            if place is not None:
+                self.append(step, blocks.numbers[place])
+            return
         for block in blocks:
             if block.name == "train/loss":
                 self.append(step, float(block.values[0]))

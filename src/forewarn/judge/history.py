@@ -6,16 +6,18 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from operator import itemgetter
-from typing import Any, Literal
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from forewarn.catalogue import Cadence, Catalogue, Scope
-from forewarn.judge.series import Baseline, Panel, RollingMedian, Series
+from forewarn.judge.series import Baseline, Newest, Panel, RollingMedian, Series, Steps
 from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
-from forewarn.types import Block
+from forewarn.rows import Row, RowLayout
+from forewarn.types import Block, Values
 
 _log = logging.getLogger("forewarn")
 
@@ -28,6 +30,9 @@ _PATTERNS = 64
 
 _SLACK = 4
 """A ring is a quarter longer than its window; in a shorter one, values would be moved more often."""
+
+_MOST_LATE = 64
+"""Maximum number of rows that the rings do not have yet."""
 
 _UNJUDGED_WINDOW = 8
 """Number of readings kept of metrics that no rule reads, for views and snapshots."""
@@ -50,6 +55,10 @@ class _Ring:
         """By scope and by the settings of the baseline."""
         self._medians: dict[tuple[str, int], RollingMedian] = {}
         """By scope and window."""
+        self.asked: list[Baseline | RollingMedian] = []
+        """The levels of the run as a whole that gates ask for on every step: they are always up to date."""
+        self.newest: Newest | None = None
+        """The same for the newest readings of all scopes."""
         self._end = 0
         self._panel: Panel | None = None
         """The readings as rules see them; None until a rule asks."""
@@ -77,6 +86,25 @@ class _Ring:
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
+        for level in self.asked:
+            self._catch_up(level, "")
+        if self.newest is not None:
+            self.newest.observe(self._values[self._end - 1].tolist())
+
+    def extend(self, steps: Steps, values: Values) -> None:
+        """Add several readings of all scopes. Levels that gates ask for have seen them already."""
+        self._panel = None
+        self.seen += len(steps)
+        steps, values = steps[-self.window :], values[-self.window :]
+        if self._end + len(steps) > len(self._steps):
+            keep = min(self.window - 1, self._end, len(self._steps) - len(steps))
+            self._steps[:keep] = self._steps[self._end - keep : self._end]
+            self._values[:keep] = self._values[self._end - keep : self._end]
+            self._end = keep
+        end = self._end + len(steps)
+        self._steps[self._end : end] = steps
+        self._values[self._end : end] = values
+        self._end = end
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
         present = set(self.scopes)
@@ -117,7 +145,7 @@ class _Ring:
         if new == 1:  # as on every step
             level.observe(self._values.item(self._end - 1, self.scopes.index(scope)))
         elif new:
-            new = min(new, self._end)
+            new = min(new, self._end, self.window)
             for value in self._values[self._end - new : self._end, self.scopes.index(scope)].tolist():
                 level.observe(value)
             level.seen = self.seen  # readings that left the ring are lost
@@ -149,6 +177,18 @@ class _Ring:
             spike = Spike.from_key(plain["key"])
             ring.baselines[plain["scope"], spike.key] = Baseline.from_state(spike, plain)
         return ring
+
+
+class _Plan(NamedTuple):
+    """How rows of one layout are added."""
+
+    is_usable: bool
+    parts: list[tuple[_Ring, int, int]]
+    """The ring of each metric, and where its numbers begin and end."""
+    levels: list[tuple[Baseline | RollingMedian, int]]
+    """What must see a number at once, and its position."""
+    newest: list[tuple[Newest, int, int]]
+    """The same for several numbers."""
 
 
 class Derivation:
@@ -194,6 +234,15 @@ class History:
         self._window = window
         self._detail_window = detail_window
         self._rings: dict[str, _Ring] = {}
+        self._late: list[Row] = []
+        """The newest rows, which the rings do not have yet."""
+        self._plans: dict[RowLayout, _Plan] = {}
+        self._baselines: dict[tuple[str, int], tuple[Baseline, Spike]] = {}
+        """By metric and the id of the settings: what gates ask for."""
+        self._medians: dict[tuple[str, int], RollingMedian] = {}
+        """By metric and window: the same."""
+        self._newest: dict[str, Newest] = {}
+        """By metric: the same."""
         self._never_read = Panel((), np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
     def __contains__(self, name: str) -> bool:
@@ -202,11 +251,27 @@ class History:
     def names(self) -> list[str]:
         return sorted(self._rings)
 
-    def append(self, blocks: Iterable[Block]) -> list[Block]:
+    def append(self, blocks: Iterable[Block]) -> Sequence[Block]:
         """Add the readings of a step and what is derived from them; returns all added blocks.
 
-        Derived readings from the recording are dropped, because other settings may give other values.
+        Derived readings from the recording are dropped, because other settings may give other values. A row from which
+        nothing is derived is added when somebody asks for its metrics, or with many others.
         """
+        if type(blocks) is Row:
+            plan = self._plans.get(blocks.layout)
+            if plan is None:
+                plan = self._plans[blocks.layout] = self._plan(blocks.layout)
+            if plan.is_usable:
+                numbers = blocks.numbers
+                for level, place in plan.levels:
+                    level.observe(numbers[place])
+                for newest, start, end in plan.newest:
+                    newest.observe(numbers[start:end])
+                self._late.append(blocks)
+                if len(self._late) == _MOST_LATE:
+                    self._settle()
+                return blocks
+        self._settle()
         joined = list(blocks)
         due = self._due(tuple([block.name for block in joined]))
         if not due:
@@ -229,10 +294,43 @@ class History:
 
     def _take(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            ring = self._rings.get(block.name)
-            if ring is None:
-                ring = self._rings[block.name] = _Ring(block.scopes, self._window_of(block))
+            ring = self._made(block.name, block.scopes)
+            before = ring.scopes
             ring.append(block)
+            if ring.scopes is not before:
+                self._plans.clear()
+
+    def _made(self, name: str, scopes: tuple[str, ...]) -> _Ring:
+        ring = self._rings.get(name)
+        if ring is None:
+            ring = self._rings[name] = _Ring(scopes, self._window_of(name, scopes))
+        return ring
+
+    def _plan(self, layout: RowLayout) -> _Plan:
+        """How rows of this layout are added; only block by block if something is derived or scopes have changed."""
+        rings = [self._made(name, scopes) for name, scopes in zip(layout.names, layout.scopes, strict=True)]
+        is_usable = not self._due(layout.names) and all(
+            ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)
+        )
+        parts = list(zip(rings, layout.starts, layout.starts[1:], strict=False))
+        return _Plan(
+            is_usable,
+            parts,
+            [(level, start + ring.scopes.index("")) for ring, start, _ in parts for level in ring.asked],
+            [(ring.newest, start, end) for ring, start, end in parts if ring.newest is not None],
+        )
+
+    def _settle(self) -> None:
+        """Add the rows that are late to the rings."""
+        if not self._late:
+            return
+        late, self._late = self._late, []
+        for layout, rows in groupby(late, attrgetter("layout")):
+            together = list(rows)
+            steps = np.array([row.step for row in together], np.int64)
+            numbers = np.array([row.numbers for row in together], np.float32)
+            for ring, start, end in self._plans[layout].parts:
+                ring.extend(steps, numbers[:, start:end])
 
     def _derived(self, derivation: Derivation, blocks: Mapping[str, Block]) -> list[Block]:
         try:
@@ -241,21 +339,24 @@ class History:
             _log.exception("%s could not be computed; the rule %s is switched off", derivation.gives, derivation.rule)
             self._derivations.remove(derivation)
             self._due.cache_clear()
+            self._plans.clear()
             source = blocks[derivation.sources[0]]
             return [Block(source.step, source.time, _RULE_FAILED, (derivation.rule,), np.ones(1, np.float32))]
 
-    def _window_of(self, block: Block) -> int:
-        is_judged = self._judged is None or _is_among(block.name, self._judged)
-        metric = self._catalogue.find(block.name)
+    def _window_of(self, name: str, scopes: tuple[str, ...]) -> int:
+        is_judged = self._judged is None or _is_among(name, self._judged)
+        metric = self._catalogue.find(name)
         if metric is not None and metric.cadence is Cadence.EVERY_STEP and metric.scope in _SHORT:
             return self._window
-        if block.scopes == ("",):
+        if scopes == ("",):
             stands_for_many = metric is not None and metric.scope is not Scope.RUN
             return self._detail_window if stands_for_many and not is_judged else self._window
         return self._detail_window if is_judged else _UNJUDGED_WINDOW
 
     def panel(self, name: str) -> Panel:
         """All scopes of a metric; empty if it was never read."""
+        if self._late:
+            self._settle()
         ring = self._rings.get(name)
         return self._never_read if ring is None else ring.panel()
 
@@ -265,19 +366,60 @@ class History:
 
     def baseline(self, name: str, spike: Spike) -> Baseline:
         """The usual level of a metric of the whole run, without making a series: gates ask on every step."""
-        ring = self._rings.get(name)
-        return Baseline(spike) if ring is None or "" not in ring.scopes else ring.baseline("", spike)
+        asked_before = self._baselines.get((name, id(spike)))
+        if asked_before is not None:
+            return asked_before[0]
+        ring = self._asked(name)
+        if ring is None:
+            return Baseline(spike)
+        baseline = ring.baseline("", spike)
+        self._baselines[name, id(spike)] = baseline, spike  # keeping it prevents reuse of its id
+        self._follow(ring, baseline)
+        return baseline
 
     def is_rising(self, name: str, window: int) -> bool:
         """Whether the rolling median of such a metric may have risen over two windows in a row."""
+        rolling = self._medians.get((name, window))
+        if rolling is None:
+            ring = self._asked(name)
+            if ring is None:
+                return False
+            rolling = self._medians[name, window] = ring.rolling_median("", window)
+            self._follow(ring, rolling)
+        return rolling.is_rising()
+
+    def newest(self, name: str) -> Newest:
+        """The newest readings of a metric, just as cheap."""
+        newest = self._newest.get(name)
+        if newest is None:
+            self._settle()
+            ring = self._rings.get(name)
+            newest = Newest(self.panel(name))
+            if ring is not None:
+                self._newest[name] = ring.newest = newest
+                self._plans.clear()
+        return newest
+
+    def _asked(self, name: str) -> _Ring | None:
+        """The ring of a metric of the whole run; None if there is none yet."""
+        self._settle()
         ring = self._rings.get(name)
-        return ring is not None and "" in ring.scopes and ring.rolling_median("", window).is_rising()
+        return None if ring is None or "" not in ring.scopes else ring
+
+    def _follow(self, ring: _Ring, level: Baseline | RollingMedian) -> None:
+        """Keep a level up to date from now on."""
+        if not any(other is level for other in ring.asked):
+            ring.asked.append(level)
+        self._plans.clear()
 
     def state_dict(self) -> dict[str, Any]:
+        self._settle()
         rings = {name: ring.state_dict() for name, ring in self._rings.items()}
         return {**rings, _DERIVED: {derivation.rule: derivation.state_dict() for derivation in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for of_earlier_rings in (self._late, self._plans, self._baselines, self._medians, self._newest):
+            of_earlier_rings.clear()
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:
             derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))

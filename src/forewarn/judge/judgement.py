@@ -14,9 +14,10 @@ import numpy as np
 
 from forewarn.judge.derived import derivations
 from forewarn.judge.history import History
-from forewarn.judge.registry import NO_BOUND, Gate, Judging, Rule
+from forewarn.judge.registry import NO_BOUND, Gate, Judging, Outside, Rule, Since
 from forewarn.judge.rules import all_rules
 from forewarn.metrics import catalogue_of
+from forewarn.rows import Row, RowLayout
 from forewarn.settings import Settings
 from forewarn.types import Block, Finding, RuleInfo, RunInfo, Severity, spelled_out
 
@@ -95,6 +96,42 @@ _DueRule = tuple[str, tuple[str, ...], Judging, Gate | None, int]
 """A code, its new metrics, the function that judges them, the gate, and the index of the block it tests."""
 
 
+class _Gates:
+    """What is due on steps that read the same, and its gates; those that only compare are asked all at once."""
+
+    def __init__(self, layout: RowLayout, due: Mapping[str, Collection[str]], judgings: Sequence[_DueRule]) -> None:
+        self.due, self.judgings = due, judgings
+        self._are_all = all(gate is not None for *_, gate, _ in judgings)
+        self._since = math.inf
+        bounds: dict[int, tuple[float, float]] = {}
+        self._others: list[tuple[Gate, int | None]] = []
+        for _, names, _, gate, _ in judgings:
+            place = layout.whole.get(names[0])
+            if isinstance(gate, Since):
+                self._since = gate.step if gate.step < self._since else self._since
+            elif isinstance(gate, Outside) and place is not None:
+                low, high = bounds.get(place, (-math.inf, math.inf))
+                bounds[place] = max(low, gate.low), min(high, gate.high)
+            elif gate is not None:
+                self._others.append((gate, place))
+        self._bounds = [(place, *both) for place, both in bounds.items()]
+
+    def are_closed(self, step: int, numbers: Sequence[float], history: History) -> bool:
+        """Whether every due rule has a gate and none is open, as on most steps."""
+        if not self._are_all or step >= self._since:
+            return False
+        for place, low, high in self._bounds:
+            if not low <= numbers[place] <= high:
+                return False
+        try:
+            for gate, position in self._others:
+                if gate(step, math.nan if position is None else numbers[position], history):
+                    return False
+        except Exception:  # it is asked again, and reported
+            return False
+        return True
+
+
 class Judge:
     """Applies rules to a history. A rule that raises is switched off and becomes a finding itself."""
 
@@ -109,20 +146,27 @@ class Judge:
         self._judging = {rule.code: rule.judging(rule_set.settings.get(rule.code), info) for rule in rules}
         self._gates = {rule.code: rule.gate(rule_set.settings.get(rule.code), info) for rule in rules if rule.gate}
         self._due = lru_cache(_PATTERNS)(self._due_for)
+        self._gates_of = lru_cache(_PATTERNS)(self._gates_for)
         self._concerned: dict[str, list[str]] = {}
         """By metric: the codes of the rules that judge its new readings."""
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
         """Judge the step whose blocks were just added to the history."""
-        blocks = tuple(blocks)
-        due, judgings = self._due(tuple([block.name for block in blocks]))
+        if isinstance(blocks, Row):
+            gates = self._gates_of(blocks.layout)
+            if not self.failed and gates.are_closed(step, blocks.numbers, history):
+                return Judgement(step, blocks, gates.due, (), self._patterns)
+            due, judgings = gates.due, gates.judgings
+        else:
+            blocks = tuple(blocks)
+            due, judgings = self._due(tuple([block.name for block in blocks]))
         findings: list[Finding] = []
         left_out: set[str] = set()
         for code, names, judging, gate, place in judgings:
             if code in self.failed:
                 continue
             try:
-                if gate is not None and not gate(step, _of_the_whole(blocks[place]), history):
+                if gate is not None and not gate(step, _of_the_whole(blocks, place), history):
                     continue
                 new = judging(step, history, names)
                 if new is None:
@@ -137,6 +181,9 @@ class Judge:
         left_out |= self.failed
         judged = {code: names for code, names in due.items() if code not in left_out} if left_out else due
         return Judgement(step, blocks, judged, tuple(findings), self._patterns)
+
+    def _gates_for(self, layout: RowLayout) -> _Gates:
+        return _Gates(layout, *self._due(layout.names))
 
     def _due_for(self, metrics: tuple[str, ...]) -> tuple[dict[str, tuple[str, ...]], list[_DueRule]]:
         """The codes of the rules that new readings of these metrics are for, and which of them each is to judge.
@@ -162,8 +209,12 @@ class Judge:
         return codes
 
 
-def _of_the_whole(block: Block) -> float:
-    """The value of a metric of the run as a whole; NaN of any other."""
+def _of_the_whole(blocks: Sequence[Block], place: int) -> float:
+    """The value of the metric at this place if it is of the run as a whole; NaN of any other."""
+    if isinstance(blocks, Row):
+        layout = blocks.layout
+        return blocks.numbers[layout.starts[place]] if layout.scopes[place] == _WHOLE else math.nan
+    block = blocks[place]
     return block.values.item() if block.scopes == _WHOLE else math.nan
 
 

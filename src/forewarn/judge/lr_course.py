@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,17 +98,17 @@ def is_rising(lr: Panel, since: int) -> bool:
     return bool(now > then)
 
 
-def is_raised(lr: Panel, factor: float) -> bool:
+def is_raised(before: Sequence[float], after: Sequence[float], factor: float) -> bool:
     """Whether a group's learning rate is at least this many times what it was at the reading before."""
-    if len(lr) < 2:
-        return False
-    before, after = lr.values[-2:].tolist()
-    return any(new >= factor * old for old, new in zip(before, after, strict=True))
+    for old, new in zip(before, after, strict=False):  # noqa: SIM110 - on every step; a generator takes twice as long
+        if new >= factor * old:
+            return True
+    return False
 
 
 def newest_jump(lr: Panel, plan: Panel, settings: JumpBounds, info: RunInfo) -> Jump | None:
     """The jump at the newest step, if any. Usually this reads only two rows."""
-    if not is_raised(lr, settings.factor):
+    if len(lr) < 2 or not is_raised(lr.values[-2].tolist(), lr.values[-1].tolist(), settings.factor):
         return None
     return _last(lr, _jumps(lr, plan, settings, info)[-1:], info)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -33,6 +34,34 @@ Gate = Callable[[int, float, History], bool]
 """Whether a finding is possible at a step on which one metric in `when` has this new value, after this history.
 
 The value is NaN if the metric is not of the run as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A gate that opens when the value is not between two bounds; a NaN opens it."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __call__(self, step: int, value: float, history: History) -> bool:
+        return not self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A gate that opens at a step, and stays open; never if the step is NaN."""
+
+    step: float
+
+    def __call__(self, step: int, value: float, history: History) -> bool:
+        return step >= self.step
+
+
+NOT_FINITE = Outside(-sys.float_info.max, sys.float_info.max)
+"""A gate that opens when the value is not finite."""
+NEVER = Since(math.nan)
+"""A gate that stays closed."""
+
 MakeGate = Callable[[Any, RunInfo], Gate]
 """Makes the gate of a run from the rule's settings."""
 

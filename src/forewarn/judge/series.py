@@ -259,6 +259,29 @@ def usual_levels(steps: Steps, rows: NDArray[Any]) -> Floats:
     return np.where(passed[-1] > 0, levels, np.nan)
 
 
+class Newest:
+    """The two newest readings of a metric, and the largest value so far: what gates ask for on every step."""
+
+    __slots__ = ("last", "peak", "two")
+
+    def __init__(self, panel: Panel) -> None:
+        rows = panel.values[-2:].tolist()
+        self.last: list[float] = rows[-1] if rows else []
+        """By scope."""
+        self.two: tuple[list[float], list[float]] = (rows[0] if len(rows) > 1 else [], self.last)
+        """The reading before the last one, and the last; the first is shorter if scopes were added since."""
+        self.peak = float(np.fmax.reduce(panel.values, axis=None, initial=-math.inf))
+        """At least the largest value of any scope that is still in memory."""
+
+    def observe(self, values: list[float]) -> None:
+        """Add one reading."""
+        self.two = self.last, values
+        self.last = values
+        for value in values:
+            if value > self.peak:
+                self.peak = value
+
+
 class RollingMedian:
     """The median of the finite values among the last `window` readings, now and up to two windows ago.
 
@@ -277,18 +300,24 @@ class RollingMedian:
     def observe(self, value: float) -> None:
         """Add one value, and drop the oldest."""
         self.seen += 1
-        if len(self._recent) == self.window:
-            oldest = self._recent.popleft()
-            if math.isfinite(oldest):
-                del self._ordered[bisect_left(self._ordered, oldest)]
-        self._recent.append(value)
-        if math.isfinite(value):
-            insort(self._ordered, value)
-        self._medians.append(_middle(self._ordered) if self._ordered else math.nan)
+        recent, ordered = self._recent, self._ordered
+        if len(recent) == self.window:
+            oldest = recent.popleft()
+            if -math.inf < oldest < math.inf:
+                del ordered[bisect_left(ordered, oldest)]
+        recent.append(value)
+        if -math.inf < value < math.inf:
+            insort(ordered, value)
+        half = len(ordered) // 2
+        self._medians.append((ordered[-half - 1] + ordered[half]) / 2 if ordered else math.nan)
 
     def is_rising(self) -> bool:
         """Whether the median may have risen over two windows in a row: True where nothing of a window was finite."""
-        return len(self._medians) > 2 * self.window and not (self.at(0) <= self.at(1) or self.at(1) <= self.at(2))
+        medians, window = self._medians, self.window
+        if len(medians) <= 2 * window:
+            return False
+        before = medians[-1 - window]
+        return not (medians[-1] <= before or before <= medians[0])
 
     def at(self, windows_ago: int) -> float:
         """The median 0, 1 or 2 windows ago; NaN if nothing of that window was finite."""
@@ -309,8 +338,10 @@ class Baseline:
         self.spike = spike
         self.seen = 0
         """Values observed so far."""
-        self.latest = Deviation()
-        """The verdict on the newest value."""
+        self.lasting = 0
+        """Number of outliers in a row up to now; 0 if the newest value is not one."""
+        self._newest = self._center_then = self._reach_then = math.nan
+        """The newest value, and the level that it was compared with."""
         self._accepted: deque[float] = deque(maxlen=spike.window)
         self._outside: list[float] = []
         """The outliers since the last accepted value."""
@@ -320,38 +351,42 @@ class Baseline:
         """The number of values observed up to the last negative one."""
         self._center = self._reach = math.nan
 
-    def observe(self, value: float) -> Deviation:
+    @property
+    def latest(self) -> Deviation:
+        """The verdict on the newest value."""
+        return Deviation(self._newest, self._center_then, self._reach_then, self.lasting)
+
+    def observe(self, value: float) -> None:
         """Judge one value, then add it to the level."""
         self.seen += 1
+        self._newest, self._center_then, self._reach_then = value, self._center, self._reach
+        self.lasting = 0
         if not 0 < value < math.inf:
             if value < 0:
                 self._negative_at = self.seen
-            self.latest = Deviation(value, self._center, self._reach)
-            return self.latest
+            return
         logarithm = math.log(value)
-        if logarithm > self._center + self._reach and self._age:
-            self._refresh()
         if logarithm > self._center + self._reach:
-            self._outside.append(logarithm)
-            self.latest = Deviation(value, self._center, self._reach, len(self._outside))
-            if len(self._outside) >= self.spike.readmit_after:
-                self._readmit()
-        else:
-            self.latest = Deviation(value, self._center, self._reach)
-            self._accept(logarithm)
-        return self.latest
+            if self._age:
+                self._refresh()
+                self._center_then, self._reach_then = self._center, self._reach
+            if logarithm > self._center + self._reach:
+                self._outside.append(logarithm)
+                self.lasting = len(self._outside)
+                if self.lasting >= self.spike.readmit_after:
+                    self._readmit()
+                return
+        self._outside.clear()
+        num_accepted = len(self._accepted) + 1
+        self._accepted.append(logarithm)
+        self._age += 1
+        minimum = self.spike.minimum
+        if num_accepted == minimum or (self._age >= _REFRESH_AFTER and num_accepted > minimum):
+            self._refresh()
 
     def saw_negative(self, window: int) -> bool:
         """Whether any of the last `window` values was negative."""
         return self.seen - self._negative_at < window
-
-    def _accept(self, logarithm: float) -> None:
-        self._outside.clear()
-        begins = len(self._accepted) + 1 == self.spike.minimum
-        self._accepted.append(logarithm)
-        self._age += 1
-        if begins or (self._age >= _REFRESH_AFTER and len(self._accepted) >= self.spike.minimum):
-            self._refresh()
 
     def _readmit(self) -> None:
         self._accepted.clear()

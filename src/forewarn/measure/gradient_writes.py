@@ -35,8 +35,9 @@ class GradientWriteDetector:
         parameters, (before, versions) = self._parameter_index.parameters, self._before
         self._before = ([], [])
         if not before:
-            if any(parameter.grad is not None for parameter in parameters):
-                return True
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    return True
         else:
             gradients, versions_now = _written(parameters)
             if len(gradients) != len(before) or not all(map(is_, gradients, before)) or versions_now != versions:
@@ -83,4 +84,6 @@ _Written = tuple[list[Tensor], list[int]]
 
 def _written(parameters: Iterable[nn.Parameter]) -> _Written:
     gradients = [gradient for gradient in map(_gradient_of, parameters) if gradient is not None]
-    return gradients, [_version_of(getattr(gradient, _SHARD, gradient)) for gradient in gradients]
+    return gradients, [] if not gradients else [
+        _version_of(getattr(gradient, _SHARD, gradient)) for gradient in gradients
+    ]

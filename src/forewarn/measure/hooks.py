@@ -23,6 +23,11 @@ def own_pass() -> Iterator[None]:
         end_own_pass()
 
 
+def is_own_pass() -> bool:
+    """Whether any thread has such a mark."""
+    return bool(_own_passes)
+
+
 def end_own_pass() -> None:
     """Clear this thread's mark, which an interrupt in `own_pass` may have left behind."""
     _own_passes.discard(threading.get_ident())

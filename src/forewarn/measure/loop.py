@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,16 @@ from torch.optim import Optimizer
 from forewarn.measure.attention_calls import STAND_IN
 from forewarn.measure.availability import Availability
 from forewarn.measure.dependencies import Dependencies
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.forward import ForwardPass, Reached, Taps, differentiable
-from forewarn.measure.hooks import Hook, Hooks, end_own_pass
+from forewarn.measure.hooks import Hook, Hooks, end_own_pass, is_own_pass
 from forewarn.measure.kept_batches import KeptBatches
 from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
-from forewarn.measure.probe import Pending, Probe, Reading
+from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.measure.recording import decoded
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import (
     BACKWARD_ENDED,
@@ -74,8 +74,11 @@ class Loop:
         """By name of the probe that raised, its error; these probes are switched off."""
         self.probes = list(self._dependencies.order)
         """The probes that are still switched on, each after those it depends on."""
-        self._listeners: dict[tuple[str, bool], list[Probe]] = {}
-        """By event and whether the step is measured: the probes that handle it, until one is switched off."""
+        self._listeners: dict[tuple[str, bool], list[tuple[Probe, Callable[..., Any]]]] = {}
+        """By event and whether the step is measured: the probes that handle it, until one is switched off, and how."""
+        self._reached_hook = Hook(self._backward_reached, self.hook_failed, traced=True)
+        self._ended_hook = Hook(self._backward_ended, self.hook_failed)
+        self._settled_hook = Hook(self._gradients_settled, self.hook_failed)
         self._was_measured = False
         """Whether the step before was measured."""
         self.stopwatch = stopwatch
@@ -153,7 +156,7 @@ class Loop:
         try:
             if measured:
                 self._tell("step_begins")
-            else:
+            elif self.taps is not None:
                 self.module_hooks.remove()
                 self.taps = None
         except Exception as error:
@@ -177,18 +180,48 @@ class Loop:
         if self.kept is not None:
             self.kept.remove()
 
-    def collect(self) -> tuple[Step, list[tuple[Probe, Pending]]]:
-        """The step that ends now and its readings, ready for the transfer."""
-        end_own_pass()
+    def collect(self, at_once: bool = False) -> tuple[Step, list[tuple[Probe, Pending]], list[Reading | Histograms]]:
+        """The step that ends now, its readings ready for the transfer, and those that precede them and are known.
+
+        With `at_once`, readings of a step without detail are decoded here as far as their values are on the host.
+        """
         try:
-            self._end_forward(None)  # an interrupted pass never ended
-            self._parameter_hooks.remove()  # nor did a backward pass that raised
+            if is_own_pass():
+                end_own_pass()
+            if self.forward is not None:
+                self._end_forward(None)  # an interrupted pass never ended
+            if self._parameter_hooks:
+                self._parameter_hooks.remove()  # nor did a backward pass that raised
             self._finder.step_ended()
         except Exception as error:
             self.hook_failed(error)
         step, self.step = self.step, Step(self.step.measured)
-        is_detailed, self._was_measured = step.measured or self._was_measured, step.measured
-        return step, self.collect_from(self.probes if is_detailed else self._listening("collect"), step)
+        was_measured, self._was_measured = self._was_measured, step.measured
+        if step.measured or was_measured or not at_once:
+            probes = (
+                self.probes if step.measured or was_measured else [probe for probe, _ in self._listening("collect")]
+            )
+            return step, self.collect_from(probes, step), []
+        collected: list[tuple[Probe, Pending]] = []
+        readings: list[Reading | Histograms] = []
+        for probe, collect in self._listening("collect"):
+            try:
+                pending = collect(step)
+                if pending is None:
+                    continue
+                is_here = not collected
+                for numbers in pending.tensors:
+                    if type(numbers) is not float:
+                        pending = _ready(pending)
+                        is_here &= not any(isinstance(ready, Tensor) for ready in pending.tensors)
+                        break
+                if is_here:
+                    readings += decoded(probe, pending, cast(Sequence[Array], pending.tensors))
+                else:
+                    collected.append((probe, pending))
+            except Exception as error:
+                self.switch_off(probe, error)
+        return step, collected, readings
 
     def collect_from(self, probes: Sequence[Probe], step: Step) -> list[tuple[Probe, Pending]]:
         """The readings of some probes, given in the order of their dependencies."""
@@ -256,22 +289,22 @@ class Loop:
     def _tell(self, event: str, *args: Any) -> None:
         self.stopwatch.begin(_STATES[event], own=1)
         try:
-            for probe in self._listening(event):
+            for probe, handle in self._listeners.get((event, self.step.measured)) or self._listening(event):
                 try:
-                    getattr(probe, event)(*args)
+                    handle(*args)
                 except Exception as error:
                     self.switch_off(probe, error)
         finally:
             self.stopwatch.__exit__(None, None, None)
 
-    def _listening(self, event: str) -> list[Probe]:
-        """The probes that handle this event: most probes ignore most events."""
+    def _listening(self, event: str) -> list[tuple[Probe, Callable[..., Any]]]:
+        """The probes that handle this event, and how: most probes ignore most events."""
         measured = self.step.measured
         listeners = self._listeners.get((event, measured))
         if listeners is None:
             nothing = getattr(Probe, event)
             listeners = [
-                probe
+                (probe, getattr(probe, event))
                 for probe in self.probes
                 if (measured or not probe.only_measured)
                 and getattr(getattr(probe, event), "__func__", None) is not nothing
@@ -310,9 +343,10 @@ class Loop:
                     self.report("list of parameters", "parameters", error)
 
     def _forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._finder.is_nested(module):
+        finder = self._finder
+        if finder.inside is not None and finder.inside is not module:  # a part of a pass that has begun
             return
-        self._finder.inside = module
+        finder.inside = module
         self.stopwatch.begin(IN_FORWARD if module.training or torch.is_grad_enabled() else IN_EVALUATION)
         if self.kept is not None:
             self._keep_batch(self.kept, module, args, kwargs)
@@ -351,27 +385,35 @@ class Loop:
                 STAND_IN.remove(*self._dependencies.order)  # also where a probe failed to
 
     def _forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._finder.is_nested(module):
+        finder = self._finder
+        if finder.inside is not None and finder.inside is not module:
             return
-        self._finder.inside = None
+        finder.inside = None
         self.stopwatch.begin(EVALUATION_ENDED if self.stopwatch.state == IN_EVALUATION else FORWARD_ENDED)
         if self.forward is not None:
             with self.stopwatch:
                 self._end_forward(output)
-        if not self._finder.is_training(module) or "backward" in self.failures:
+        if not finder.is_training(module) or "backward" in self.failures:
             return
         if not self.step.measured and not self._is_heeded():
             return
         try:
             for tensor in differentiable(output)[:_MAX_WATCHED_OUTPUTS]:
-                tensor.register_hook(Hook(self._backward_reached, self.hook_failed, traced=True))
+                assert tensor.grad_fn is not None
+                tensor.grad_fn.register_prehook(self._reached_hook)  # a hook on the tensor takes twice as long
         except Exception as error:  # an output that cannot even be inspected
             self.report("watch on the backward pass", "backward", error)
 
     def _is_heeded(self) -> bool:
         """Whether any probe needs the backward passes of unmeasured steps."""
-        listening = self._listening("backward_begins"), self._listening("backward_ended")
-        return any(self.guard(probe, probe.needs_every_backward) for probes in listening for probe in probes)
+        listeners = self._listeners.get(("backward_ended", False)) or self._listening("backward_ended")
+        for probe, _ in (*listeners, *self._listening("backward_begins")):
+            try:
+                if probe.needs_every_backward():
+                    return True
+            except Exception as error:
+                self.switch_off(probe, error)
+        return False
 
     def _parameter_reached(self, gradient: Tensor) -> bool:
         """Whether the gradient of a parameter is the first sign of a backward pass that a probe needs."""
@@ -380,7 +422,7 @@ class Loop:
         self._backward_reached(gradient)
         return True
 
-    def _backward_reached(self, gradient: Tensor) -> None:
+    def _backward_reached(self, gradients: object) -> None:
         task = torch._C._current_graph_task_id()
         if task == self._graph_task or self.is_closed:
             return
@@ -388,7 +430,7 @@ class Loop:
         self._tell("backward_begins", self.step)
         if self.step.measured:
             self._follow()
-        self._at_the_end(self._backward_ended)
+        self._at_the_end(self._ended_hook)
 
     def _follow(self) -> None:
         """Register the hooks that probes want on parameters."""
@@ -403,17 +445,21 @@ class Loop:
 
     def _backward_ended(self) -> None:
         """All gradients are computed. DDP averages them over the ranks in its own callback, which must run first."""
-        self._at_the_end(self._gradients_settled)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._at_the_end(self._settled_hook)
+        else:
+            self._gradients_settled()
 
     def _gradients_settled(self) -> None:
-        self._parameter_hooks.remove()
+        if self._parameter_hooks:
+            self._parameter_hooks.remove()
         if not self.is_closed:
             self._finder.backward_ended()
             self._tell("backward_ended", self.step)
 
-    def _at_the_end(self, callback: Callable[[], None]) -> None:
+    def _at_the_end(self, hook: Hook) -> None:
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(Hook(callback, self.hook_failed))
+            torch.autograd.Variable._execution_engine.queue_callback(hook)
         except Exception as error:  # compiled autograd accepts no callback
             self.report("watch on the backward pass", "backward", error)
 
@@ -426,12 +472,12 @@ def _closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _ready(pending: Pending) -> Pending:
     """The readings with host tensors already copied: here a failure can still be tied to its probe."""
-    if not pending.tensors:
-        return pending
-    return replace(pending, tensors=[_at_hand(numbers) for numbers in pending.tensors])
+    return pending._replace(tensors=[_at_hand(numbers) for numbers in pending.tensors]) if pending.tensors else pending
 
 
-def _at_hand(numbers: Numbers) -> Numbers:
+def _at_hand(numbers: Value) -> Value:
+    if isinstance(numbers, float):
+        return numbers
     if not isinstance(numbers, Tensor) or numbers.is_cpu:
         return on_host(numbers)
     if numbers.is_meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class LossCourse:
             return {**average, "train/loss_level": loss}
         if len(self._since_level) < STEPS_PER_LEVEL:
             return average
-        level = float(np.median(self._since_level))
+        level = median(self._since_level)
         self._since_level.clear()
         return {**average, "train/loss_level": level}
 
@@ -63,7 +64,8 @@ class LossCourse:
             self._first.append(loss)
         self._last.append(loss)
         if self.steps % LOSSES_OF_AN_END == 0:
-            self.peak = float(np.fmax(self.peak, np.median(self._last)))
+            level = median(self._last)
+            self.peak = self.peak if self.peak >= level else level
 
     @property
     def mean(self) -> float:

@@ -42,6 +42,7 @@ class ParameterIndex:
         self._seen: list[int] = []
         self._any_meta = True
         self._held: dict[int, tuple[tuple[int, ...], NDArray[np.intp]]] = {}
+        self._keys_held: dict[int, tuple[list[int], list[int]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
         self._optimizer_names: tuple[str, ...] = ()
         self._tree = Tree(model)
@@ -99,7 +100,10 @@ class ParameterIndex:
 
     def recent(self) -> dict[int, nn.Parameter]:
         """The same, walking the model only if an optimizer has got or lost parameters: for steps without detail."""
-        sizes = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        sizes = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                sizes.append(len(group["params"]))
         if sizes == self._sizes:
             return self._live
         self._sizes = sizes
@@ -129,6 +133,7 @@ class ParameterIndex:
         )
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._held = {}
+        self._keys_held = {}
         self._groups = None
         self._optimizer_names = ()
         self._shards = None
@@ -162,6 +167,18 @@ class ParameterIndex:
                 sizes,
                 np.array([self._index[key] for key in keys if key in self._index], np.intp),
             )
+        return cached[1]
+
+    def keys_of(self, index: int) -> list[int]:
+        """The ids of all parameters that optimizer number `index` holds, in their order."""
+        groups = self.optimizers[index].param_groups
+        ends: list[int] = []
+        for group in groups:
+            held = group["params"]
+            ends += (len(held), id(held[0]), id(held[-1])) if held else (0,)
+        cached = self._keys_held.get(index)
+        if cached is None or cached[0] != ends:
+            cached = self._keys_held[index] = ends, [id(parameter) for group in groups for parameter in group["params"]]
         return cached[1]
 
     def groups(self) -> NDArray[np.int64]:

@@ -82,10 +82,6 @@ class PassFinder:
         for hooks in (self._entries, self._candidates, self._parameters):
             hooks.remove()
 
-    def is_nested(self, module: nn.Module) -> bool:
-        """Whether another entry point is running, so that this call of a module begins no pass."""
-        return self.inside is not None and self.inside is not module
-
     def step_ended(self) -> None:
         self.inside = None  # an interrupted pass never left
         if self._steps_left:
@@ -108,11 +104,11 @@ class PassFinder:
         loop may also replace gradients on purpose: once the searches are over, any pass will do.
         """
         reference = self._explained.pop(index, None)
-        gradient = _first_gradient(self._optimizers[index])
-        if gradient is None:
-            return True
         is_certain = len(self._optimizers) == 1 or self._searches == _MAX_SEARCHES
-        return reference is not None and (is_certain or reference() is gradient)
+        if reference is not None and is_certain:
+            return True
+        gradient = _first_gradient(self._optimizers[index])
+        return gradient is None or (reference is not None and reference() is gradient)
 
     def search(self, parameters: Sequence[nn.Parameter]) -> None:
         """Look for the passes that fill the gradients of these parameters."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.catalogue import Metric
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.over_ranks import Array as Array
 from forewarn.measure.over_ranks import Part
 from forewarn.measure.step import Step
@@ -39,12 +39,16 @@ ONE: tuple[str, ...] = ("",)
 """The scope of a metric that describes the whole run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+def _nothing(arrays: Sequence[Array]) -> Iterable[Reading | Histograms]:
+    return ()
+
+
+class Pending(NamedTuple):
     """Readings whose values may still be on a device, and how to decode them once they have arrived."""
 
-    tensors: Sequence[Numbers] = ()
-    decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = field(default=lambda _: ())
+    tensors: Sequence[Value] = ()
+    """A number that is known already may be a float."""
+    decode: Callable[[Sequence[Array]], Iterable[Reading | Histograms]] = _nothing
     """Takes one float64 array per tensor, of the same shape; on an accelerator, one step later."""
     parts: Sequence[Part] = ()
     """How each tensor is combined over ranks; those without an entry stay as this rank has measured them."""

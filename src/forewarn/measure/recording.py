@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.own_probes import checked_readings
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.step import Step
+from forewarn.rows import Row, RowLayout
 from forewarn.types import Block, Distribution, Values
+
+_MOST_LAYOUTS = 64
+"""Number of remembered layouts; the steps of a run differ in few ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +28,39 @@ class Collected:
     time: float
     context: Step
     pending: list[tuple[Probe, Pending]]
+    known: list[Reading | Histograms] = field(default_factory=list)
+    """The readings that were decoded already; they come before the others."""
     is_late: bool = False
     """Whether these values were given after the step, perhaps on one rank only."""
 
     @property
-    def tensors(self) -> list[Numbers]:
+    def tensors(self) -> list[Value]:
         """The tensors that must arrive before the readings can be decoded."""
         return [tensor for _, pending in self.pending for tensor in pending.tensors]
 
-    def readings(self, arrays: list[Array], guard: Callable[..., Any]) -> list[Reading | Histograms]:
+    def readings(self, arrays: Sequence[Array], guard: Callable[..., Any]) -> list[Reading | Histograms]:
         """The readings, decoded from the arrays; `guard` calls into a probe and catches its exceptions."""
-        readings: list[Reading | Histograms] = []
+        readings = list(self.known)
         for probe, pending in self.pending:
             own_arrays, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
-            readings += guard(probe, _decoded, probe, pending, own_arrays) or []
+            readings += guard(probe, decoded, probe, pending, own_arrays) or []
         return readings
 
 
-def _decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+def decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:
+    """The readings of one probe; raises whatever the probe raises, or ValueError if a user's own gives a wrong one."""
     readings = pending.decode(arrays)
-    return list(readings if probe.metrics is None else checked_readings(probe, readings))
+    if probe.metrics is not None:
+        readings = checked_readings(probe, readings)
+    return readings if isinstance(readings, list) else list(readings)
 
 
 def recorded(
     step: int, time: float, readings: Sequence[Reading | Histograms]
-) -> tuple[list[Block], list[Distribution]]:
+) -> tuple[Sequence[Block], list[Distribution]]:
     """The blocks of one step, stored as float32, and its histograms."""
+    if (row := _row(step, time, readings)) is not None:
+        return row, []
     distributions = [Distribution(step, time, *reading) for reading in readings if isinstance(reading, Histograms)]
     with np.errstate(over="ignore"):
         blocks = [
@@ -56,6 +68,32 @@ def recorded(
             for name, scopes, values in merged(reading for reading in readings if isinstance(reading, Reading))
         ]
     return blocks, distributions
+
+
+def _row(step: int, time: float, readings: Sequence[Reading | Histograms]) -> Row | None:
+    """The readings as a row of numbers, as on every step without detail; None if they are not all plain numbers."""
+    numbers: list[Any] = []
+    for reading in readings:
+        scopes, values = reading[1], reading[2]
+        if (type(values) is float or type(values) is int) and len(scopes) == 1:
+            numbers.append(values)
+        elif type(values) is list and len(values) == len(scopes):
+            numbers += values
+        else:
+            return None
+    layout = _layout(tuple([reading[:2] for reading in readings]))
+    if layout is None:
+        return None
+    try:
+        return Row(step, time, layout, numbers)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+@lru_cache(_MOST_LAYOUTS)
+def _layout(metrics: tuple[tuple[str, tuple[str, ...]], ...]) -> RowLayout | None:
+    """The layout of these metrics and scopes; None if a name occurs twice."""
+    return RowLayout(metrics) if len({name for name, _ in metrics}) == len(metrics) else None
 
 
 def _stored(values: Any, num_scopes: int) -> Values:

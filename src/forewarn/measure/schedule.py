@@ -43,6 +43,8 @@ class Escalation:
         """What replaces the schedule, each from its first step on, in order."""
 
     def measured(self, step: int) -> bool:
+        if not self._agreed and not self._stretched:  # as in most runs
+            return step <= self.until or self._predicate(step)
         return self._is_dense(step) or self._regular(step)(step)
 
     def _is_dense(self, step: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forewarn.measure.engine import Measurement, Numbers, in_order
+from forewarn.measure.engine import Measurement, Value, in_order
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.probe import Array
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class _Here:
     """Values already in host memory."""
 
-    def __init__(self, tensors: Sequence[Numbers]) -> None:
+    def __init__(self, tensors: Sequence[Value]) -> None:
         self._arrays = [on_host(numbers) for numbers in tensors]
 
     def arrived(self) -> bool:
@@ -61,8 +61,10 @@ def new_event(device: torch.device) -> Any:
     return torch.get_device_module(device).Event()
 
 
-def on_host(numbers: Numbers) -> Array:
+def on_host(numbers: Value) -> Array:
     """Values as a float64 array, waiting if they are on a device; tensors are copied, since they may change later."""
+    if isinstance(numbers, float):
+        return np.array(numbers)
     if not isinstance(numbers, Tensor):
         return numbers.astype(np.float64, copy=False)  # nobody else writes to it any more
     plain = numbers.detach() if numbers.requires_grad else numbers
@@ -99,7 +101,12 @@ class Transfer(Generic[T]):
     def __init__(self) -> None:
         self._queue: deque[_Parcel[T]] = deque()
 
-    def send(self, label: T, tensors: Sequence[Numbers]) -> None:
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._queue
+
+    def send(self, label: T, tensors: Sequence[Value]) -> None:
         if tensors and all(not isinstance(tensor, Tensor) or tensor.is_cpu for tensor in tensors):
             self._queue.append(_Parcel(label, [], [_Here(tensors)]))
             return

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from forewarn import rows
 from forewarn.store.background import Item
 from forewarn.store.histogram_table import INSERT_DISTRIBUTION
 from forewarn.store.interning import Interning
 from forewarn.store.plain import storable
 from forewarn.store.tail import INSERT_ROW
+
+_TIME = struct.Struct("<d")
+_MOST_LAYOUTS = 256
+"""Maximum number of layouts whose pattern is remembered."""
 
 Band = tuple[int, int, bytes, memoryview]
 
@@ -37,11 +43,13 @@ class Numbering:
         self._interning: Interning | None = None
         self._num_rows = 0
         self._waiting: list[Row] = []
+        self._patterns: dict[rows.RowLayout, int] = {}
 
     def begin(self, interning: Interning, num_rows: int) -> list[Item]:
         """Continue after `num_rows` rows; returns the statements of the rows that waited."""
         with self._lock:
             self._interning, self._num_rows = interning, num_rows
+            self._patterns.clear()
             waiting, self._waiting = self._waiting, []
             return [item for row in waiting for item in self._items(row, interning)]
 
@@ -56,6 +64,28 @@ class Numbering:
                 put([], num_bytes)
             else:
                 put(self._items(row, self._interning), num_bytes)
+
+    def add_numbers(self, row: rows.Row, put: Callable[[Sequence[Item], int], None]) -> bool:
+        """The same for a row without histograms, with next to no work if its layout is known; False if it must wait."""
+        body = row.body
+        with self._lock:
+            if self._interning is None:
+                return False
+            pattern = self._patterns.get(row.layout)
+            if pattern is None:
+                pattern = self._pattern(row.layout, self._interning)
+                put(self._interning.news(), 0)
+            put([(INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body))], len(body))
+            self._num_rows += 1
+        return True
+
+    def _pattern(self, layout: rows.RowLayout, interning: Interning) -> int:
+        """The number of the pattern of a layout, kept for the rows that follow."""
+        if len(self._patterns) >= _MOST_LAYOUTS:
+            self._patterns.clear()
+        layouts = tuple(map(interning.layout, layout.names, layout.scopes))
+        number = self._patterns[layout] = interning.pattern(True, layouts)
+        return number
 
     def _items(self, row: Row, interning: Interning) -> list[Item]:
         layouts = tuple([interning.layout(name, scopes) for name, scopes in row.layouts])

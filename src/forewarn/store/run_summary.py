@@ -144,7 +144,7 @@ class SummaryKeeper:
             self._severities = {_episode(alert): str(alert.severity) for alert in run.alerts()}
 
     def _take(self, connection: Connection, batch: Sequence[Item]) -> None:
-        rows = [TailRow(*parameters) for statement, parameters in batch if statement is INSERT_ROW]
+        rows = [parameters for statement, parameters in batch if statement is INSERT_ROW]
         alerts = [
             from_text(Alert, parameters[3])
             for statement, parameters in batch
@@ -168,19 +168,20 @@ class SummaryKeeper:
         assert self._summary is not None
         self._summary = replace(self._summary, **changes)
 
-    def _take_rows(self, connection: Connection, rows: Sequence[TailRow]) -> None:
+    def _take_rows(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
         assert self._summary is not None
         num_steps, last = self._summary.num_steps, self._summary.last_step
-        for row in rows:
-            if last is not None and row.step < last:
+        for _, step, *_ in rows:
+            if last is not None and step < last:
                 return self._begin()  # only the database knows whether this step is new
-            num_steps += row.step != last
-            last = row.step
+            num_steps += step != last
+            last = step
         self._change(num_steps=num_steps, last_step=last)
-        for loss in (loss for row in reversed(rows) for loss in self._losses(connection, row)):
+        newest_first = (TailRow(*row) for row in reversed(rows))
+        for loss in (loss for row in newest_first for loss in self._losses(connection, row)):
             self._change(last_loss=loss)
             break
-        for times in (row.times for row in reversed(rows) if row.times):
+        for times in (times for *_, times, _ in reversed(rows) if times):
             self._change(updated=float(np.frombuffer(times, TIMES)[-1]))
             break
         return None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from forewarn.rows import Row as RowOfNumbers
 from forewarn.store import database, manifest
 from forewarn.store.background import BackgroundWriter, Begin, Beginning, SupersededError
 from forewarn.store.blobs import bands
@@ -120,6 +121,12 @@ class RunWriter:
                 self._claim.take(self.path)
         if not -_MOST_STEPS <= step < _MOST_STEPS:
             raise ValueError(f"step {step} is out of range; a 64-bit number is expected")
+        if (
+            isinstance(blocks, RowOfNumbers)
+            and not (distributions or background.full)
+            and self._numbering.add_numbers(blocks, background.put)
+        ):
+            return
         for block in blocks:
             if block.step != step or block.values.size != len(block.scopes):
                 raise ValueError(

@@ -36,7 +36,7 @@ class ViewSet:
     @property
     def undelivered(self) -> bool:
         """Whether a view could not send its last message."""
-        return any(view.undelivered for view in self._delivering)
+        return bool(self._delivering) and any(view.undelivered for view in self._delivering)
 
     def begin(self, start: RunStart) -> None:
         bookends = [view for view in self._views if isinstance(view, BookendView)]

@@ -10,7 +10,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import settings_of
-from forewarn.judge.registry import Gate, finding, rule
+from forewarn.judge.registry import NEVER, Gate, Since, finding, rule
 from forewarn.judge.remedies import advise, for_cause, keep_in_float32
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median
@@ -89,7 +89,7 @@ def _without_epsilon(info: RunInfo) -> bool:
 
 def _may_divide_by_zero(settings: None, info: RunInfo) -> Gate:
     is_likely = _without_epsilon(info) or any(parameter.dtype == "float16" for parameter in info.parameters.values())
-    return lambda _step, _norm, _history: is_likely
+    return Since(0) if is_likely else NEVER
 
 
 @rule(

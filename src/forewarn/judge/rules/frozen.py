@@ -10,7 +10,7 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
-from forewarn.judge.registry import NO_BOUND, finding, rule
+from forewarn.judge.registry import NO_BOUND, Outside, finding, rule
 from forewarn.judge.remedies import (
     add_to_optimizer,
     advise,
@@ -156,7 +156,7 @@ class OptimizerNotStepping(Settings):
 
 @rule(
     "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
-    gate=lambda _settings, _info: lambda _step, num_steps, _history: not num_steps > 0,
+    gate=lambda _settings, _info: Outside(low=math.ulp(0.0)),
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=OptimizerNotStepping,
     message=(

@@ -13,7 +13,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import decays_apart, steps_grow_with_gradients
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NOT_FINITE, Outside, finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -37,7 +37,7 @@ from forewarn.types import Finding, RunInfo, Severity
 @rule(
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
-    gate=lambda _settings, _info: lambda _step, norm, _history: not math.isfinite(norm),
+    gate=lambda _settings, _info: NOT_FINITE,
     explains=("L101", "W101", "A103", "M101"),
     message=(
         Message(
@@ -134,7 +134,7 @@ class ExplodingGradient(Settings):
     "G102", "exploding-gradient",
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
-    gate=lambda settings, _info: lambda _step, norm, _history: not norm <= settings.warning,
+    gate=lambda settings, _info: Outside(high=settings.warning),
     explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
@@ -229,7 +229,7 @@ class VanishingGradient(Settings):
 @rule(
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    gate=lambda settings, _info: lambda _step, norm, _history: not norm >= settings.global_norm,
+    gate=lambda settings, _info: Outside(low=settings.global_norm),
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
@@ -309,7 +309,7 @@ class GradientSpike(Spike):
     reads=("gradient/global_norm", "train/loss", "train/loss_level", "train/clip", "update/separate_losses"),
     when=("gradient/global_norm",), keep=20,
     gate=lambda settings, _info: lambda _step, _norm, history: (
-        history.baseline("gradient/global_norm", settings).latest.outlier
+        history.baseline("gradient/global_norm", settings).lasting > 0
     ),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,

@@ -11,7 +11,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.lr_course import declared_peak, rates
 from forewarn.judge.objective import is_objective
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NOT_FINITE, finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -38,7 +38,7 @@ _QUARTILES = 0.25, 0.75
 
 @rule(
     "L101", "non-finite-loss", reads=("train/loss",), keep=50,
-    gate=lambda _settings, _info: lambda _step, loss, _history: not math.isfinite(loss),
+    gate=lambda _settings, _info: NOT_FINITE,
     explains=("G101", "W101", "M101"),
     message=Message("The training loss is NaN or infinite", "loss {value} · last finite loss {last_finite}"),
     remedies=(
@@ -103,7 +103,7 @@ class LossSpike(Spike):
     "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
     keep=50,
     gate=lambda settings, _info: lambda _step, _loss, history: (
-        (baseline := history.baseline("train/loss", settings)).latest.outlier or baseline.saw_negative(settings.window)
+        (baseline := history.baseline("train/loss", settings)).lasting > 0 or baseline.saw_negative(settings.window)
     ),
     explains=("L101", "G102", "G104"),
     settings=LossSpike,

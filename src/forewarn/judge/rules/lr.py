@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.lr_course import declared_peak, peak_rates
-from forewarn.judge.registry import Gate, finding, rule
+from forewarn.judge.registry import Gate, Since, finding, rule
 from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
 from forewarn.judge.series import Floats, Panel
 from forewarn.settings import Settings, between
@@ -134,9 +135,8 @@ def _far_below_a_peak(settings: LrSpent, info: RunInfo) -> Gate:
     declared = declared_peak(info)
 
     def is_far_below(_step: int, _lr: float, history: History) -> bool:
-        lr = history.panel("train/lr")
-        bound = settings.share * float(np.fmax.reduce(lr.values, axis=None, initial=declared))
-        return not all(rate >= bound for rate in lr.last.tolist())
+        lr = history.newest("train/lr")
+        return not lr.last or not min(lr.last) >= settings.share * max(lr.peak, declared)
 
     return is_far_below
 
@@ -207,7 +207,11 @@ def _longest_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> tuple[Severit
 
 def _past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Gate:
     _, least = _longest_warm_up(settings, info)
-    return lambda step, _lr, _history: step >= least
+
+    def still_rises(step: int, _lr: float, history: History) -> bool:
+        return step >= least and any(map(operator.lt, *history.newest("train/lr").two))
+
+    return still_rises
 
 
 @rule(
@@ -254,7 +258,7 @@ class LrNeverDecays(Settings):
 
 def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
     since = settings.share * declared(info, "total_steps")
-    return lambda step, _lr, _history: step + 1 >= since
+    return Since(since - 1)
 
 
 @rule(

@@ -332,7 +332,7 @@ class UpdateRatioJump(Settings):
     reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
     when=("monitor/update_ratio_median", "train/lr"), per_scope=True, keep=500,
     gate=lambda settings, _info: lambda _step, median, history: (
-        not math.isnan(median) or is_raised(history.panel("train/lr"), settings.factor)
+        not math.isnan(median) or is_raised(*history.newest("train/lr").two, settings.factor)
     ),
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",

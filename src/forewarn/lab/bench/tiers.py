@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ class TimedJudge(Judge):
         self.depth = 0
 
     def __call__(self, step: int, history: History, blocks: Iterable[Block]) -> Judgement:
-        blocks = list(blocks)
+        blocks = blocks if isinstance(blocks, Sequence) else list(blocks)
         begin = time.thread_time()
         judgement = super().__call__(step, history, blocks)
         spent = time.thread_time() - begin

@@ -25,6 +25,8 @@ MOMENTS = (*COLUMNS, "sum_cubes", "sum_fourths")
 """The columns for a layer's output: those of a tensor, and the sums that the shape of its distribution needs."""
 
 Numbers = Tensor | NDArray[np.float64] | NDArray[np.int64]
+Value = Numbers | float
+"""Numbers, or one that is known already."""
 
 
 NO_ROWS: NDArray[Any] = np.empty((0, len(COLUMNS)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import EpochLoss, as_scalar
 from forewarn.measure.step import Step
@@ -28,7 +28,7 @@ class EvaluationProbe(Probe):
         self._epoch = 0
         self._validation = math.nan
         """The latest finite validation loss."""
-        self._losses: dict[str, Numbers] | None = None
+        self._losses: dict[str, Value] | None = None
 
     def give(self, train_loss: Any, val_loss: Any) -> None:
         """Store the losses of the epoch that ends now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
 from statistics import median
@@ -17,8 +18,8 @@ from torch.optim import Optimizer
 
 from forewarn.measure.accumulation import Accumulation
 from forewarn.measure.aggregates import spread
-from forewarn.measure.engine import Numbers, norms
-from forewarn.measure.engine.norms import Norm, norm_of_all
+from forewarn.measure.engine import Value, norms
+from forewarn.measure.engine.norms import Norm, NormReader, norm_of_all
 from forewarn.measure.foreign_clipping import ForeignClipping
 from forewarn.measure.gradient_writes import EarlierGradients, GradientWriteDetector
 from forewarn.measure.over_ranks import OWN, How, Part
@@ -88,6 +89,7 @@ class GradientProbe(Probe):
         self._parameter_index = parameter_index
         self._scaler = scaler
         self._reader = reader
+        self._norms = NormReader()
         self._latest: dict[int, Norm] = {}
         """Norm of each parameter's gradient at the end of the last backward pass."""
         self._latest_scale: Tensor | None = None
@@ -181,7 +183,7 @@ class GradientProbe(Probe):
         scale = None if scale is None else scale.detach().clone()
         norm_of: dict[int, Norm] = {}
         if not self._clipped_last_step or (is_first and self._accumulation.expected):
-            norm_of = dict(zip(gradients, norms(list(gradients.values())), strict=True))
+            norm_of = dict(zip(gradients, self._norms(list(gradients.values())), strict=True))
         if is_first and self._comparable(live[key] for key in gradients):
             everything = list(norm_of.values())
             if self._rank.is_alone:
@@ -242,7 +244,7 @@ class GradientProbe(Probe):
             loss_scale = None
         else:
             loss_scale = self._latest_scale
-            latest = map(self._latest.get, map(id, self._parameters_of(index)))
+            latest = map(self._latest.get, self._parameter_index.keys_of(index))
             own = [norm for norm in latest if norm is not None] if self._latest else []
         if own or not self._parameter_index.records:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
@@ -260,28 +262,31 @@ class GradientProbe(Probe):
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
         is_unseen = from_backward and bool(step.unseen)
-        used = self._used if self._parameter_index.num_optimizers > 1 else {}
+        index = self._parameter_index
+        used = self._used if len(index.optimizers) > 1 else {}
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         measured, self._measured = list(self._measured.values()), {}
         missing = self._missing
         residual, self._residual = list(self._residual.values()), {}
         left_over, self._left_over = self._left_over, {}
-        left_over = {index: of_passes for index, of_passes in left_over.items() if index in self._stepped}
+        if left_over:
+            left_over = {place: of_passes for place, of_passes in left_over.items() if place in self._stepped}
         self._stepped = set()
         passes = self._accumulation.collect()
         num_ranks = self._rank.num_ranks if passes.places else 1
-        names, is_sharded = self._parameter_index.names, self._parameter_index.is_sharded
-        names_of = self._parameter_index.optimizer_names() if used else ()
-        of_shards = How.L2 if is_sharded else How.OWN
-        tensors: list[Numbers] = [] if norm is None else [_number(norm)]
-        parts = [] if norm is None else [Part(of_shards, "gradient/global_norm", is_sharded)]
-        tensors += [_number(own_norm) for own_norm in used.values()]
-        parts += [Part(of_shards, f"gradient/optimizer_norm {index}", is_sharded) for index in used]
+        names, is_sharded = index.names, index.rank is not None and index.is_sharded
+        names_of = index.optimizer_names() if used else ()
+        tensors: list[Value] = [] if norm is None else [norm]
+        parts = [] if norm is None else [_part("gradient/global_norm", is_sharded)]
+        tensors += used.values()
+        if used:
+            parts += [_part(f"gradient/optimizer_norm {place}", is_sharded) for place in used]
         for number, pass_norms in enumerate([*residual, *left_over.values()]):
-            tensors += map(_number, pass_norms)
-            parts += [Part(of_shards, f"left {number} {nth}", is_sharded) for nth, _ in enumerate(pass_norms)]
-        tensors += [] if passes.first is None else [_number(_unscaled(passes.first, passes.scale))]
-        parts += [] if passes.first is None else [OWN]
+            tensors += pass_norms
+            parts += [_part(f"left {number} {nth}", is_sharded) for nth, _ in enumerate(pass_norms)]
+        if passes.first is not None:
+            tensors.append(_unscaled(passes.first, passes.scale))
+            parts.append(OWN)
         for gradients in measured:
             tensors += gradients.visit.tensors
             parts += gradients.visit.parts("gradient")
@@ -291,11 +296,13 @@ class GradientProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             waiting = list(arrays)
             before = math.nan if norm is None else float(waiting.pop(0))
-            by_optimizer = [float(waiting.pop(0)) for _ in used]
-            by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
-            still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
-            if still_left:
-                yield Reading("gradient/residual_norm", ONE, max(still_left))
+            by_optimizer = [float(waiting.pop(0)) for _ in used] if used else []
+            by_pass: list[list[float]] = []
+            if residual:  # on a measured step
+                by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
+                still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
+                if still_left:
+                    yield Reading("gradient/residual_norm", ONE, max(still_left))
             first = math.nan if passes.first is None else float(waiting.pop(0))
             statistics, is_uneven = self._statistics(measured, waiting, len(names)) if measured else (None, False)
             stepping = step.get(Stepping)
@@ -317,11 +324,12 @@ class GradientProbe(Probe):
             else:
                 yield Reading("gradient/global_norm", ONE, before)
                 if used:
-                    yield Reading("gradient/optimizer_norm", tuple(names_of[index] for index in used), by_optimizer)
+                    yield Reading("gradient/optimizer_norm", tuple(names_of[place] for place in used), by_optimizer)
                 if is_unseen:
                     reason = Reason.AFTER_CLIPPING
                 else:
-                    yield from self._share_of_start(before, step.measured)
+                    if step.measured or len(self._start) < _STARTING_STEPS:
+                        yield from self._share_of_start(before, step.measured)
                     if passes.places:
                         left = np.array(by_pass).max(axis=0)
                         yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
@@ -442,5 +450,7 @@ def _unscaled(norm: Norm, scale: Tensor | None) -> Norm:
     return norm / (scale.to(norm.device) if isinstance(norm, Tensor) else scale)
 
 
-def _number(norm: Norm) -> Numbers:
-    return norm if isinstance(norm, Tensor) else np.array(norm)
+@lru_cache(maxsize=256)
+def _part(label: str, is_sharded: bool) -> Part:
+    """How a norm is combined over ranks."""
+    return Part(How.L2 if is_sharded else How.OWN, label, is_sharded)

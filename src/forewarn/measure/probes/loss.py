@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forewarn.catalogue import Catalogue
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value, number_of
 from forewarn.measure.loss_course import LossCourse
 from forewarn.measure.loss_graph import LossGraph, loss_graph
 from forewarn.measure.over_ranks import How, Part
@@ -44,7 +46,7 @@ class LossProbe(Probe):
 
     def __init__(self, decay: float | None) -> None:
         self.course = LossCourse(decay)
-        self._extra: dict[str, Numbers] = {}
+        self._extra: dict[str, Value] = {}
         self._root: Any = None
         """The `grad_fn` of the loss."""
 
@@ -67,18 +69,19 @@ class LossProbe(Probe):
         if not values:
             return None
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+        def decode(arrays: Sequence[Array]) -> list[Reading]:
+            readings = []
             for name, value in zip(values, arrays, strict=True):
-                yield Reading(f"train/{name}", ONE, value)
+                number = float(value)
+                readings.append(Reading(_metric(name), ONE, number))
                 if name == "loss":
-                    with np.errstate(over="ignore"):
-                        as_stored = float(np.float32(value))
-                    for metric, reading in self.course.add(as_stored).items():
-                        yield Reading(metric, ONE, reading)
+                    as_stored = array("f", (number,))[0]
+                    readings += [Reading(metric, ONE, level) for metric, level in self.course.add(as_stored).items()]
             if graph is not None:
-                yield Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice))
+                readings.append(Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice)))
+            return readings
 
-        return Pending(list(values.values()), decode, [Part(How.MEAN, name, each=name == "loss") for name in values])
+        return Pending(list(values.values()), decode, list(map(_part, values)))
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course
@@ -91,6 +94,16 @@ class LossProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.course.load_state_dict(state)
+
+
+@lru_cache(maxsize=256)
+def _metric(name: str) -> str:
+    return f"train/{name}"
+
+
+@lru_cache(maxsize=256)
+def _part(name: str) -> Part:
+    return Part(How.MEAN, name, each=name == "loss")
 
 
 def check_name(name: Any, catalogue: Catalogue = BUILT_IN) -> None:
@@ -108,9 +121,13 @@ TAKE_A_PART = "record its abs(), its real or its imag part"
 """What to do with a complex number."""
 
 
-def as_scalar(name: str, value: Any) -> Numbers:
-    """One number, left on its device without waiting for it."""
+def as_scalar(name: str, value: Any) -> Value:
+    """One number, left on its device without waiting for it; on the host it is read at once."""
+    if type(value) is float:
+        return value
     if isinstance(value, Tensor):
+        if (number := number_of(value)) is not None:
+            return number
         if value.numel() != 1:
             raise ValueError(
                 f"{name} must be one number, but it is a tensor of shape {tuple(value.shape)}; pass its mean()"
@@ -126,6 +143,6 @@ def as_scalar(name: str, value: Any) -> Numbers:
     try:
         if isinstance(value, str):
             raise TypeError
-        return np.array(float(value))
+        return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
@@ -54,7 +54,9 @@ class LearningRateProbe(Probe):
 
     def collect(self, step: Step) -> Pending:
         used, self._used = self._used, {}
-        planned = [self._planned_share(self._steps, group) for group in range(len(self._peaks))]
+        planned = []
+        for group in range(len(self._peaks)):
+            planned.append(self._planned_share(self._steps, group))
         self._steps += bool(used)
         rates: list[Tensor | float] = []
         for index, optimizer in enumerate(self._optimizers):
@@ -63,28 +65,37 @@ class LearningRateProbe(Probe):
             self._scopes = tuple(map(str, range(len(rates))))
         scopes = self._scopes
         changed = self._changed()
-        on_device = {group: rate for group, rate in enumerate(rates) if isinstance(rate, Tensor)}
+        on_device: dict[int, Tensor] = {}
+        for group, rate in enumerate(rates):
+            if isinstance(rate, Tensor):
+                on_device[group] = rate.reshape(())
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+        def decode(arrays: Sequence[Array]) -> list[Reading]:
             values = list(rates)
             for group, array in zip(on_device, arrays, strict=True):
                 values[group] = float(array)
-            yield Reading("train/lr", scopes, values)
+            readings = [Reading("train/lr", scopes, values)]
             for name, settings in changed.items():
-                yield Reading(f"train/{name}", scopes, [math.nan if value is None else value for value in settings])
+                readings.append(
+                    Reading(f"train/{name}", scopes, [math.nan if one is None else one for one in settings])
+                )
             if len(planned) == len(scopes) and not any(map(math.isnan, planned)):
                 meant = [share * peak for share, peak in zip(planned, self._peaks, strict=True)]
-                yield Reading("train/lr_plan", scopes, meant)
+                readings.append(Reading("train/lr_plan", scopes, meant))
+            return readings
 
-        return Pending([tensor.reshape(()) for tensor in on_device.values()], decode)
+        return Pending(list(on_device.values()), decode)
 
     def _changed(self) -> dict[str, list[float | None]]:
         """The weight decay and β2 of each group, if one differs from what was recorded last; None where it has none."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        present = [group.get(name) for group in groups for name in ("weight_decay", "betas")]
+        present: list[Any] = []
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                present += group.get("weight_decay"), group.get("betas")
         if len(present) == len(self._present) and all(map(is_, present, self._present)):
             return {}
         self._present = [] if list in map(type, present) else present  # a list can change and stay the same object
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         decays = [_number(group.get("weight_decay")) for group in groups]
         betas = [_number((*group.get("betas", ()), None, None)[1]) for group in groups]
         changed = {
@@ -102,7 +113,11 @@ def _number(setting: Any) -> float | None:
 
 def _rates(optimizer: Optimizer) -> list[Tensor | float]:
     """The lr of each group; a tensor is copied on its device, since schedulers change it in place."""
-    return [
-        rate.detach().clone() if isinstance(rate, Tensor) else math.nan if rate is None else float(rate)
-        for rate in [group.get("lr") for group in optimizer.param_groups]
-    ]
+    rates: list[Tensor | float] = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, Tensor):
+            rates.append(rate.detach().clone())
+        else:
+            rates.append(math.nan if rate is None else float(rate))
+    return rates

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +37,7 @@ _SCALER_CODE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Stepping:
+class Stepping(NamedTuple):
     """Which optimizers stepped; known once the step's readings are decoded."""
 
     stepped: bool
@@ -109,30 +108,35 @@ class SteppingProbe(Probe):
     def collect(self, step: Step) -> Pending:
         separate, self._separate, self._gradients = self._separate, False, {}
         steps, self._steps = self._steps, 0
-        resting = [index for index, idle in enumerate(self._idle) if steps and 0 < idle <= _RESTING_STEPS]
-        unused = [index for index, idle in enumerate(self._idle) if steps and idle > _RESTING_STEPS]
-        self._idle = [idle + 1 for idle in self._idle]
+        resting: list[int] = []
+        unused: list[int] = []
+        for index, idle in enumerate(self._idle):
+            if steps and idle:
+                (resting if idle <= _RESTING_STEPS else unused).append(index)
+            self._idle[index] = idle + 1
         overflows, self._found = self._found, []
         if steps == 0:
             overflows += self._found_before_update()
-        scale = self._scale()
-        tensors = [*overflows, *([] if scale is None else [scale])]
+        scale = None if self._scaler is None else self._scale()
+        tensors = overflows if scale is None else [*overflows, scale]
 
-        def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
+        def decode(arrays: Sequence[Array]) -> list[Reading]:
+            readings = []
             fell = False
             if scale is not None:
                 current_scale = float(arrays[-1])
                 fell, self._last_scale = current_scale < self._last_scale, current_scale
-                yield Reading("train/loss_scale", ONE, current_scale)
-            overflow = any(float(array) > 0 for array in arrays[: len(overflows)])
+                readings.append(Reading("train/loss_scale", ONE, current_scale))
+            overflow = bool(overflows) and any(float(array) > 0 for array in arrays[: len(overflows)])
             skipped = overflow or (steps == 0 and fell)
             step.provide(Stepping(steps > 0 and not skipped, skipped, resting, unused))
-            yield Reading("update/optimizer_steps", ONE, 0 if skipped else steps)
+            readings.append(Reading("update/optimizer_steps", ONE, 0 if skipped else steps))
             acts = step.acted >= _ACTING_PASSES
             if step.measured and (acts or len(self._optimizers) > 1):
-                yield Reading("update/separate_losses", ONE, 1 if separate else 2 * acts)
+                readings.append(Reading("update/separate_losses", ONE, 1 if separate else 2 * acts))
             if scale is not None or overflows:
-                yield Reading("update/skipped", ONE, skipped)
+                readings.append(Reading("update/skipped", ONE, float(skipped)))
+            return readings
 
         return Pending(tensors, decode)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from forewarn.catalogue import Catalogue, Reduce
-from forewarn.measure.engine import Numbers
+from forewarn.measure.engine import Value
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.probe import Array, Pending, Probe, Reading
 from forewarn.measure.probes.loss import as_scalar, check_name
@@ -26,7 +26,7 @@ class UserProbe(Probe):
 
     def __init__(self, catalogue: Catalogue = BUILT_IN) -> None:
         self._catalogue = catalogue
-        self._given: dict[tuple[str, str], Numbers] = {}
+        self._given: dict[tuple[str, str], Value] = {}
 
     def log(self, name: str, value: Any, scope: str = "") -> None:
         """Keep a value for the current step; a second one under the same name and scope replaces the first."""

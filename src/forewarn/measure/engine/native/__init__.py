@@ -9,9 +9,9 @@ from forewarn.measure.engine.native.library import available, paths, why_not
 from forewarn.measure.engine.native.samples import gather, gather_diff
 from forewarn.measure.engine.native.spreads import spread_of
 from forewarn.measure.engine.native.tensors import Described, Standing, described, supports
-from forewarn.measure.engine.native.visits import measure, measure_one
+from forewarn.measure.engine.native.visits import RowReader, measure, measure_one
 
 __all__ = [
-    "Described", "Standing", "available", "described", "gather", "gather_diff", "measure", "measure_one", "paths",
-    "spread_of", "supports", "why_not",
+    "Described", "RowReader", "Standing", "available", "described", "gather", "gather_diff", "measure", "measure_one",
+    "paths", "spread_of", "supports", "why_not",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3
 """The numbers of `Dtype` in kernels.h."""
 _SIZES = np.array([4, 8, 2, 2], np.int64)
 
-_dtype_of, _is_on_the_host, _num_bytes = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("nbytes")
+dtype_of, is_on_the_host, _num_bytes = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("nbytes")
 
 
 def supports(tensor: Tensor) -> bool:
@@ -47,7 +47,7 @@ def described(tensors: Sequence[Tensor]) -> Described | None:
         return tensors
     if isinstance(tensors, Standing):
         return tensors.described()
-    if not all(_owns_its_memory[kind] for kind in set(map(type, tensors))) or not all(map(_is_on_the_host, tensors)):
+    if not owned(tensors) or not all(map(is_on_the_host, tensors)):
         return None
     try:
         table = Described.of(tensors)
@@ -72,6 +72,11 @@ class _Owners(dict[type[Tensor], bool]):
 _owns_its_memory = _Owners()
 
 
+def owned(tensors: Sequence[Tensor]) -> bool:
+    """Whether all of them are of classes that hold their own memory."""
+    return all(map(_owns_its_memory.__getitem__, set(map(type, tensors))))
+
+
 @dataclass(frozen=True, slots=True)
 class Described(Sequence[Tensor]):
     """Tensors with the address, length and kind of each, as the library takes them."""
@@ -92,7 +97,7 @@ class Described(Sequence[Tensor]):
         table[0] = list(map(Tensor.data_ptr, tensors))
         table[1] = list(map(Tensor.numel, tensors))
         kinds = table[2].view(np.uint8)[:num]
-        kinds[:] = list(map(KINDS.__getitem__, map(_dtype_of, tensors)))
+        kinds[:] = list(map(KINDS.__getitem__, map(dtype_of, tensors)))
         return cls(table[0], table[1].view(np.int64), kinds, tensors)
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forewarn.measure.engine.native.library import check, library, path_number
-from forewarn.measure.engine.native.tensors import KINDS, Described
+from forewarn.measure.engine.native.tensors import KINDS, Described, dtype_of, is_on_the_host, owned
 from forewarn.measure.engine.statistics import COLUMNS, NUM_BINS
 
 _ROWS_AT_ONCE = 64
@@ -52,6 +53,42 @@ def measure(
         )
     )
     return rows, histograms, covered
+
+
+class RowReader:
+    """Reads the rows of tensors again and again; as long as their lengths and kinds stay, little is prepared anew."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._dtypes: list[torch.dtype] = []
+        self._table = (array("q"), array("B"), array("d"))
+        """The lengths and kinds of the tensors, and the place for their rows."""
+        self._addresses = (0, 0, 0)
+        self._measure = library().forewarn_measure
+
+    def __call__(self, tensors: Sequence[Tensor]) -> array[float] | None:
+        """The rows one after another, to be used before the next call; None if a tensor is not supported."""
+        if not owned(tensors) or not all(map(is_on_the_host, tensors)):
+            return None
+        try:
+            pointers = array("Q", map(Tensor.data_ptr, tensors))
+            if not all(pointers) or not all(map(Tensor.is_contiguous, tensors)):
+                return None
+        except RuntimeError:  # no address
+            return None
+        lengths, dtypes = list(map(Tensor.numel, tensors)), list(map(dtype_of, tensors))
+        if lengths != self._lengths or dtypes != self._dtypes:
+            if not all(dtype in KINDS for dtype in dtypes):
+                return None
+            sizes, kinds = array("q", lengths), array("B", map(KINDS.__getitem__, dtypes))
+            rows = array("d", bytes(8 * len(COLUMNS) * len(lengths)))
+            self._table = sizes, kinds, rows
+            self._lengths, self._dtypes = lengths, dtypes
+            self._addresses = sizes.buffer_info()[0], kinds.buffer_info()[0], rows.buffer_info()[0]
+        lengths_at, kinds_at, rows_at = self._addresses
+        place, threads = pointers.buffer_info()[0], torch.get_num_threads()
+        check(self._measure(len(tensors), place, lengths_at, kinds_at, 0, threads, 0, rows_at, None, None))
+        return self._table[2]
 
 
 class _One(ctypes.Structure):
