@@ -131,8 +131,13 @@ def loss_function(twin: Twin, batch: Any, loss: Any) -> LossFunction:
 
 def _guessed(twin: Twin, batch: Any) -> LossFunction:
     call = _call(twin.model, batch)
-    with torch.no_grad():
-        output = call(twin.model, own_copy(batch, twin.device))
+    try:
+        with torch.no_grad():
+            output = call(twin.model, own_copy(batch, twin.device))
+    except TypeError as error:  # arguments that are missing or unknown
+        raise ConventionError(
+            f"the model cannot be called with {described(batch)}: {error}; {_WHAT_TO_PASS}"
+        ) from error
     if loss_in(output) is not None:
         return lambda model, given: _scalar(call(model, given), "the model returned")
     classes, logits = classes_of(targets_of(batch)), output_tensor(output)

@@ -27,7 +27,7 @@ def check_batches(data: Batches) -> PreflightCheck:
     broken = sum(int((~torch.isfinite(tensor)).sum()) for tensor in inputs if tensor.is_floating_point())
     if broken:
         return PreflightCheck(
-            name, State.FAIL, f"the inputs contain {broken} values that are NaN or infinite",
+            name, State.FAIL, f"NaN or infinite values in the inputs: {broken}",
             "Remove or replace them: one such value makes the loss NaN", {"nonfinite": float(broken)},
         )  # fmt: skip
     size, distinct = len(first), _num_distinct(first)

@@ -76,8 +76,7 @@ def first_pass(twin: Twin, function: LossFunction, batch: Any, originals: set[in
     except ConventionError:
         raise
     except Exception as error:
-        words = " ".join(str(error).split())
-        return _described(outputs, labels, targets, error=f"{type(error).__name__}: {words:.200}")
+        return _described(outputs, labels, targets, error=error_words(error))
     finally:
         for handle in handles:
             handle.remove()
@@ -98,6 +97,11 @@ def first_pass(twin: Twin, function: LossFunction, batch: Any, originals: set[in
     )
 
 
+def error_words(error: Exception) -> str:
+    """An error of the user's model in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+
+
 def _described(outputs: list[Any], labels: Tensor | None, targets: Tensor | None, **known: Any) -> FirstPass:
     if labels is None or targets is None or not len(labels):
         return FirstPass(**known)
@@ -113,7 +117,7 @@ def _described(outputs: list[Any], labels: Tensor | None, targets: Tensor | None
     if rows is None:
         return FirstPass(**known)
     described = FirstPass(**known, num_outputs=rows.shape[-1])
-    if described.is_out_of_range or not math.isfinite(described.loss):
+    if described.num_outputs < 2 or described.is_out_of_range or not math.isfinite(described.loss):
         return described
     is_plain = any(_is_near(described.loss, value) for value in _cross_entropies(rows.float(), targets.to(rows.device)))
     return FirstPass(**known, num_outputs=rows.shape[-1], is_cross_entropy=is_plain)

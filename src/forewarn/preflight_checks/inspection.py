@@ -16,10 +16,17 @@ from forewarn.config import Config
 from forewarn.measure.module_tree import Models, children_of, named_parameters, unwrapped
 from forewarn.measure.peers import num_ranks
 from forewarn.preflight_checks import one_batch, watched_steps
-from forewarn.preflight_checks.convention import Batches, first_batches, loss_function
+from forewarn.preflight_checks.convention import Batches, ConventionError, first_batches, loss_function
 from forewarn.preflight_checks.data_checks import check_batches, input_words
 from forewarn.preflight_checks.expense import memory_check, time_check
-from forewarn.preflight_checks.first_pass import FirstPass, check_labels, check_start, check_step, first_pass
+from forewarn.preflight_checks.first_pass import (
+    FirstPass,
+    check_labels,
+    check_start,
+    check_step,
+    error_words,
+    first_pass,
+)
 from forewarn.preflight_checks.one_batch import check_one_batch, learn_one_batch
 from forewarn.preflight_checks.parameter_checks import check_groups, check_mode, frozen_note
 from forewarn.preflight_checks.range_test import check_rate, present_rate, range_test
@@ -28,6 +35,8 @@ from forewarn.preflight_checks.twin import LossFunction, Twin, everything_kept, 
 
 WATCHED_STEPS = 30
 """Number of steps under all rules: enough for rules that wait for 20 readings."""
+SEARCH_PASSES = 10
+"""How many times fewer steps are taken with LBFGS, which runs up to 20 passes in each."""
 NUM_BATCHES = 8
 """Maximum number of batches that are read."""
 ORDER = (
@@ -111,7 +120,12 @@ class _Flight:
         batches = self.data.batches
         first = batches[0]
         twin = self._twin()
-        function = loss_function(twin, first, self.loss)
+        try:
+            function = loss_function(twin, first, self.loss)
+        except ConventionError:
+            raise
+        except Exception as error:  # the model's own
+            return [PreflightCheck("a step runs", State.FAIL, error_words(error))], None
         seen = first_pass(twin, function, first, {id(parameter) for _, parameter in named_parameters(self.root)})
         failed = check_step(seen)
         checks = [check_labels(seen)]
@@ -121,19 +135,31 @@ class _Flight:
             checks.append(check_start(seen))
         if failed is not None or not is_held:
             return checks, None
-        watched = watched_steps.watched_steps(
-            self._twin(function, first), function, batches, WATCHED_STEPS, self.config, self._told("watching")
-        )
-        checks += watched_steps.checks(watched, input_words(self.data))
         curve = None
-        if self.find_lr:
+        if self.find_lr and not twin.searches:
             sweep = self._told("trying learning rates")
             curve = range_test(self._twin(function, first), function, batches, self.steps, sweep)
-            checks.append(check_rate(curve))
+        watched = self._watched(function, None)
+        if curve is not None and watched.losses:
+            checks.append(check_rate(curve, watched.losses))
+            if checks[-1].state in (State.LOOK, State.FAIL) and curve.suggested > 0:
+                watched = self._watched(function, curve.suggested)  # a wrong rate is not to look like other faults
+        checks += watched_steps.checks(watched, input_words(self.data))
         learned, expenses = self._learned(function, first, curve, seen)
         if watched.objective == "return":
             learned = PreflightCheck(one_batch.NAME, State.UNKNOWN, "the run is for a return, not for its loss")
         return [*checks, learned, *expenses], curve
+
+    def _watched(self, function: LossFunction, rate: float | None) -> watched_steps.Watched:
+        twin = self._twin(function, self.data.batches[0])
+        num_steps = self._share_of(WATCHED_STEPS, twin)
+        told = self._told("watching")
+        return watched_steps.watched_steps(twin, function, self.data.batches, num_steps, rate, self.config, told)
+
+    @staticmethod
+    def _share_of(steps: int, twin: Twin) -> int:
+        """Fewer steps if each of them runs many passes."""
+        return -(-steps // SEARCH_PASSES) if twin.searches else steps
 
     def _learned(
         self, function: LossFunction, batch: Any, curve: RateCurve | None, seen: FirstPass
@@ -151,8 +177,9 @@ class _Flight:
             if twin.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(twin.device)
             seconds: list[float] = []
+            num_steps = self._share_of(self.steps, twin)
             told = _timed(self._told("learning one batch"), seconds)
-            checks.append(check_one_batch(learn_one_batch(twin, function, batch, self.steps, rate, told), seen))
+            checks.append(check_one_batch(learn_one_batch(twin, function, batch, num_steps, rate, seen, told), seen))
             if rate == present or checks[-1].state is not State.FAIL:
                 break
         peak = torch.cuda.max_memory_allocated(twin.device) - held if twin.device.type == "cuda" else None

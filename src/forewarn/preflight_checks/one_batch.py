@@ -17,7 +17,8 @@ from forewarn.types import figure
 
 NAME = "one batch overfits"
 LEARNED = 0.1
-"""Fraction of the first loss below which the batch counts as learned, and the steps end."""
+"""Fraction of the first loss below which the batch counts as learned, and the steps end; for a classifier also of the
+entropy of its labels, since a first loss may be far too high."""
 LEAST_FALL = 0.1
 """Minimum fall of the loss, as a fraction of the first: less is also what a changed bias achieves."""
 BELOW_ENTROPY = 0.9
@@ -37,15 +38,22 @@ class OneBatch:
 
 
 def learn_one_batch(
-    twin: Twin, function: LossFunction, batch: Any, num_steps: int, rate: float, tell: Callable[[], None]
+    twin: Twin,
+    function: LossFunction,
+    batch: Any,
+    num_steps: int,
+    rate: float,
+    seen: FirstPass,
+    tell: Callable[[], None],
 ) -> OneBatch:
-    """Train the copy on one batch until its loss is a tenth of the first, or for `num_steps` steps."""
+    """Train the copy on one batch until it is learned, at most for `num_steps` steps."""
+    ignorant = seen.entropy if seen.is_cross_entropy and seen.entropy > 0 else math.inf
     scale_rates(twin, rate)
     losses: list[float] = []
     for _ in range(num_steps):
         losses.append(float(twin.step(function, batch)))
         tell()
-        if not math.isfinite(losses[-1]) or 0 <= losses[-1] < LEARNED * losses[0]:
+        if not math.isfinite(losses[-1]) or 0 <= losses[-1] < LEARNED * min(losses[0], ignorant):
             break
     return OneBatch(tuple(losses), rate)
 
@@ -56,10 +64,10 @@ def check_one_batch(learned: OneBatch, seen: FirstPass) -> PreflightCheck:
     first, last = float(losses[0]), _level(losses)
     numbers = {"first": first, "last": last, "steps": float(len(losses)), "lr": learned.rate}
     course = f"{figure(first)} → {figure(last)} in {len(losses)} steps at a learning rate of {figure(learned.rate)}"
-    if not np.isfinite(losses).all():
-        return PreflightCheck(NAME, State.FAIL, f"{course}: the loss is not finite", "Lower the learning rate", numbers)
     if first <= 0 or (losses < 0).any():
         return PreflightCheck(NAME, State.UNKNOWN, f"{course}; a loss below 0 has no floor to reach", "", numbers)
+    if not np.isfinite(losses).all():
+        return PreflightCheck(NAME, State.FAIL, f"{course}: the loss is not finite", "Lower the learning rate", numbers)
     floor, words = (1 - LEAST_FALL) * first, ""
     if seen.is_cross_entropy and 0 < BELOW_ENTROPY * seen.entropy < floor:
         floor = BELOW_ENTROPY * seen.entropy

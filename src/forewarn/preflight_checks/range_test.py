@@ -26,10 +26,15 @@ RISEN = 1.0
 """Rise above the first loss, as a fraction of it, at which the sweep ends."""
 LEAST_FALL = 0.02
 """Minimum fall of the smoothed loss, as a fraction of the first, for a rate to be suggested."""
+LARGEST_FALL = 3.0
+"""Largest fall, as a multiple of the first loss: a loss that falls further has no floor, and no best rate either."""
 NOISES = 3.0
 """Minimum fall as a multiple of the noise between steps."""
 BELOW_BEST = 10.0
 """The suggestion is at most the rate of the lowest loss over this: the rule of thumb of fastai's `lr_find`."""
+LOST = 1.5
+"""Multiple of the first loss that the loss must exceed after a few steps at the optimizer's own rate for that to be too
+high: networks with batch norm survive rates at which the sweep, which never rests, has lost all it gained."""
 FAR_TOO_LOW = 1000.0
 """Factor below the suggestion from which a rate is far too low. Fine-tuning often uses a hundredth of it."""
 
@@ -93,7 +98,7 @@ def _judged(rates: Floats, losses: Floats, present: float) -> RateCurve:
     fall = start - float(smooth[lowest])
     noise = float(np.median(np.abs(np.diff(losses[: max(count // 3, 4)]))))
     limit = _limit(rates, smooth, lowest, start, ended=count < len(losses) or _has_risen(list(losses[:count])))
-    if fall < max(LEAST_FALL * abs(start), NOISES * noise):
+    if not max(LEAST_FALL * abs(start), NOISES * noise) <= fall <= LARGEST_FALL * abs(start):
         return RateCurve(*curve, present, limit=limit)
     steepest = _steepest(smooth[: lowest + 1])
     suggested = min(float(rates[lowest]) / BELOW_BEST, max(float(rates[steepest]), float(rates[lowest]) / 100))
@@ -101,8 +106,8 @@ def _judged(rates: Floats, losses: Floats, present: float) -> RateCurve:
 
 
 def _limit(rates: Floats, smooth: Floats, lowest: int, start: float, ended: bool) -> float:
-    """The rate at which the loss has risen half of its fall after its lowest; the last if the sweep broke off."""
-    risen = np.flatnonzero(smooth[lowest:] > (start + float(smooth[lowest])) / 2)
+    """The rate at which the loss, after its lowest, is back where it started; the last if the sweep broke off."""
+    risen = np.flatnonzero(smooth[lowest:] > start)
     if len(risen):
         return float(rates[lowest + risen[0]])
     return float(rates[len(smooth) - 1]) if ended else math.nan
@@ -122,19 +127,24 @@ def _smoothed(losses: Floats) -> Floats:
     return smooth
 
 
-def check_rate(curve: RateCurve) -> PreflightCheck:
-    """Whether the optimizer's own learning rate lies in the range where the loss falls."""
+def check_rate(curve: RateCurve, losses: Sequence[float]) -> PreflightCheck:
+    """Whether the optimizer's own learning rate lies in the range where the loss falls.
+
+    `losses` are those of a few steps at that rate.
+    """
     numbers = {"present": curve.present, "suggested": curve.suggested, "limit": curve.limit}
-    present, limit = f"yours is {figure(curve.present)}", f"from {figure(curve.limit)} on the loss rises"
-    limit = limit if math.isfinite(curve.limit) else "it does not rise up to the end of the range"
+    yours = f"yours is {figure(curve.present)}"
     if not curve.present > 0:
-        return PreflightCheck(NAME, State.FAIL, f"{present}: nothing moves", "Set a learning rate above 0", numbers)
-    if curve.present >= curve.limit:
-        better = f"Try {figure(curve.suggested)}" if math.isfinite(curve.suggested) else "Lower it"
-        return PreflightCheck(NAME, State.FAIL, f"{present}, and {limit}", better, numbers)
+        return PreflightCheck(NAME, State.FAIL, f"{yours}: nothing moves", "Set a learning rate above 0", numbers)
+    better = f"Try {figure(curve.suggested)}" if math.isfinite(curve.suggested) else "Lower the learning rate"
+    first, last = losses[0], float(np.median(losses[-SMOOTHING:]))
+    if not math.isfinite(last) or (curve.present >= curve.limit and last - first > (LOST - 1) * abs(first)):
+        course = f"the loss goes from {figure(first)} to {figure(last)} in {len(losses)} steps"
+        return PreflightCheck(NAME, State.FAIL, f"{yours}: {course}", better, numbers)
     if not math.isfinite(curve.suggested):
-        return PreflightCheck(NAME, State.INFO, f"no clear rate: the loss hardly falls at any; {present}", "", numbers)
-    words = f"suggested {figure(curve.suggested)}; {present}; {limit}"
+        return PreflightCheck(NAME, State.INFO, f"no clear rate; {yours}", "", numbers)
+    limit = f"; from {figure(curve.limit)} on the loss rises" if math.isfinite(curve.limit) else ""
+    words = f"suggested {figure(curve.suggested)}; {yours}{limit}"
     if curve.present < curve.suggested / FAR_TOO_LOW:
-        return PreflightCheck(NAME, State.LOOK, words, f"Try {figure(curve.suggested)}", numbers)
+        return PreflightCheck(NAME, State.LOOK, words, better, numbers)
     return PreflightCheck(NAME, State.PASS, words, "", numbers)

@@ -54,10 +54,9 @@ class Twin:
 
     def step(self, function: LossFunction, batch: Any) -> Tensor:
         """One optimizer step; returns the loss before it."""
-        closures = [optimizer for optimizer in self.optimizers if isinstance(optimizer, torch.optim.LBFGS)]
         loss = self._backward(function, batch)
         for optimizer in self.optimizers:
-            if optimizer in closures:
+            if isinstance(optimizer, torch.optim.LBFGS):
                 optimizer.step(lambda: self._backward(function, batch))
             else:
                 optimizer.step()
@@ -71,6 +70,11 @@ class Twin:
         own = [parameter for _, parameter in named_parameters(self.root) if parameter.requires_grad]
         loss.backward(inputs=own if strangers else None)  # gradients of other models are none of our business
         return loss.detach()
+
+    @property
+    def searches(self) -> bool:
+        """Whether a step of an optimizer runs many passes to find its own way."""
+        return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers)
 
     @property
     def _own(self) -> set[int]:

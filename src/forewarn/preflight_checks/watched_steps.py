@@ -17,9 +17,12 @@ from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.judge.families import Family
 from forewarn.judge.rules import family_of
+from forewarn.judge.rules.frozen import FrozenWeight
 from forewarn.measure.module_tree import Models, children_of
 from forewarn.preflight_checks.convention import classes_of, inputs_of, targets_of
+from forewarn.preflight_checks.first_pass import error_words
 from forewarn.preflight_checks.parameter_checks import named
+from forewarn.preflight_checks.range_test import scale_rates
 from forewarn.preflight_checks.result import PreflightCheck, State
 from forewarn.preflight_checks.twin import LossFunction, Twin, ramp
 from forewarn.store.reader import Run, open_run
@@ -31,6 +34,11 @@ GRADIENTS, MOVES, DEPTH, INPUTS, MODE, REST = (
     "the first steps",
 )  # fmt: skip
 
+PATIENCE = FrozenWeight().patience
+"""Number of readings before a weight that stands still is called frozen."""
+MOST_HEADLINES = 2
+"""Maximum number of alerts in the words of a check."""
+
 _CHECK_OF = {
     **dict.fromkeys(("G108",), GRADIENTS),
     **dict.fromkeys(("U101", "U103"), MOVES),
@@ -40,8 +48,9 @@ _CHECK_OF = {
 }
 """The check that a rule's alert belongs to; all others belong to the last."""
 
-_LEFT_OUT = ("D102", "D103", "U106", "U107", "U109", "U110", "U111")
-"""Rules about what other checks see (the optimizer's groups, equal batches) or what these few steps cannot show."""
+_LEFT_OUT = ("D102", "D103", "G107", "U104", "U106", "U107", "U109", "U110", "U111")
+"""Rules about what other checks see (the optimizer's groups, equal batches), and about changes during a run: these few
+steps warm up and visit few batches."""
 
 _FAMILIES_LEFT_OUT = (Family.PERFORMANCE, Family.EVALUATION, Family.MONITOR, Family.RANKS)
 
@@ -50,12 +59,15 @@ _FAMILIES_LEFT_OUT = (Family.PERFORMANCE, Family.EVALUATION, Family.MONITOR, Fam
 class Watched:
     """What the watched steps showed."""
 
+    losses: tuple[float, ...] = ()
     alerts: tuple[Alert, ...] = ()
     num_steps: int = 0
     num_tensors: int = 0
     """Number of trainable tensors."""
     unmoved: tuple[str, ...] = ()
-    """The trainable tensors in an optimizer that did not move."""
+    """The trainable tensors in an optimizer that never moved."""
+    unreached: tuple[str, ...] = ()
+    """Those among them that never got a gradient."""
     spreads: Mapping[str, float] | None = None
     """Standard deviation of each layer's output at the first step, in the order of the model."""
     error: str = ""
@@ -65,29 +77,43 @@ class Watched:
 
 
 def watched_steps(
-    twin: Twin, function: LossFunction, batches: Sequence[Any], num_steps: int, config: Config, tell: Callable[[], None]
+    twin: Twin,
+    function: LossFunction,
+    batches: Sequence[Any],
+    num_steps: int,
+    rate: float | None,
+    config: Config,
+    tell: Callable[[], None],
 ) -> Watched:
-    """Train the copy for a few steps under a monitor that records to a temporary directory."""
+    """Train the copy for a few steps under a monitor that records to a temporary directory.
+
+    `rate` is the highest learning rate of the groups, if it is not to be that of the optimizer.
+    """
     model = children_of(twin.root) if isinstance(twin.root, Models) else twin.root
     set_share, error = ramp(twin), ""
+    losses: list[float] = []
+    if rate is not None:
+        scale_rates(twin, rate)
     with tempfile.TemporaryDirectory(prefix="forewarn-preflight-") as folder, _no_notifications():
         monitor = watch(model, twin.optimizers, Path(folder) / "run", every=1, views=[], config=config)
         with monitor:
             for number in range(num_steps):
                 batch = batches[number % len(batches)]
-                set_share((number + 1) / num_steps)
+                if rate is None:
+                    set_share((number + 1) / num_steps)
                 try:
                     loss = twin.step(function, batch)
                 except Exception as failure:
-                    error = f"step {number + 1} raised {type(failure).__name__}: {' '.join(str(failure).split()):.200}"
+                    error = f"step {number + 1} raised {error_words(failure)}"
                     break
                 monitor.batch(inputs_of(batch), classes_of(targets_of(batch)))
                 monitor.step(loss)
                 tell()
-                if not math.isfinite(float(loss)):
+                losses.append(float(loss))
+                if not math.isfinite(losses[-1]):
                     break
         with open_run(Path(folder) / "run") as run:
-            return _read(run, monitor.alerts, error)
+            return _read(run, monitor.alerts, tuple(losses), error)
 
 
 @contextlib.contextmanager
@@ -101,24 +127,27 @@ def _no_notifications() -> Iterator[None]:
             os.environ["FOREWARN_NOTIFY"] = urls
 
 
-def _read(run: Run, alerts: Sequence[Alert], error: str) -> Watched:
+def _read(run: Run, alerts: Sequence[Alert], losses: tuple[float, ...], error: str) -> Watched:
     names = run.names()
     causes = {
         scope: run.series("update/frozen_cause", scope).values
         for scope in (run.scopes("update/frozen_cause") if "update/frozen_cause" in names else ())
     }
     beside = {float(FrozenCause.ON_PURPOSE), float(FrozenCause.NOT_IN_OPTIMIZER)}
-    judged = {scope: values for scope, values in causes.items() if len(values) and float(values[0]) not in beside}
+    settled = {scope: values[PATIENCE:] for scope, values in causes.items() if len(values) > PATIENCE}
+    judged = {scope: values for scope, values in settled.items() if float(values[0]) not in beside}
     spreads = {}
     for scope in run.scopes("activation/std") if "activation/std" in names else ():
         values = run.series("activation/std", scope).values
         if len(values) and np.isfinite(values[0]):
             spreads[scope] = float(values[0])
     return Watched(
+        losses=losses,
         alerts=tuple(alert for alert in alerts if _counts(alert)),
         num_steps=run.num_steps,
         num_tensors=len(judged),
         unmoved=tuple(scope for scope, values in judged.items() if (values != FrozenCause.MOVING.value).all()),
+        unreached=tuple(scope for scope, values in judged.items() if (values == FrozenCause.NO_GRADIENT.value).all()),
         spreads=spreads,
         error=error,
         objective=run.info.objective,
@@ -133,12 +162,13 @@ def _counts(alert: Alert) -> bool:
 
 def checks(watched: Watched, inputs: str) -> list[PreflightCheck]:
     """The checks that the watched steps decide; `inputs` are the inputs' numbers in words."""
+    present = {alert.code for alert in watched.alerts}
     groups: dict[str, list[AlertGroup]] = {}
-    for group in grouped(watched.alerts):
+    for group in grouped(alert for alert in watched.alerts if alert.follows not in present):
         groups.setdefault(_CHECK_OF.get(group.worst.code, REST), []).append(group)
-    moved = watched.num_tensors - len(watched.unmoved)
+    reached, moved = (watched.num_tensors - len(missing) for missing in (watched.unreached, watched.unmoved))
     details = {
-        GRADIENTS: f"in {watched.num_steps} steps",
+        GRADIENTS: f"{reached} of {watched.num_tensors} trainable tensors, in {watched.num_steps} steps",
         MOVES: f"{moved} of {watched.num_tensors} trainable tensors",
         DEPTH: _depth_words(watched.spreads or {}),
         INPUTS: inputs,
@@ -146,8 +176,11 @@ def checks(watched: Watched, inputs: str) -> list[PreflightCheck]:
     }
     results = []
     for name, detail in details.items():
+        missing = {GRADIENTS: watched.unreached, MOVES: watched.unmoved}.get(name, ())
         if name in groups:
             results.append(_from_alerts(name, groups[name], watched))
+        elif missing:
+            results.append(_about_missing(name, detail, missing, watched))
         elif name == REST and watched.error:
             results.append(PreflightCheck(name, State.FAIL, watched.error))
         else:
@@ -157,16 +190,25 @@ def checks(watched: Watched, inputs: str) -> list[PreflightCheck]:
     return results
 
 
+def _about_missing(name: str, detail: str, missing: Sequence[str], watched: Watched) -> PreflightCheck:
+    """Tensors that no rule warns about. One without a gradient is not used; one that stands still may cancel out."""
+    words = f"{detail}; not {named(missing)}"
+    if name == GRADIENTS:
+        return PreflightCheck(name, State.LOOK, words, "Use these layers in forward, remove them or freeze them")
+    return PreflightCheck(name, State.PASS if set(missing) <= set(watched.unreached) else State.INFO, words)
+
+
 def _from_alerts(name: str, groups: Sequence[AlertGroup], watched: Watched) -> PreflightCheck:
     worst = max(groups, key=lambda group: group.worst.severity).worst
     everything = watched.num_tensors > 0 and len(watched.unmoved) == watched.num_tensors
     is_lost = worst.severity is Severity.CRITICAL or (name in (GRADIENTS, MOVES) and everything)
-    words = [group.headline for group in groups]
+    words = [group.headline for group in groups[:MOST_HEADLINES]]
     if name in (GRADIENTS, MOVES):
         scopes = [alert.scope for group in groups for alert in group.alerts if alert.scope]
         words = [f"not {named(dict.fromkeys(scopes))}"] if scopes else words
         words += [cause for cause in dict.fromkeys(group.worst.cause for group in groups) if cause]
     else:
+        words += [f"{len(groups) - MOST_HEADLINES} more"] if len(groups) > MOST_HEADLINES else []
         words += [numbers for numbers in [groups[0].numbers] if numbers]
     advice = next((thing_to_do(remedy) for remedy in worst.remedies), "")
     return PreflightCheck(name, State.FAIL if is_lost else State.LOOK, "; ".join(words), advice)
