@@ -303,7 +303,14 @@ class Monitor:
             self._failed(error)
 
     def preflight(
-        self, data: Any, loss: Any = None, *, steps: int = 100, find_lr: bool = True, total_steps: int | None = None
+        self,
+        data: Any,
+        loss: Any = None,
+        *,
+        steps: int = 100,
+        find_lr: bool = True,
+        clip: float | None = None,
+        total_steps: int | None = None,
     ) -> Preflight:
         """`forewarn.preflight` on the watched model and its optimizers, with the settings of this monitor.
 
@@ -314,7 +321,7 @@ class Monitor:
         model = self._loop.model
         return preflight(
             children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
-            steps=steps, find_lr=find_lr, total_steps=total_steps, config=self.config,
+            steps=steps, find_lr=find_lr, clip=clip, total_steps=total_steps, config=self.config,
         )  # fmt: skip
 
     def batch(self, inputs: Any, targets: Any = None) -> None:

@@ -144,7 +144,7 @@ def policy() -> tuple[Any, ...]:
         chosen = functional.log_softmax(model(batch[0]), 1).gather(1, batch[1][:, None])[:, 0]
         return -(chosen * batch[2]).mean()
 
-    return model, adam(model, 3e-4), batch, loss
+    return model, adam(model, 1e-2), batch, loss
 
 
 def game() -> tuple[Any, ...]:

@@ -147,6 +147,38 @@ def test_a_model_that_keeps_an_output_is_copied() -> None:
     assert forewarn.preflight(model, adam(model), batch, steps=30).exit_code == 0
 
 
+class Enclosing(nn.Module):
+    """As in minGPT, `forward` calls a function that encloses the layers of this very model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = mlp(), nn.BatchNorm1d(5)
+        layers, norm = self.layers, self.norm
+        self.function = lambda inputs: norm(layers(inputs))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.function(inputs)
+        return logits
+
+
+def test_functions_that_a_model_holds_use_the_copies() -> None:
+    model, batch = Enclosing(), classes(32)
+    weights = plain(model.state_dict())
+    result = forewarn.preflight(model, adam(model), batch, steps=60)
+    assert result.exit_code == 0, str(result)
+    assert plain(model.state_dict()) == weights
+
+
+def test_a_loss_that_calls_the_users_model_is_refused_without_harm() -> None:
+    model, batch = Enclosing(), classes(32)
+    weights = plain(model.state_dict())
+    with pytest.raises(TypeError, match="the loss uses your own model instead of the copy"):
+        forewarn.preflight(
+            model, adam(model), batch, lambda _, batch: functional.cross_entropy(model(batch[0]), batch[1])
+        )
+    assert plain(model.state_dict()) == weights
+
+
 def test_a_model_that_cannot_be_copied_says_what_to_do() -> None:
     class Stubborn(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:

@@ -21,11 +21,19 @@ PARTS = ("model", "optimizer", "data", "loss")
 @click.option("--steps", type=POSITIVE, default=100, show_default=True, metavar="N",
               help="Steps on one batch, and of the learning-rate sweep.")  # fmt: skip
 @click.option("--total-steps", type=POSITIVE, metavar="N", help="Length of the run, for its expected duration.")
+@click.option("--clip", type=click.FloatRange(min=0, min_open=True), metavar="NORM",
+              help="Norm to which your loop clips gradients.")  # fmt: skip
 @click.option("--no-lr", is_flag=True, help="Do not sweep learning rates.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 @click.pass_context
 def command(
-    ctx: click.Context, target: str, steps: int, total_steps: int | None, no_lr: bool, wants_json: bool
+    ctx: click.Context,
+    target: str,
+    steps: int,
+    total_steps: int | None,
+    clip: float | None,
+    no_lr: bool,
+    wants_json: bool,
 ) -> None:
     """Check a model, its optimizer and its data before a long run.
 
@@ -61,7 +69,7 @@ def command(
 
     if ":" not in target:
         raise click.BadParameter(f"{target!r} is not of the form module:function", param_hint="MODULE:FUNCTION")
-    result = _checked(target, steps, total_steps, not no_lr)
+    result = _checked(target, steps=steps, clip=clip, total_steps=total_steps, find_lr=not no_lr)
     if wants_json:
         print_json(result.to_json())
     else:
@@ -69,7 +77,7 @@ def command(
     ctx.exit(result.exit_code)
 
 
-def _checked(target: str, steps: int, total_steps: int | None, find_lr: bool) -> Preflight:
+def _checked(target: str, steps: int, find_lr: bool, **options: Any) -> Preflight:
     from forewarn.cli.terminal import Failure, progress
     from forewarn.lab.bench.workloads import imported_function
     from forewarn.preflight_checks.inspection import NUM_BATCHES, WATCHED_STEPS, preflight
@@ -79,7 +87,7 @@ def _checked(target: str, steps: int, total_steps: int | None, find_lr: bool) ->
         if isinstance(parts["data"], Iterator):  # made for this check alone
             parts["data"] = list(itertools.islice(parts["data"], NUM_BATCHES))
         with progress(WATCHED_STEPS + steps + steps * find_lr) as tell:
-            return preflight(**parts, steps=steps, total_steps=total_steps, find_lr=find_lr, tell=tell)
+            return preflight(**parts, steps=steps, find_lr=find_lr, tell=tell, **options)
     except Failure:
         raise
     except Exception as error:

@@ -38,7 +38,7 @@ class Batches:
     is_single: bool
     """Whether one batch was passed, so that nothing can be said about others."""
     seconds: tuple[float, ...] = ()
-    """How long each took to load."""
+    """How long each took to load; empty if they were given."""
 
 
 def first_batches(data: Any, most: int, clock: Callable[[], float]) -> Batches:
@@ -68,7 +68,7 @@ def first_batches(data: Any, most: int, clock: Callable[[], float]) -> Batches:
         begin = clock()
     if not batches:
         raise ConventionError("data holds no batch")
-    return Batches(tuple(batches), is_single=False, seconds=tuple(seconds))
+    return Batches(tuple(batches), is_single=False, seconds=() if isinstance(data, Sequence) else tuple(seconds))
 
 
 def _is_batch(data: Any) -> bool:

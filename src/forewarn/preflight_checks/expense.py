@@ -48,16 +48,14 @@ def _saved_bytes(twin: Twin, function: LossFunction, batch: Any) -> int:
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if tensor.layout is torch.strided:  # others have no storage of their own
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in held:
+                sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            twin.loss(function, batch)
-    except Exception:  # a model with hooks of its own, or tensors without a storage
-        return 0
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        twin.loss(function, batch)
     return sum(sizes.values())
 
 

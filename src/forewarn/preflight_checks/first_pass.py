@@ -39,8 +39,6 @@ class FirstPass:
     """Why there is no loss."""
     is_connected: bool = False
     """Whether the loss has a graph that reaches a parameter of the model."""
-    num_strangers: int = 0
-    """Number of trainable tensors that the loss uses and that are not in the model."""
     num_outputs: int = 0
     """Number of classes that the model can name; 0 if its output does not fit integer targets."""
     is_cross_entropy: bool = False
@@ -82,19 +80,12 @@ def first_pass(twin: Twin, function: LossFunction, batch: Any, originals: set[in
             handle.remove()
     reached = {id(leaf) for leaf in leaves(loss)}
     own = {id(parameter) for parameter in twin.root.parameters()}
-    if reached & originals and not reached & own:
+    if reached & originals:
         raise ConventionError(
-            "the loss function uses your own model instead of the one that it is given; call the model that is its "
-            "first argument"
+            "the loss uses your own model instead of the copy: the loss function must call the model that is its first "
+            "argument, and the model must not hold a function that was made for another"
         )
-    return _described(
-        outputs,
-        labels,
-        targets,
-        loss=float(loss.detach()),
-        is_connected=bool(reached & own),
-        num_strangers=len(reached - own),
-    )
+    return _described(outputs, labels, targets, loss=float(loss.detach()), is_connected=bool(reached & own))
 
 
 def error_words(error: Exception) -> str:

@@ -31,7 +31,7 @@ from forewarn.preflight_checks.one_batch import check_one_batch, learn_one_batch
 from forewarn.preflight_checks.parameter_checks import check_groups, check_mode, frozen_note
 from forewarn.preflight_checks.range_test import check_rate, present_rate, range_test
 from forewarn.preflight_checks.result import Preflight, PreflightCheck, RateCurve, State
-from forewarn.preflight_checks.twin import LossFunction, Twin, everything_kept, prepare_lazy, twin_of
+from forewarn.preflight_checks.twin import LossFunction, Twin, buffers_kept, everything_kept, prepare_lazy, twin_of
 
 WATCHED_STEPS = 30
 """Number of steps under all rules: enough for rules that wait for 20 readings."""
@@ -56,6 +56,7 @@ def preflight(
     *,
     steps: int = 100,
     find_lr: bool = True,
+    clip: float | None = None,
     total_steps: int | None = None,
     config: Config | Mapping[str, Any] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -69,6 +70,7 @@ def preflight(
       `nn.MSELoss()`. It is not needed if the model returns its loss, or for pairs of inputs and class numbers.
     - `steps`: the number of steps on one batch, and of the learning-rate sweep. 30 more are watched by all rules.
     - `find_lr`: whether to sweep learning rates for a suggestion.
+    - `clip`: the norm to which your loop clips gradients, if it does.
     - `total_steps`: the length of the run, for its expected duration.
     - `config`: settings of the rules, as in `watch`.
     - `tell`: a function that is called with what is done next, once per step.
@@ -81,9 +83,9 @@ def preflight(
         raise ValueError(f"steps must be a number of steps, at least 1, not {steps!r}")
     root, optimizers = checked_model(model), checked_optimizers(optimizer, None)
     settings = replace(Config.of(config), notify=(), stall_seconds=0.0)
-    with everything_kept(data):
+    with everything_kept(data), buffers_kept(root):
         batches = first_batches(data, NUM_BATCHES, time.perf_counter)
-        return _Flight(root, optimizers, batches, loss, steps, find_lr, total_steps, settings, tell).result()
+        return _Flight(root, optimizers, batches, loss, steps, find_lr, clip, total_steps, settings, tell).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class _Flight:
     loss: Any
     steps: int
     find_lr: bool
+    clip: float | None
     total_steps: int | None
     config: Config
     tell: Callable[[str], None] | None
@@ -126,7 +129,8 @@ class _Flight:
             raise
         except Exception as error:  # the model's own
             return [PreflightCheck("a step runs", State.FAIL, error_words(error))], None
-        seen = first_pass(twin, function, first, {id(parameter) for _, parameter in named_parameters(self.root)})
+        originals = {id(parameter) for _, parameter in named_parameters(self.root)}
+        seen = first_pass(twin, function, first, originals)
         failed = check_step(seen)
         checks = [check_labels(seen)]
         if failed is not None and not (seen.error and checks[0].state is State.FAIL):
@@ -180,7 +184,7 @@ class _Flight:
             num_steps = self._share_of(self.steps, twin)
             told = _timed(self._told("learning one batch"), seconds)
             checks.append(check_one_batch(learn_one_batch(twin, function, batch, num_steps, rate, seen, told), seen))
-            if rate == present or checks[-1].state is not State.FAIL:
+            if rate == present or checks[-1].state not in (State.LOOK, State.FAIL):
                 break
         peak = torch.cuda.max_memory_allocated(twin.device) - held if twin.device.type == "cuda" else None
         best = min(checks, key=lambda check: (_BEST_FIRST.index(check.state), check.numbers["last"]))
@@ -190,7 +194,7 @@ class _Flight:
         ]
 
     def _twin(self, function: LossFunction | None = None, batch: Any = None) -> Twin:
-        twin = twin_of(self.root, self.optimizers)
+        twin = twin_of(self.root, self.optimizers, self.clip)
         if function is not None:
             prepare_lazy(twin, function, batch)
         return twin

@@ -53,7 +53,8 @@ def learn_one_batch(
     for _ in range(num_steps):
         losses.append(float(twin.step(function, batch)))
         tell()
-        if not math.isfinite(losses[-1]) or 0 <= losses[-1] < LEARNED * min(losses[0], ignorant):
+        lately = losses[-3:]  # a loss that passes through 0 has no floor
+        if not math.isfinite(losses[-1]) or all(0 <= loss < LEARNED * min(losses[0], ignorant) for loss in lately):
             break
     return OneBatch(tuple(losses), rate)
 

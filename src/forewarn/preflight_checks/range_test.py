@@ -32,9 +32,9 @@ NOISES = 3.0
 """Minimum fall as a multiple of the noise between steps."""
 BELOW_BEST = 10.0
 """The suggestion is at most the rate of the lowest loss over this: the rule of thumb of fastai's `lr_find`."""
-LOST = 1.5
-"""Multiple of the first loss that the loss must exceed after a few steps at the optimizer's own rate for that to be too
-high: networks with batch norm survive rates at which the sweep, which never rests, has lost all it gained."""
+FAR_TOO_HIGH = 3.0
+"""Factor above the limit from which a rate is far too high if its loss has not fallen after a few steps. Networks with
+batch norm survive rates at which the sweep, which never rests, has lost what it gained."""
 FAR_TOO_LOW = 1000.0
 """Factor below the suggestion from which a rate is far too low. Fine-tuning often uses a hundredth of it."""
 
@@ -137,10 +137,12 @@ def check_rate(curve: RateCurve, losses: Sequence[float]) -> PreflightCheck:
     if not curve.present > 0:
         return PreflightCheck(NAME, State.FAIL, f"{yours}: nothing moves", "Set a learning rate above 0", numbers)
     better = f"Try {figure(curve.suggested)}" if math.isfinite(curve.suggested) else "Lower the learning rate"
-    first, last = losses[0], float(np.median(losses[-SMOOTHING:]))
-    if not math.isfinite(last) or (curve.present >= curve.limit and last - first > (LOST - 1) * abs(first)):
+    first, last = losses[0], float(np.median(losses[-len(losses) // 3 :]))
+    if curve.present >= curve.limit and not last < first:
         course = f"the loss goes from {figure(first)} to {figure(last)} in {len(losses)} steps"
-        return PreflightCheck(NAME, State.FAIL, f"{yours}: {course}", better, numbers)
+        is_far = curve.present >= FAR_TOO_HIGH * curve.limit or not math.isfinite(last)
+        state = State.FAIL if is_far else State.LOOK
+        return PreflightCheck(NAME, state, f"{yours}: {course}", better, numbers)
     if not math.isfinite(curve.suggested):
         return PreflightCheck(NAME, State.INFO, f"no clear rate; {yours}", "", numbers)
     limit = f"; from {figure(curve.limit)} on the loss rises" if math.isfinite(curve.limit) else ""

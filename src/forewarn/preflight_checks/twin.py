@@ -32,12 +32,16 @@ class TwinError(RuntimeError):
     """The model or its optimizer cannot be copied."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Twin:
     """A copy of the models and optimizers, which refer to each other as the originals do."""
 
     root: nn.Module
     optimizers: tuple[Optimizer, ...]
+    clip: float | None = None
+    """The norm to which gradients are clipped, if they are."""
+    _has_strangers: bool | None = None
+    """Whether the loss uses trainable tensors that are not in the model; None until the first step."""
 
     @property
     def model(self) -> Any:
@@ -66,19 +70,18 @@ class Twin:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         loss = self.loss(function, batch)
-        strangers = [leaf for leaf in leaves(loss) if id(leaf) not in self._own]
         own = [parameter for _, parameter in named_parameters(self.root) if parameter.requires_grad]
-        loss.backward(inputs=own if strangers else None)  # gradients of other models are none of our business
+        if self._has_strangers is None:
+            self._has_strangers = not set(map(id, leaves(loss))) <= set(map(id, own))
+        loss.backward(inputs=own if self._has_strangers else None)  # others must not get a gradient from a trial
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(own, self.clip)
         return loss.detach()
 
     @property
     def searches(self) -> bool:
         """Whether a step of an optimizer runs many passes to find its own way."""
         return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers)
-
-    @property
-    def _own(self) -> set[int]:
-        return {id(parameter) for _, parameter in named_parameters(self.root)}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -105,7 +108,7 @@ def ramp(twin: Twin) -> Callable[[float], None]:
     return set_share
 
 
-def twin_of(root: nn.Module, optimizers: Sequence[Optimizer]) -> Twin:
+def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None) -> Twin:
     """Copy a model and its optimizers together, so that the copied optimizers hold the copied parameters."""
     memo: dict[int, Any] = {}
     for _, module in named_modules(root):
@@ -115,6 +118,8 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer]) -> Twin:
                     memo[id(tensor)] = tensor.detach().clone()
     try:
         copied = copy.deepcopy(unwrapped(root), memo)
+        for _, module in named_modules(copied):
+            _rebind(vars(module), memo)
         twins = tuple(_copied_optimizer(optimizer, memo) for optimizer in optimizers)
     except Exception as error:
         raise TwinError(
@@ -124,7 +129,31 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer]) -> Twin:
     for model in models_in(copied):
         if not model.training:  # a check of its own; the others are about training
             model.train()
-    return Twin(copied, twins)
+    return Twin(copied, twins, clip)
+
+
+def _rebind(held: dict[Any, Any], memo: Mapping[int, Any], depth: int = 2) -> None:
+    """Let functions that a copied module holds, such as a lambda or a hook, use the copies of what they enclose.
+
+    Python copies a function by reference, so that it would go on using the modules of the original.
+    """
+    for name, value in held.items():
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            held[name] = _rebound(value, memo)
+        elif isinstance(value, dict) and depth:
+            _rebind(value, memo, depth - 1)
+
+
+def _rebound(function: types.FunctionType, memo: Mapping[int, Any]) -> types.FunctionType:
+    cells = [
+        types.CellType(memo[id(cell.cell_contents)]) if _is_filled(cell) and id(cell.cell_contents) in memo else cell
+        for cell in function.__closure__ or ()
+    ]
+    code, names = function.__code__, function.__globals__
+    twin = types.FunctionType(code, names, function.__name__, function.__defaults__, tuple(cells))
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__dict__.update(function.__dict__)
+    return twin
 
 
 def _copied_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
@@ -181,6 +210,19 @@ def prepare_lazy(twin: Twin, function: LossFunction, batch: Any) -> None:
     if any(is_lazy(parameter) for _, parameter in named_parameters(twin.root)):
         with torch.no_grad():
             twin.loss(function, batch)
+
+
+@contextlib.contextmanager
+def buffers_kept(root: nn.Module) -> Iterator[None]:
+    """Restore the buffers of the originals after this block, if something in the copy still refers to them."""
+    kept = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in kept:
+            if not torch.equal(buffer, values):
+                with torch.no_grad():
+                    buffer.copy_(values)
 
 
 @contextlib.contextmanager

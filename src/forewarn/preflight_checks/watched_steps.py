@@ -195,7 +195,7 @@ def _about_missing(name: str, detail: str, missing: Sequence[str], watched: Watc
     words = f"{detail}; not {named(missing)}"
     if name == GRADIENTS:
         return PreflightCheck(name, State.LOOK, words, "Use these layers in forward, remove them or freeze them")
-    return PreflightCheck(name, State.PASS if set(missing) <= set(watched.unreached) else State.INFO, words)
+    return PreflightCheck(name, State.LOOK if set(missing) & set(watched.unreached) else State.INFO, words)
 
 
 def _from_alerts(name: str, groups: Sequence[AlertGroup], watched: Watched) -> PreflightCheck:
