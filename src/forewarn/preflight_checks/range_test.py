@@ -136,7 +136,11 @@ def check_rate(curve: RateCurve, losses: Sequence[float]) -> PreflightCheck:
     yours = f"yours is {figure(curve.present)}"
     if not curve.present > 0:
         return PreflightCheck(NAME, State.FAIL, f"{yours}: nothing moves", "Set a learning rate above 0", numbers)
-    better = f"Try {figure(curve.suggested)}" if math.isfinite(curve.suggested) else "Lower the learning rate"
+    better = (
+        f"Try a learning rate of {figure(curve.suggested)}"
+        if math.isfinite(curve.suggested)
+        else "Lower the learning rate"
+    )
     first, last = losses[0], float(np.median(losses[-len(losses) // 3 :]))
     if curve.present >= curve.limit and not last < first:
         course = f"the loss goes from {figure(first)} to {figure(last)} in {len(losses)} steps"

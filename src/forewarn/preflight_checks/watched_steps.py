@@ -16,6 +16,7 @@ import numpy as np
 from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.judge.families import Family
+from forewarn.judge.headlines import place
 from forewarn.judge.rules import family_of
 from forewarn.judge.rules.frozen import FrozenWeight
 from forewarn.measure.module_tree import Models, children_of
@@ -140,7 +141,7 @@ def _read(run: Run, alerts: Sequence[Alert], losses: tuple[float, ...], error: s
     for scope in run.scopes("activation/std") if "activation/std" in names else ():
         values = run.series("activation/std", scope).values
         if len(values) and np.isfinite(values[0]):
-            spreads[scope] = float(values[0])
+            spreads[place(scope, run.info)] = float(values[0])
     return Watched(
         losses=losses,
         alerts=tuple(alert for alert in alerts if _counts(alert)),
@@ -219,4 +220,4 @@ def _depth_words(spreads: Mapping[str, float]) -> str:
     if not present:
         return ""
     low, high = min(present, key=lambda scope: present[scope]), max(present, key=lambda scope: present[scope])
-    return f"standard deviations {figure(present[low])} ({low}) to {figure(present[high])} ({high})"
+    return f"standard deviation {figure(present[low])} in {low} to {figure(present[high])} in {high}"
