@@ -93,12 +93,12 @@ def error_words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
 
 
-def _described(outputs: list[Any], labels: Tensor | None, targets: Tensor | None, **known: Any) -> FirstPass:
+def _described(outputs: list[Any], labels: Tensor | None, targets: Tensor | None, **facts: Any) -> FirstPass:
     if labels is None or targets is None or not len(labels):
-        return FirstPass(**known)
+        return FirstPass(**facts)
     counts = torch.unique(labels, return_counts=True)[1].double()
     shares = counts / counts.sum()
-    known |= {
+    facts |= {
         "labels": (int(labels.min()), int(labels.max())),
         "num_labels": len(counts),
         "entropy": float(-(shares * shares.log()).sum()),
@@ -106,12 +106,12 @@ def _described(outputs: list[Any], labels: Tensor | None, targets: Tensor | None
     logits = next((tensor for output in reversed(outputs) if (tensor := output_tensor(output)) is not None), None)
     rows = None if logits is None else rows_of(logits.detach(), targets)
     if rows is None:
-        return FirstPass(**known)
-    described = FirstPass(**known, num_outputs=rows.shape[-1])
+        return FirstPass(**facts)
+    described = FirstPass(**facts, num_outputs=rows.shape[-1])
     if described.num_outputs < 2 or described.is_out_of_range or not math.isfinite(described.loss):
         return described
     is_plain = any(_is_near(described.loss, value) for value in _cross_entropies(rows.float(), targets.to(rows.device)))
-    return FirstPass(**known, num_outputs=rows.shape[-1], is_cross_entropy=is_plain)
+    return FirstPass(**facts, num_outputs=rows.shape[-1], is_cross_entropy=is_plain)
 
 
 def _cross_entropies(rows: Tensor, targets: Tensor) -> list[float]:
@@ -185,5 +185,5 @@ def check_start(seen: FirstPass) -> PreflightCheck:
             "Make the initial weights of the last layer smaller: the model begins by being sure and wrong", numbers,
         )  # fmt: skip
     where = "below" if seen.loss < expected / START_FACTOR else "near"
-    known = ": the model knows something already" if where == "below" else ""
-    return PreflightCheck(name, State.PASS, f"{figure(seen.loss)}, {where} {against}{known}", "", numbers)
+    remark = ": the model knows something already" if where == "below" else ""
+    return PreflightCheck(name, State.PASS, f"{figure(seen.loss)}, {where} {against}{remark}", "", numbers)

@@ -53,8 +53,8 @@ def check_groups(root: nn.Module, optimizers: Sequence[Optimizer]) -> PreflightC
             "Keep each parameter in one group: two groups move it twice", numbers | {"twice": float(len(twice))},
         )  # fmt: skip
     sizes = [parameter.numel() for parameter in trainable.values() if not is_lazy(parameter)]
-    each = "the trainable tensor is" if len(trainable) == 1 else f"each of {len(trainable)} trainable tensors is"
-    return PreflightCheck(name, State.PASS, f"{each} in one group, {sum(sizes):,} values", "", numbers)
+    subject = "the trainable tensor is" if len(trainable) == 1 else f"each of {len(trainable)} trainable tensors is"
+    return PreflightCheck(name, State.PASS, f"{subject} in one group, {sum(sizes):,} values", "", numbers)
 
 
 def frozen_note(root: nn.Module) -> PreflightCheck | None:

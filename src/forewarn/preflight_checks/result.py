@@ -73,8 +73,9 @@ class Preflight:
     @property
     def suggested_lr(self) -> float | None:
         """The suggested learning rate of the group with the highest one; None if there is no clear one."""
-        found = self.curve is not None and math.isfinite(self.curve.suggested)
-        return self.curve.suggested if self.curve is not None and found else None
+        if self.curve is None or not math.isfinite(self.curve.suggested):
+            return None
+        return self.curve.suggested
 
     def check(self, name: str) -> PreflightCheck:
         """One check by its name."""

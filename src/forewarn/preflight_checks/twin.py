@@ -193,16 +193,16 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def leaves(loss: Tensor) -> list[Tensor]:
     """The tensors that a backward pass from this loss would give a gradient to."""
-    waiting, seen, found = [loss.grad_fn], set[Any](), []
+    waiting, seen, reached = [loss.grad_fn], set[Any](), []
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
-            found.append(leaf)
+            reached.append(leaf)
         waiting += [following for following, _ in node.next_functions]
-    return found
+    return reached
 
 
 def prepare_lazy(twin: Twin, function: LossFunction, batch: Any) -> None:
@@ -244,7 +244,7 @@ def everything_kept(data: Any) -> Iterator[None]:
 
 def _generators(data: Any) -> list[Any]:
     """The random generators that a loader, its samplers or its data set hold."""
-    found: list[Any] = []
+    generators: list[Any] = []
     waiting, seen = [data], set[int]()
     while waiting and len(seen) < _MOST_OBJECTS:
         value = waiting.pop()
@@ -252,14 +252,14 @@ def _generators(data: Any) -> list[Any]:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-            found.append(value)
+            generators.append(value)
         elif isinstance(value, types.FunctionType):
             waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         elif isinstance(value, types.MethodType):
             waiting.append(value.__self__)
         else:
             waiting += list(getattr(value, "__dict__", {}).values())
-    return found
+    return generators
 
 
 def _is_filled(cell: types.CellType) -> bool:
