@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,6 +174,7 @@ class _Flight:
         Also the checks of what such steps take.
         """
         held = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+        lowest = math.inf if curve is None else curve.lowest
         checks: list[PreflightCheck] = []
         for is_own in (False, True):
             twin = self._twin(function, batch)
@@ -183,7 +185,9 @@ class _Flight:
             seconds: list[float] = []
             num_steps = self._share_of(self.steps, twin)
             told = _timed(self._told("learning one batch"), seconds)
-            checks.append(check_one_batch(learn_one_batch(twin, function, batch, num_steps, rate, seen, told), seen))
+            checks.append(
+                check_one_batch(learn_one_batch(twin, function, batch, num_steps, rate, seen, told), seen, lowest)
+            )
             if rate == present or checks[-1].state not in (State.LOOK, State.FAIL):
                 break
         peak = torch.cuda.max_memory_allocated(twin.device) - held if twin.device.type == "cuda" else None

@@ -59,14 +59,14 @@ def learn_one_batch(
     return OneBatch(tuple(losses), rate)
 
 
-def check_one_batch(learned: OneBatch, seen: FirstPass) -> PreflightCheck:
-    """Whether the loss of one batch falls as far as it should."""
+def check_one_batch(learned: OneBatch, seen: FirstPass, lowest: float = math.inf) -> PreflightCheck:
+    """Whether the loss of one batch falls as far as it should; `lowest` is the lowest loss that was seen elsewhere."""
     losses = np.array(learned.losses)
     first, last = float(losses[0]), _level(losses)
     numbers = {"first": first, "last": last, "steps": float(len(losses)), "lr": learned.rate}
     course = f"{figure(first)} → {figure(last)} in {len(losses)} steps at a learning rate of {figure(learned.rate)}"
-    if first <= 0 or (losses < 0).any():
-        return PreflightCheck(NAME, State.UNKNOWN, f"{course}; a loss below 0 has no floor to reach", "", numbers)
+    if first <= 0 or lowest < 0 or (losses < 0).any():
+        return PreflightCheck(NAME, State.UNKNOWN, f"{course}; a loss that goes below 0 has no floor to reach", "", numbers)
     if not np.isfinite(losses).all():
         return PreflightCheck(NAME, State.FAIL, f"{course}: the loss is not finite", "Lower the learning rate", numbers)
     floor, words = (1 - LEAST_FALL) * first, ""
@@ -78,7 +78,8 @@ def check_one_batch(learned: OneBatch, seen: FirstPass) -> PreflightCheck:
         return PreflightCheck(NAME, State.PASS, course, "", numbers)
     if last <= (1 - STILL_FALLING) * middle:
         return PreflightCheck(NAME, State.PASS, f"{course}, and still falling", "", numbers)
-    state = State.LOOK if last < (1 - LEAST_FALL / 2) * first else State.FAIL
+    is_lost = seen.is_cross_entropy and last >= (1 - LEAST_FALL / 2) * first  # other losses may not be made to fall
+    state = State.FAIL if is_lost else State.LOOK
     return PreflightCheck(
         NAME, state, course + words,
         "Check that targets belong to their inputs, that the loss fits the output and that the model sees its input",

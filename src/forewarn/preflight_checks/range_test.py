@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,15 +64,18 @@ def range_test(
     rates = np.geomspace(min(LOWEST, around / MARGIN), max(HIGHEST, around * MARGIN), num_steps)
     apart = _apart(twin, function, batches)
     losses: list[float] = []
+    lowest = math.inf
     for number, rate in enumerate(rates):
         scale_rates(twin, float(rate))
         place = number % len(batches)
-        losses.append(float(twin.step(function, batches[place])) - apart[place])
+        loss = float(twin.step(function, batches[place]))
+        lowest = min(lowest, loss)
+        losses.append(loss - apart[place])
         tell()
         if not math.isfinite(losses[-1]) or _has_risen(losses):
             break
     swept = np.array(losses)
-    return _judged(rates[: len(swept)], swept, present)
+    return replace(_judged(rates[: len(swept)], swept, present), lowest=lowest)
 
 
 def _apart(twin: Twin, function: LossFunction, batches: Sequence[Any]) -> list[float]:

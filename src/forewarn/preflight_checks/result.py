@@ -50,6 +50,8 @@ class RateCurve:
     """NaN if no rate is clearly better than others."""
     limit: float = math.nan
     """The lowest rate at which the loss rises again; NaN if it does not."""
+    lowest: float = math.nan
+    """The lowest loss of any batch in the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
