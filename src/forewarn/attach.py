@@ -136,8 +136,8 @@ def watch(
     - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
     - `on_alert`: a function that is called with each alert that fires, gets worse or resolves.
     """
-    model = _checked_model(model)
-    optimizers = _checked_optimizers(optimizer, scaler)
+    model = checked_model(model)
+    optimizers = checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     predicate = as_predicate(every)
     _check_budget(budget, predicate)
@@ -270,7 +270,7 @@ def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple
         return ParameterIndex(nn.Module(), optimizers), error
 
 
-def _checked_model(model: Any) -> nn.Module:
+def checked_model(model: Any) -> nn.Module:
     """The model, or several as one; raises TypeError or ValueError for a wrong one before training starts."""
     if isinstance(model, nn.Module):
         return model
@@ -286,7 +286,7 @@ def _checked_model(model: Any) -> nn.Module:
     return Models(model)
 
 
-def _checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
+def checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
     """The optimizers as a tuple; raises TypeError for a wrong optimizer or scaler before training starts."""
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from forewarn.measure.budget import DECIDED_EVERY, Budget
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
+from forewarn.measure.module_tree import Models, children_of
 from forewarn.measure.portable_state import to_arrays, to_tensors
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
@@ -58,6 +59,9 @@ from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
 from forewarn.views.view_set import ViewSet
+
+if TYPE_CHECKING:
+    from forewarn.preflight_checks.result import Preflight
 
 _log = logging.getLogger("forewarn")
 
@@ -320,6 +324,28 @@ class Monitor:
                 self._loop.guard(gradients, gradients.clipped, norm, max_norm)
         except Exception as error:
             self._failed(error)
+
+    def preflight(
+        self,
+        data: Any,
+        loss: Any = None,
+        *,
+        steps: int = 100,
+        find_lr: bool = True,
+        clip: float | None = None,
+        total_steps: int | None = None,
+    ) -> Preflight:
+        """`forewarn.preflight` on the watched model and its optimizers, with the settings of this monitor.
+
+        It runs on a copy: the model, the optimizers and this run are left as they are.
+        """
+        from forewarn.preflight_checks.inspection import preflight
+
+        model = self._loop.model
+        return preflight(
+            children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
+            steps=steps, find_lr=find_lr, clip=clip, total_steps=total_steps, config=self.config,
+        )  # fmt: skip
 
     def batch(self, inputs: Any, targets: Any = None) -> None:
         """Report the batch of this step, if the model's arguments do not show it; call it before `monitor.step`.
