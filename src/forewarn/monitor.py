@@ -574,7 +574,16 @@ class Monitor:
             (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
         records = self._exchange.records
         combined = self._exchange.receive(wait and records and not self._closed)
+        if self._exchange.stages is not None and self.info is not self._exchange.stages.info:
+            self._describe(self._exchange.stages.info)
         return combined if records else []
+
+    def _describe(self, info: RunInfo) -> None:
+        """Take the stages of a pipeline for one model; nothing has been recorded before."""
+        self.info = info
+        self._judge = Judge(self._judge.rule_set, info)
+        if self._writer is not None:
+            self._writer.describe(info)
 
     def _follow_ranks(self, exchange: Exchange) -> None:
         """Do what the ranks have agreed to do at this step."""

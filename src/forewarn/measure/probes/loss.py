@@ -65,20 +65,29 @@ class LossProbe(Probe):
         if graph is not None:
             step.provide(graph)
         if not values:
-            return None
+            return Pending(decode=lambda _: self._of_the_last_stage(step))
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             for name, value in zip(values, arrays, strict=True):
                 yield Reading(f"train/{name}", ONE, value)
                 if name == "loss":
-                    with np.errstate(over="ignore"):
-                        as_stored = float(np.float32(value))
-                    for metric, reading in self.course.add(as_stored).items():
-                        yield Reading(metric, ONE, reading)
+                    yield from self._course_of(float(value))
             if graph is not None:
                 yield Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice))
 
         return Pending(list(values.values()), decode, [Part(How.MEAN, name, each=name == "loss") for name in values])
+
+    def _course_of(self, loss: float) -> Iterator[Reading]:
+        with np.errstate(over="ignore"):
+            as_stored = float(np.float32(loss))
+        for metric, reading in self.course.add(as_stored).items():
+            yield Reading(metric, ONE, reading)
+
+    def _of_the_last_stage(self, step: Step) -> Iterator[Reading]:
+        """In a pipeline, only the last stage knows the loss."""
+        for loss in step.with_other_stages("train/loss", np.zeros(0)):
+            yield Reading("train/loss", ONE, loss)
+            yield from self._course_of(loss)
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course
