@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import forewarn
 from tests.rank_runs import Block
 
-STEPS, ONSET = 24, 16
+STEPS, ONSET = 20, 14
 MICRO_BATCHES, ROWS = 2, 8
 FAULTS = ("healthy", "nan", "uncleared", "frozen")
 
@@ -45,22 +45,32 @@ def part(stage: int) -> Part:
 
 
 def batch(step: int, number: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some of the rows of a step's batch."""
+    """One of several copies' rows of a step's batch, with rows of each micro-batch of the whole."""
     x = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
     y = (x[:, :5] * 3).argmax(dim=1)
-    return x.chunk(count)[number], y.chunk(count)[number]
+    parts = ([rows.chunk(count)[number] for rows in whole.chunk(MICRO_BATCHES)] for whole in (x, y))
+    x, y = map(torch.cat, parts)
+    return x, y
 
 
 def train(rank: int, how: str, fault: str, folder: str, watched: bool = True) -> nn.Module:
     """Train with a fault in the second stage, mostly from step `ONSET` on."""
-    copies = 2 if how == "pipeline+ddp" else 1
+    copies = 2 if "+" in how else 1
     stage, copy = (rank // copies, rank % copies) if how != "one" else (-1, 0)
     model = whole() if how == "one" else part(stage)
     called: nn.Module = model
-    if copies > 1:
+    if how == "by hand+ddp":
         groups = [dist.new_group([2 * each, 2 * each + 1]) for each in range(2)]
         called = DistributedDataParallel(model, process_group=groups[stage])
-    step_of = {"one": _alone, "by hand": _by_hand}.get(how) or _by_torch(called, stage, how, copies)
+    if how == "1f1b+fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stages", "shards"))["shards"]
+        for block in model.blocks.values():
+            fully_shard(block, mesh=mesh)
+        called = fully_shard(model, mesh=mesh)
+    step_of = _alone if how == "one" else _by_hand if "by hand" in how else _by_torch(called, stage, how, copies)
     left_out = "blocks.3.up" if fault == "frozen" else "nothing"
     parameters = [parameter for name, parameter in model.named_parameters() if left_out not in name]
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
@@ -94,16 +104,18 @@ def _by_hand(model: nn.Module, stage: int, x: torch.Tensor, y: torch.Tensor) -> 
     losses = []
     for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES), strict=True):
         between = torch.empty(len(rows), 10, dtype=torch.float64)
+        half = dist.get_world_size() // 2
+        other = (dist.get_rank() + half) % dist.get_world_size()
         if stage == 0:
             output = model(rows)
-            dist.send(output.detach(), 1)
-            dist.recv(between, 1)
+            dist.send(output.detach(), other)
+            dist.recv(between, other)
             output.backward(between)
         else:
-            dist.recv(between, 0)
+            dist.recv(between, other)
             loss = nn.functional.cross_entropy(model(between.requires_grad_()), targets)
             (loss / MICRO_BATCHES).backward()
-            dist.send(between.grad, 0)
+            dist.send(between.grad, other)
             losses.append(loss.detach())
     return torch.stack(losses).mean() if losses else None
 

@@ -574,8 +574,6 @@ class Monitor:
             (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
         records = self._exchange.records
         combined = self._exchange.receive(wait and records and not self._closed)
-        if self._exchange.stages is not None and self.info is not self._exchange.stages.info:
-            self._describe(self._exchange.stages.info)
         return combined if records else []
 
     def _describe(self, info: RunInfo) -> None:
@@ -636,6 +634,9 @@ class Monitor:
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
         outcome = Outcome()
+        stages = None if self._exchange is None else self._exchange.stages
+        if stages is not None and self.info is not stages.info:
+            self._describe(stages.info)
         for step, arrays in arrived:
             changed, actions = self._conclude_one(step, arrays)
             outcome = Outcome(outcome.alerts + changed, outcome.actions + actions)

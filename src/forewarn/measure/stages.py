@@ -39,6 +39,9 @@ _OF_THE_OUTPUT = {
 _OF_THE_INPUT = {"batch/input_mean", "batch/input_rms", "batch/repeated"}
 """What is read at the beginning of the model: only the first stage has it."""
 
+_UNLIKE = {"rank/data_seconds", "rank/forward_seconds", "rank/update_seconds"}
+"""Times that differ between stages whatever they do, since each waits for the one before and after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Role(Noun):
@@ -126,7 +129,7 @@ def stages_of(roles: Sequence[Role]) -> tuple[tuple[int, ...], ...]:
         return ()
     for rank, role in enumerate(roles):
         ranks[role.is_fed, role.has_loss, role.names, role.copy].append(rank)
-    return tuple(sorted((tuple(found) for found in ranks.values()), key=lambda found: _place(roles, found)))
+    return tuple(sorted(map(tuple, ranks.values()), key=lambda of_stage: _place(roles, of_stage)))
 
 
 def _place(roles: Sequence[Role], ranks: Sequence[int]) -> tuple[bool, bool, int]:
@@ -174,7 +177,9 @@ class Stages:
             num_parameters=sum(info.num_parameters for info in self._infos),
             parameters=parameters,
             modules={
-                self._name(at, name): kind for at, info in enumerate(self._infos) for name, kind in info.modules.items()
+                self._name(stage, name): kind
+                for stage, info in enumerate(self._infos)
+                for name, kind in info.modules.items()
             },
             blocks=tuple(self._name(stage, name) for stage, info in enumerate(self._infos) for name in info.blocks),
             groups=tuple(self.groups),
@@ -203,6 +208,8 @@ class Stages:
             return stage == self.num - 1
         if metric in _OF_THE_INPUT:
             return stage == 0
+        if metric in _UNLIKE:
+            return False
         if stage == self.recorder:
             return True
         declared = self._catalogue.find(metric)
