@@ -63,6 +63,8 @@ from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
+from forewarn.measure.shards import ranks_together
+from forewarn.measure.stages import Candidate
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
@@ -155,6 +157,7 @@ def watch(
     else:  # settings that name parts of the model would fail, which is not the user's mistake
         metrics, measure = (), replace(measure, blocks="", router="")
     _check_plan(parameter_index, measure.plan)
+    may_be_stage = ranks > 1 and len(ranks_together(model, parameter_index.parameters)) < ranks
     device = next((parameter.device for parameter in parameter_index.parameters), None)
     stopwatch = Stopwatch(make_event=device_event if device is not None and device.type == "cuda" else None)
     all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics, settings.hyperparameters)
@@ -175,7 +178,7 @@ def watch(
         info = _with_earlier(info, earlier.info)
     first = parameter_index.records
     shown_in = _views(views, settings, on_alert) if first else []
-    running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
+    running = [probe for probe in all_probes.values() if first or may_be_stage or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     if first and settings.snapshots.keep_batches:
         loop.kept = _kept_batches(model, optimizers, settings.snapshots, device, ranks)
@@ -194,9 +197,14 @@ def watch(
             writer = _writer(run, info, settings, resume, resume_at)
         if parameter_index.rank is not None:
             log = RankLogWriter(parameter_index.rank, None if writer is None else writer.flush)
+            candidate = Candidate(
+                parameter_index, info, catalogue,
+                read=lambda step, arrays: step.readings(list(arrays), loop.guard),
+                settle=lambda leads: None if leads else loop.keep_only(lambda probe: probe.on_every_rank),
+            ) if may_be_stage else None  # fmt: skip
             exchange = Exchange(
                 _meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards,
-                log, None if writer is None else writer.path.absolute(),
+                log, None if writer is None else writer.path.absolute(), candidate,
             )  # fmt: skip
         monitor = Monitor(
             loop=loop,

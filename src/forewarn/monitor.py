@@ -684,6 +684,13 @@ class Monitor:
         combined = self._exchange.receive(wait and records and not self._closed)
         return combined if records else []
 
+    def _describe(self, info: RunInfo) -> None:
+        """Take the stages of a pipeline for one model; nothing has been recorded before."""
+        self.info = info
+        self._judge = Judge(self._judge.rule_set, info)
+        if self._writer is not None:
+            self._writer.describe(info)
+
     def _follow_ranks(self, exchange: Exchange) -> None:
         """Do what the ranks have agreed to do at this step."""
         for first, last in exchange.windows():
@@ -735,6 +742,9 @@ class Monitor:
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
         outcome = _QUIET
+        stages = None if self._exchange is None else self._exchange.stages
+        if stages is not None and self.info is not stages.info:
+            self._describe(stages.info)
         for step, arrays in arrived:
             changed, actions = self._conclude_one(step, arrays)
             if changed or actions:

@@ -250,6 +250,11 @@ class Loop:
         """Whether a probe runs in this process: not on other ranks, and not after it has failed."""
         return any(other is probe for other in self.probes)
 
+    def keep_only(self, is_kept: Callable[[Probe], bool]) -> None:
+        """Go on without the probes that this rank has no use for."""
+        self.probes = [probe for probe in self.probes if is_kept(probe)]
+        self._listeners.clear()
+
     def guard(self, probe: Probe, call: Callable[..., Any], *args: Any) -> Any:
         """Call into a probe; an exception switches it off."""
         try:
