@@ -118,6 +118,8 @@ _CATALOGUE = (
     Metric("update/separate_losses", MODEL, MEASURED, "code", MAX,
            "1 if an optimizer stepped with gradients that came after another one's step, as in a GAN; 2 if the model "
            "ran several times without gradients, as when a policy acts."),
+    Metric("update/shared_tensors", MODEL, MEASURED, "count", MAX,
+           "Number of parameters that two optimizers moved with the same gradient; read where there are several."),
     Metric("update/skipped", MODEL, EVERY_STEP, "flag", MAX, "1 if the `GradScaler` skipped the step."),
     Metric("gain/block", BLOCK, MEASURED, "", DERIVED,
            "‖∂L/∂input‖ / ‖∂L/∂output‖ of a block; above 1, gradients grow on their way back through it.",

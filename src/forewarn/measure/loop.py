@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.optim.optimizer as every_optimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -118,6 +119,7 @@ class Loop:
                     self._hooks.put(optimizer, register, self._stepper(event, index))
                 except Exception as error:
                     self.hook_failed(error)
+        self._hooks.put(every_optimizer, "register_optimizer_step_pre_hook", self._any_steps)
 
     def search(self) -> None:
         """Look for the modules that the loop calls from its first step on, if it may not call the model itself."""
@@ -270,6 +272,13 @@ class Loop:
             self._tell(event, index, optimizer, self.step, closure is not None)
 
         return stepped
+
+    def _any_steps(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before any optimizer of the process steps."""
+        if self.step.measured and all(optimizer is not own for own in self._optimizers):
+            with self.stopwatch:
+                for probe in self._listening("before_other_update"):
+                    self.guard(probe, probe.before_other_update, optimizer)
 
     def _explain(self, index: int) -> None:
         """Look for passes that were missed, if the gradients that an optimizer uses come from no pass that was seen."""
