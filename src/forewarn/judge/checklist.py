@@ -38,7 +38,7 @@ COVERED = {
         "E107",
     ),
     "gradient norms in range": ("G101", "G102", "G103", "G104", "G107", "G108", "G109", "G112", "G113"),
-    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114", "U115", "U116"),
+    "update ratios in range": ("U101", "U102", "U103", "U104", "U105", "U106", "U112", "U113", "U114", "U115", "U116", "U117"),
     "gradients even over depth": ("G105", "G106", "G110", "G111"),
     "tasks even": ("T101", "T102"),
     "throughput stable": ("P101", "P102", "P103", "P106", "P108"),
