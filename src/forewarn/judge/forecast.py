@@ -152,7 +152,9 @@ class LossCurve:
 
     def _noise(self, level: float) -> float:
         """The standard deviation of the last losses around their level."""
-        return 1.4826 * float(np.median(np.abs(_recent(self.points[1]) - level)))
+        losses = self.points[1]
+        last = losses[-max(_LEAST_POINTS, len(_recent(losses))) :]  # a spread takes more points than a level
+        return 1.4826 * float(np.median(np.abs(last - level)))
 
     def state_dict(self) -> dict[str, Any]:
         return {
