@@ -17,7 +17,7 @@ from forewarn.types import RunInfo
 
 (
     RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, PHASE, METRIC,
-    PROBE, RULE, RANK,
+    PROBE, RULE, RANK, VARIABLE,
 ) = Scope  # fmt: skip
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce
@@ -165,6 +165,8 @@ _CATALOGUE = (
     Metric("batch/input_mean", MODULE, MEASURED, "", MEAN, "Mean of the input of the first layer."),
     Metric("batch/input_rms", MODULE, MEASURED, "", MEAN, "Root mean square of the input of the first layer."),
     Metric("batch/repeated", RUN, MEASURED, "flag", MAX, "1 if the inputs are those of the last measured step."),
+    Metric("batch/nan_at_failure", VARIABLE, EVENT, "count", MAX,
+           "Number of NaN in each variable of the loop when it ended with an error."),
     Metric("batch/num_targets", RUN, MEASURED, "count", SUM,
            "Number of targets, from `monitor.batch` or the gradient of a softmax loss."),
     Metric("batch/num_classes", RUN, MEASURED, "count", MAX, "Number of different classes among these targets."),

@@ -35,6 +35,7 @@ from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.portable_state import to_arrays, to_tensors
+from forewarn.measure.post_mortem import variables_with_nan
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
@@ -408,6 +409,8 @@ class Monitor:
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
             if any(words in reason for words in _OUT_OF_MEMORY):
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
+            elif isinstance(error := sys.exception(), Exception) and (held := variables_with_nan(error.__traceback__)):
+                last.append(Reading("batch/nan_at_failure", tuple(held), list(held.values())))
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
 

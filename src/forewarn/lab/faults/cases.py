@@ -163,6 +163,7 @@ def trained(case: Case, directory: Path | None, *more: Change) -> tuple[Session,
     try:
         score = workload.script(session)
     except (RuntimeError, ValueError) as failure:  # as a script that meets NaN
+        session.close()  # while the error is handled, as a monitor that is a context manager
         score, error = math.inf, str(failure).partition("\n")[0]
     finally:
         session.close()
