@@ -59,8 +59,7 @@ _CLEAR = 5.0
 _FALL_KEPT = 0.9
 """Fraction of its fall that the loss must keep; with less, it has risen again."""
 _WITHIN_NOISE = 3.5
-"""Standard errors of the difference of two levels up to which it is noise. The lowest of ten lies 1.5 of them too low by
-chance."""
+"""Standard errors of the difference of two levels up to which it is noise; the lowest of ten is too low by chance."""
 
 
 class LossCurve:

@@ -43,7 +43,12 @@ class LossShift(Settings):
     sudden: float = between(0.5, 0.0, 1.0)
     """Fraction of the rise within a few steps from which it was sudden, so that something must have changed there."""
     first_losses: int = between(16, 2, counts="readings")
-    """Number of losses in a row above all of the 32 before them after which the rule does not wait for a new level."""
+    """Number of losses in a row above all of the 32 before them after which a sudden rise need not wait for a level."""
+    leap: float = between(0.25, 0.0)
+    """Fraction of its best level by which the loss must have risen then, if that is less than `lost` of the gain: a
+    loss that starts far above chance gains most in its first steps."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Fraction of the highest level below which only `lost` counts: the task is almost solved."""
 
 
 def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
@@ -114,8 +119,8 @@ def loss_shift(
     quiet: 5.0 3.0 2.0 1.5 1.2 1.4 | train/loss 1.4x32
     quiet: 5.0 3.0 1.0 0.01 0.02 | train/loss 0.02x32
     """
-    level = levels.series()
-    if level.at < loss.at:
+    level, is_ahead = levels.series(), levels.at < loss.at
+    if is_ahead:
         level = _ahead(level, loss.series(), lr, settings)
     is_finite = np.isfinite(level.values)
     medians, steps = level.values[is_finite].astype(np.float64), level.steps[is_finite]
@@ -127,10 +132,13 @@ def loss_shift(
     now, best_at = float(medians[-1]), int(np.nanargmin(earlier))
     best = float(medians[best_at])
     gain = float(medians[: best_at + 1].max()) - best
-    bound = best + max(settings.lost * gain, settings.rise * abs(best))
+    least = settings.lost * gain
+    if is_ahead and now > settings.negligible_share * float(medians.max()) and best > 0:
+        least = min(least, settings.leap * best)
+    bound = best + max(least, settings.rise * abs(best))
     if not (now > bound and gain > settings.fallen * abs(best)):
         return None
-    if level.at == levels.at and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
+    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
@@ -140,7 +148,10 @@ def loss_shift(
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
     evidence = {"best": best, "lost": min(lost, 1.0), "lasting_steps": level.at - rose_at + 1, "rose_at": rose_at}
     before, after = rates(lr, np.array([rose_at - 1, rose_at + 1]))
-    if after <= before and _leap(loss.series(), rose_at) > settings.sudden * (now - best):
+    is_sudden = _leap(loss.series(), rose_at) > settings.sudden * (now - best)
+    if is_ahead and not is_sudden:
+        return None
+    if after <= before and is_sudden:
         evidence["steady_lr"] = after
     return finding(severity, now, bound, "", **evidence)
 

@@ -56,10 +56,8 @@ class SharingProbe(Probe):
             gradient = parameter.grad if id(parameter) in contested else None
             if gradient is None:
                 continue
-            before = self._used.get(id(parameter))
-            if before is not None and before[0] != id(optimizer):
-                if before[1]() is gradient and before[2] == gradient._version:
-                    self._shared.add(id(parameter))
+            if (before := self._used.get(id(parameter))) is not None and _is_reused(before, optimizer, gradient):
+                self._shared.add(id(parameter))
             self._used[id(parameter)] = (id(optimizer), weakref.ref(gradient), gradient._version)
 
     def _contested(self) -> set[int]:
@@ -76,6 +74,12 @@ class SharingProbe(Probe):
             yield Reading("update/shared_tensors", ONE, len(shared))
 
         return Pending(decode=decode)
+
+
+def _is_reused(used: Used, optimizer: Optimizer, gradient: Tensor) -> bool:
+    """Whether another optimizer has stepped with this gradient, and nothing has changed it since."""
+    other, reference, version = used
+    return other != id(optimizer) and reference() is gradient and version == gradient._version
 
 
 def _keys(optimizer: Optimizer) -> set[int]:
