@@ -283,8 +283,8 @@ def loss_not_starting(
 
 def _usual(typical: Floats, forgotten: float, settings: LossNotStarting) -> float:
     """A large median ratio, but not the largest: without a bias correction the first steps are ten times too large."""
-    known = typical[np.isfinite(typical)]
-    return float(np.fmax(np.quantile(known, settings.usual), forgotten)) if len(known) else forgotten
+    finite = typical[np.isfinite(typical)]
+    return float(np.fmax(np.quantile(finite, settings.usual), forgotten)) if len(finite) else forgotten
 
 
 def _forgotten(ratios: Panel, medians: Series, settings: LossNotStarting) -> float:
