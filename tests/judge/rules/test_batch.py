@@ -114,6 +114,11 @@ def a_distribution_that_refuses_nan(run):
     return monitor
 
 
+def test_a_loop_that_fails_on_nan_names_the_step_that_failed(tmp_path):
+    (alert,) = [alert for alert in a_distribution_that_refuses_nan(tmp_path / "run").alerts if alert.code == "D104"]
+    assert (alert.fired, alert.scope) == (33, "inputs")
+
+
 def test_the_variables_that_held_nan_when_a_loop_failed_are_counted_in_order():
     def inner(values):
         doubled = 2 * values
