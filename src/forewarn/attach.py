@@ -55,6 +55,7 @@ from forewarn.measure.probes.normalization import BatchNormProbe
 from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
+from forewarn.measure.probes.sharing import SharingProbe
 from forewarn.measure.probes.speed import SpeedProbe, device_event
 from forewarn.measure.probes.stepping import SteppingProbe
 from forewarn.measure.probes.system import SystemProbe
@@ -408,6 +409,7 @@ def _probes(
     everything: list[Probe] = [
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
+        SharingProbe(parameter_index),
         LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
         SpeedProbe(stopwatch, _flops_share(hyperparameters)),
         SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),

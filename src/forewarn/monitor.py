@@ -37,6 +37,7 @@ from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.module_tree import Models, children_of
 from forewarn.measure.portable_state import to_arrays, to_tensors
+from forewarn.measure.post_mortem import variables_with_nan
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
@@ -504,15 +505,18 @@ class Monitor:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
             self._end_exchange(reason)
-            speed, last = self._speed, list[Reading]()
+            speed, last, step = self._speed, list[Reading](), max(0, self.at - 1)
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
             if any(words in reason for words in _OUT_OF_MEMORY):
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
+            elif isinstance(error := sys.exception(), Exception) and (held := variables_with_nan(error.__traceback__)):
+                last.append(Reading("batch/nan_at_failure", tuple(held), list(held.values())))
+                step = self.at  # of the step that failed, which never ended
             if self._recovery is not None and (outcomes := self._recovery.finish()):
                 self._show(max(0, self.at - 1), outcomes)
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
-                self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+                self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True, step=step)
 
     def _end_exchange(self, reason: str) -> None:
         if self._exchange is not None:
@@ -872,8 +876,11 @@ class Monitor:
         pending = self._loop.collect_from(probes, context)
         return self._keep_now(pending, context, wait) if pending else Outcome()
 
-    def _keep_now(self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool) -> Outcome:
-        late = Collected(max(0, self.at - 1), time.time(), context, pending, is_late=True)
+    def _keep_now(
+        self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool, step: int | None = None
+    ) -> Outcome:
+        """Add readings to a step that is not the next one: by default, to the last that was completed."""
+        late = Collected(max(0, self.at - 1) if step is None else step, time.time(), context, pending, is_late=True)
         self._transfer.send(late, late.tensors)
         return self._conclude(self._arrived(wait))
 
