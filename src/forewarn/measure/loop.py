@@ -334,8 +334,8 @@ class Loop:
         """Called before any optimizer of the process steps."""
         if self.step.measured and all(optimizer is not own for own in self._optimizers):
             with self.stopwatch:
-                for probe in self._listening("before_other_update"):
-                    self.guard(probe, probe.before_other_update, optimizer)
+                for probe, handle in self._listening("before_other_update"):
+                    self.guard(probe, handle, optimizer)
 
     def _explain(self, index: int) -> None:
         """Look for passes that were missed, if the gradients that an optimizer uses come from no pass that was seen."""
