@@ -1,6 +1,7 @@
 """What the README and the docs show works: every command and every piece of Python in them runs here."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -149,7 +150,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_commands_of_the_documentation_run(page, line, place):
+def test_commands_of_the_documentation_run(page, line, place, monkeypatch):
     arguments = shlex.split(line)[1:]
     if arguments[0] == "run":  # what it replaces in torch is for a process of its own
         (place / "package").mkdir()
@@ -159,6 +160,10 @@ def test_commands_of_the_documentation_run(page, line, place):
         assert ended.returncode == 0, ended.stderr
         assert "AdamW, 100 steps, completed" in " ".join(ended.stderr.split())
         return
+    if arguments[0] == "replay":
+        monkeypatch.delitem(sys.modules, "train", raising=False)
+        (place / "train.py").write_text(files_of(ROOT / "docs" / "snapshots.md")["train.py"])
+        runpy.run_path("train.py", run_name="__main__")
     if arguments[:2] == ["train", "multitask"]:
         arguments += ["--epochs", "1", "--samples", "200"]
     elif arguments[0] == "train":

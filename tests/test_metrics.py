@@ -289,6 +289,7 @@ def written(tmp_path_factory):
     view.undelivered = "mail: down"
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
+        monitor.snapshot()
         plain_step(model, monitor, optimizer)
     small = ["--width", "16", "--heads", "2", "--depth", "1", "--max-steps", "3", "--result-dir", str(folder / "lm")]
     for arguments in (

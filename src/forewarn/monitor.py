@@ -367,7 +367,7 @@ class Monitor:
     def _save_evidence(self, step: int, changed: Sequence[Alert]) -> None:
         """Save a snapshot if an alert has become critical, unless the run has enough of them."""
         settings = self._snapshots.settings
-        if self._writer is None or self._snapshot_failed or not settings.automatic:
+        if self._writer is None or self._writer.failure or self._snapshot_failed or not settings.automatic:
             return
         critical = [
             alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING

@@ -37,6 +37,7 @@ SECTIONS = {
     "Judge a run": {
         "check": "forewarn check runs/demo",
         "forecast": "forewarn forecast runs/demo --target 1.5",
+        "replay": "forewarn replay runs/mine --model train:make_model",
     },
     "Look at runs": {
         "serve": "forewarn serve runs",
@@ -73,7 +74,7 @@ _NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section
 _EXIT_CODES = """\b
 Exit codes:
   0    success; for check: the run is healthy
-  1    check found warnings; selftest failed
+  1    check found warnings; selftest failed; replay found a fault
   2    check found critical alerts
   3    a run, config or rule cannot be read
   64   invalid command line

@@ -20,6 +20,7 @@ from forewarn.judge.families import is_own
 from forewarn.standing import COMPLETED, NOT_FALLING, run_state
 from forewarn.store import Run
 from forewarn.store.rank_logs import FirstEnd, first_to_end
+from forewarn.store.snapshot_folders import replay_command, snapshots_in
 from forewarn.types import Action, Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
@@ -62,6 +63,7 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
         "actions": [action.to_json() for action in run.actions()],
+        "snapshots": [str(path) for path in snapshots_in(run.path)],
     }
 
 
@@ -219,4 +221,6 @@ def next_commands(
         if is_own(worst.code):
             explain += [word for module in rule_modules or ["MODULE"] for word in ("--rules", module)]
         commands = [f"{commands[0]} --step {worst.fired}", shlex.join(explain)]
+    if replay := replay_command(path):
+        commands.append(replay)
     return Group(Text("Next", style="bold"), *(Text(f"  {literal(command)}") for command in [*first, *commands]))

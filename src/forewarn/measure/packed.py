@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from keyword import iskeyword
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -194,7 +193,7 @@ def _with_names(kind: str, values: dict[str, Any]) -> Any:
     if not all(name.isidentifier() and not iskeyword(name) for name in values):
         raise ValueError("its structure is damaged: a name is not a word")
     if kind == "object":
-        return SimpleNamespace(**values)
+        return make_dataclass("Kept", values)(**values)
     if kind == "packed_sequence":
         return PackedSequence(*values.values())
     return namedtuple("Kept", values, rename=True)(*values.values())

@@ -73,6 +73,8 @@ class SnapshotWriter:
         }
         if batches:
             files |= self._batch_files(batches, notes)
+            if own is None:
+                notes.append(f"the batch of step {step} is gone: keep more with Snapshots(keep_batches=...)")
         else:
             notes.append(_without_batch(self.kept))
         if weights:
@@ -129,6 +131,8 @@ class SnapshotWriter:
         if kept is not None and kept.weights is not None:
             weights |= {name: tensor for name, tensor in kept.weights.items() if name in weights}
             which = "before"
+        elif kept is not None and self.settings.weights == "before":
+            which = "before"  # the update of the step under way is still to come
         divided = [name for name, tensor in weights.items() if hasattr(tensor, "to_local")]
         if divided:
             notes.append("the weights are not saved: they are divided over the ranks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Mapping
@@ -73,6 +74,17 @@ def snapshots_in(run: Path) -> list[Path]:
         return []
     ordered = sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
     return [run / FOLDER / name for name in ordered if (run / FOLDER / name / DESCRIPTION).is_file()]
+
+
+def replay_command(run: Path) -> str | None:
+    """The command that runs the step of the run's first snapshot again; None if it has none.
+
+    The first problem is usually the cause of the next.
+    """
+    snapshots = snapshots_in(run)
+    if not snapshots:
+        return None
+    return f"forewarn replay {shlex.quote(str(snapshots[0]))} --model MODULE:FUNCTION"
 
 
 def write_folder(run: Path, step: int, files: Mapping[str, Callable[[Path], None]]) -> Path:

@@ -85,4 +85,22 @@ def over_budget(path: Path) -> forewarn.Monitor:
     return monitor
 
 
-FAULTS = {"X106": over_budget}
+def without_snapshots(path: Path) -> forewarn.Monitor:
+    """A file is where the folder of snapshots should be."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with forewarn.watch(model, optimizer, path, views=[]) as monitor:
+        (path / "snapshots").write_text("in the way")
+        for step in range(20):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+            if step == 9:
+                monitor.snapshot()
+    return monitor
+
+
+FAULTS = {"X106": over_budget, "X108": without_snapshots}

@@ -166,17 +166,23 @@ def find_workload(name: str) -> Workload:
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ValueError(f"there is no workload {name!r}: give {', '.join(WORKLOADS)} or your own as module:function")
+    function = named_function(name, "the workload")
+    return Workload(name, "your own", lambda: _parts_from(name, function))
+
+
+def named_function(name: str, what: str) -> Callable[..., Any]:
+    """A function of the user by its name `module:function`; the module is looked up in the current folder first."""
+    module_name, _, function_name = name.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"the workload {name} cannot be imported: {error}") from error
-    return Workload(name, "your own", lambda: _parts_from(name, function))
+        raise ValueError(f"{what} {name} cannot be imported: {error}") from error
+    return function
 
 
 def _parts_from(name: str, function: Callable[[], Any]) -> Parts:

@@ -20,6 +20,7 @@ from forewarn.judge.remedies import declared
 from forewarn.metrics import all_metrics, catalogue_of
 from forewarn.standing import COMPLETED, NOT_FALLING, RUNNING, run_state
 from forewarn.store import Run, StoredSeries
+from forewarn.store.snapshot_folders import replay_command
 from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
 from forewarn.views.comparison import configuration, environment
 from forewarn.views.conclusions import change_words, folded, summary_words, things_to_do
@@ -63,9 +64,15 @@ def overview(run: Run, name: str) -> dict[str, Any]:
         "blocks": list(run.info.blocks),
         "histograms": {metric: model_order(run, of) for metric, of in run.distributions().items()},
         "config": configuration(run),
-        "environment": environment(run),
+        "environment": environment(run) | _snapshot(run),
         "cost": _cost(run),
     }
+
+
+def _snapshot(run: Run) -> dict[str, str]:
+    """How to run the step of a debug snapshot again, if there is one."""
+    command = replay_command(run.path)
+    return {} if command is None else {"debug snapshot": literal(command)}
 
 
 def _state(run: Run, num_steps: int) -> dict[str, Any]:
