@@ -22,16 +22,16 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(["forewarn.atta
 """The processes begin with these imports, which would otherwise take longer than most tests."""
 
 
-def in_two_processes(work: Callable[..., None], *args: Any) -> None:
+def in_two_processes(work: Callable[..., None], *args: Any, start: str = "forkserver") -> None:
     """Call `work(rank, *args)` in two processes of one group; what one of them raises is raised here."""
-    in_processes(2, work, *args)
+    in_processes(2, work, *args, start=start)
 
 
-def in_processes(num: int, work: Callable[..., None], *args: Any) -> None:
-    """Call `work(rank, *args)` in several processes of one group."""
+def in_processes(num: int, work: Callable[..., None], *args: Any, start: str = "forkserver") -> None:
+    """Call `work(rank, *args)` in several processes of one group. With `start="spawn"`, they run their exit handlers."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a free port, which it keeps
     running = multiprocessing.start_processes(
-        _joined, (num, store.port, work, args), nprocs=num, join=False, start_method="forkserver"
+        _joined, (num, store.port, work, args), nprocs=num, join=False, start_method=start
     )
     end = time.monotonic() + LONGEST_SECONDS
     while not running.join(timeout=max(0.0, end - time.monotonic())):

@@ -261,7 +261,7 @@ def leave(rank, folder):
 
 
 def test_processes_that_close_nothing_exit_as_they_would_alone(tmp_path):
-    in_two_processes(leave, str(tmp_path))  # an abort would be raised here
+    in_two_processes(leave, str(tmp_path), start="spawn")  # an abort would be raised here
     with forewarn.open_run(tmp_path / "run") as run:
         assert run.series("train/loss").steps.tolist() == list(range(8))
         assert run.end[0] == "not closed"
