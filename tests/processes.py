@@ -28,7 +28,7 @@ def in_two_processes(work: Callable[..., None], *args: Any, start: str = "forkse
 
 
 def in_processes(num: int, work: Callable[..., None], *args: Any, start: str = "forkserver") -> None:
-    """Call `work(rank, *args)` in several processes of one group. With `start="spawn"`, they run their exit handlers."""
+    """Call `work(rank, *args)` in several processes of one group; those of `start="spawn"` run exit handlers."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a free port, which it keeps
     running = multiprocessing.start_processes(
         _joined, (num, store.port, work, args), nprocs=num, join=False, start_method=start
