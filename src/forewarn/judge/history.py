@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from forewarn.catalogue import Cadence, Catalogue, Scope
-from forewarn.judge.series import Baseline, Panel, RollingMedian, Series
+from forewarn.judge.series import Baseline, Panel, RollingMedian, Series, Steps
 from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
-from forewarn.types import Block
+from forewarn.types import Block, Values
 
 _log = logging.getLogger("forewarn")
 
@@ -64,10 +64,7 @@ class _Ring:
         if not usual:
             self._make_room(block.scopes)
         if self._end == len(self._steps):
-            keep = self.window - 1
-            self._steps[:keep] = self._steps[self._end - keep :]
-            self._values[:keep] = self._values[self._end - keep :]
-            self._end = keep
+            self._drop_oldest()
         if usual or block.scopes == self.scopes:
             self._values[self._end] = block.values
         else:
@@ -77,6 +74,25 @@ class _Ring:
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
+
+    def add_many(self, steps: Steps, values: Values) -> None:
+        """Add several readings of the same scopes, as `append` would one by one."""
+        self._panel = None
+        while len(steps):
+            if self._end == len(self._steps):
+                self._drop_oldest()
+            count = min(len(steps), len(self._steps) - self._end)
+            end = self._end + count
+            self._steps[self._end : end] = steps[:count]
+            self._values[self._end : end] = values[:count]
+            self._end, self.seen = end, self.seen + count
+            steps, values = steps[count:], values[count:]
+
+    def _drop_oldest(self) -> None:
+        keep = self.window - 1
+        self._steps[:keep] = self._steps[self._end - keep :]
+        self._values[:keep] = self._values[self._end - keep :]
+        self._end = keep
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
         present = set(self.scopes)
@@ -111,6 +127,9 @@ class _Ring:
             rolling.seen = self.seen - len(self.panel())
         self._catch_up(rolling, scope)
         return rolling
+
+    def has_median(self, scope: str, window: int) -> bool:
+        return (scope, window) in self._medians
 
     def _catch_up(self, level: Baseline | RollingMedian, scope: str) -> None:
         new = self.seen - level.seen
@@ -222,6 +241,28 @@ class History:
             place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
             joined[place:place] = derived
         return joined
+
+    def derives(self, names: tuple[str, ...]) -> bool:
+        """Whether anything is derived from readings of these metrics."""
+        return bool(self._due_for(names))
+
+    def extend(self, name: str, scopes: tuple[str, ...], steps: Steps, values: Values) -> None:
+        """Add many readings of one metric from which nothing is derived, [readings × scopes]."""
+        ring = self._rings.get(name)
+        if ring is not None and ring.scopes == scopes:
+            ring.add_many(steps, values)
+        else:
+            self._take(Block(step, 0.0, name, scopes, row) for step, row in zip(steps.tolist(), values, strict=True))
+
+    def known_baseline(self, name: str, spike: Spike) -> Baseline | None:
+        """The usual level of a metric of the whole run, if it was asked for before."""
+        ring = self._rings.get(name)
+        return None if ring is None or ("", spike.key) not in ring.baselines else ring.baseline("", spike)
+
+    def known_median(self, name: str, window: int) -> RollingMedian | None:
+        """The same for its rolling median."""
+        ring = self._rings.get(name)
+        return None if ring is None or not ring.has_median("", window) else ring.rolling_median("", window)
 
     def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
         """The derivations for which these metrics suffice."""

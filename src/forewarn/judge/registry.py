@@ -16,6 +16,7 @@ from forewarn.judge.families import BY_LETTER, Family
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
+from forewarn.judge.upcoming import Lookahead
 from forewarn.metrics import label, unknown
 from forewarn.settings import Settings
 from forewarn.types import Finding, RunInfo, Severity, is_metric_name, spelled_out
@@ -35,6 +36,8 @@ Gate = Callable[[int, float, History], bool]
 The value is NaN if the metric is not of the run as a whole."""
 MakeGate = Callable[[Any, RunInfo], Gate]
 """Makes the gate of a run from the rule's settings."""
+MakeLookahead = Callable[[Any, RunInfo], Lookahead]
+"""Makes the lookahead of a run from the rule's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ class Rule:
     """A quick test of the newest value. If it returns False, the check would find nothing and is skipped.
 
     It is not asked if several metrics in `when` have new readings."""
+    lookahead: MakeLookahead | None = None
+    """The same over many stored steps at once, so that a replay need not stop at each of them."""
     per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
     hold: int = 1
@@ -152,6 +157,7 @@ def rule(
     remedies: tuple[Prescription, ...],
     settings: type[Settings] | None = None,
     gate: MakeGate | None = None,
+    lookahead: MakeLookahead | None = None,
     when: tuple[str, ...] = (),
     per_scope: bool = False,
     hold: int = 1,
@@ -165,7 +171,8 @@ def rule(
     The check takes one series (or panel) per metric it reads, then `settings` and `info` if it has such parameters. It
     is called when a metric in `when` has a new reading, by default the first metric it reads. For a pattern such as
     `*_metric/*`, it is called for each matching metric with a new reading. It gets the name of the metric if it has a
-    parameter `metric`. With a `gate`, it is called only if the gate returns True.
+    parameter `metric`. With a `gate`, it is called only if the gate returns True; a `lookahead` speeds up the
+    replay of long runs.
 
     A check that finds nothing returns None, and its alert is over after `keep` steps. If it cannot tell, as in noise or
     during a warm-up, it returns `forewarn.judge.registry.NOT_JUDGED`, and an alert that is open stays so.
@@ -181,7 +188,7 @@ def rule(
             )
         declared = Rule(
             code=code, name=name, family=BY_LETTER[code[0]], reads=reads, when=when or reads[:1], check=check,
-            settings=settings, gate=gate, per_scope=per_scope, hold=hold, keep=keep,
+            settings=settings, gate=gate, lookahead=lookahead, per_scope=per_scope, hold=hold, keep=keep,
             messages=_messages(message, (when or reads)[0]), remedies=remedies, explains=explains,
         )  # fmt: skip
         for defect in _defects(declared):

@@ -151,7 +151,7 @@ class Series:
     @property
     def cadence(self) -> float:
         """The median number of steps between readings; 1 if there are fewer than two."""
-        return max(1.0, float(np.median(np.diff(self.steps)))) if len(self) > 1 else 1.0
+        return max(1.0, middle(np.diff(self.steps))) if len(self) > 1 else 1.0
 
     def readings_in(self, steps: int) -> int:
         """The number of readings in this many steps, at least one."""
@@ -217,6 +217,12 @@ def median(values: NDArray[Any]) -> float:
     if not len(ordered) or not (ordered[0] > -math.inf and ordered[-1] < math.inf):  # NaN is sorted to the end
         ordered = ordered[np.isfinite(ordered)]
     return _middle(ordered) if len(ordered) else math.nan
+
+
+def middle(values: Floats) -> float:
+    """What `np.median` gives, in a fraction of the time if the values are few."""
+    ordered = np.sort(values)
+    return math.nan if not len(ordered) or math.isnan(ordered[-1]) else _middle(ordered)
 
 
 def _middle(ordered: Sequence[Any] | NDArray[Any]) -> float:
@@ -286,6 +292,18 @@ class RollingMedian:
             insort(self._ordered, value)
         self._medians.append(_middle(self._ordered) if self._ordered else math.nan)
 
+    def copy(self) -> RollingMedian:
+        """The same, to be continued separately."""
+        copied = RollingMedian(self.window)
+        copied.become(self)
+        return copied
+
+    def become(self, other: RollingMedian) -> None:
+        """Take over the state of another one with the same window."""
+        self.seen = other.seen
+        self._recent, self._ordered = other._recent.copy(), other._ordered.copy()
+        self._medians = other._medians.copy()
+
     def is_rising(self) -> bool:
         """Whether the median may have risen over two windows in a row: True where nothing of a window was finite."""
         return len(self._medians) > 2 * self.window and not (self.at(0) <= self.at(1) or self.at(1) <= self.at(2))
@@ -311,7 +329,10 @@ class Baseline:
         """Values observed so far."""
         self.latest = Deviation()
         """The verdict on the newest value."""
-        self._accepted: deque[float] = deque(maxlen=spike.window)
+        self._accepted: deque[float] = deque()
+        """The last `spike.window` accepted logarithms."""
+        self._ordered: list[float] = []
+        """The same, sorted."""
         self._outside: list[float] = []
         """The outliers since the last accepted value."""
         self._age = 0
@@ -341,6 +362,23 @@ class Baseline:
             self._accept(logarithm)
         return self.latest
 
+    def outliers(self, values: Sequence[float]) -> list[bool]:
+        """Observe these values; for each of them, whether it is an outlier."""
+        return [self.observe(value).lasting > 0 for value in values]
+
+    def copy(self) -> Baseline:
+        """The same, to be continued separately."""
+        copied = Baseline(self.spike)
+        copied.become(self)
+        return copied
+
+    def become(self, other: Baseline) -> None:
+        """Take over the state of another one with the same settings."""
+        self.seen, self.latest, self._age = other.seen, other.latest, other._age
+        self._accepted, self._ordered = other._accepted.copy(), other._ordered.copy()
+        self._outside = other._outside.copy()
+        self._negative_at, self._center, self._reach = other._negative_at, other._center, other._reach
+
     def saw_negative(self, window: int) -> bool:
         """Whether any of the last `window` values was negative."""
         return self.seen - self._negative_at < window
@@ -348,22 +386,30 @@ class Baseline:
     def _accept(self, logarithm: float) -> None:
         self._outside.clear()
         begins = len(self._accepted) + 1 == self.spike.minimum
+        if len(self._accepted) == self.spike.window:
+            oldest = self._accepted.popleft()
+            del self._ordered[bisect_left(self._ordered, oldest)]
         self._accepted.append(logarithm)
+        insort(self._ordered, logarithm)
         self._age += 1
         if begins or (self._age >= _REFRESH_AFTER and len(self._accepted) >= self.spike.minimum):
             self._refresh()
 
     def _readmit(self) -> None:
-        self._accepted.clear()
-        self._accepted.extend(self._outside)
+        self._take(self._outside)
         self._outside.clear()
         self._center = self._reach = math.nan
         if len(self._accepted) >= self.spike.minimum:
             self._refresh()
 
+    def _take(self, accepted: Sequence[float]) -> None:
+        self._accepted = deque(accepted[-self.spike.window :])
+        self._ordered = sorted(self._accepted)
+
     def _refresh(self) -> None:
-        self._center = _middle(sorted(self._accepted))
-        spread = MAD_TO_STD * _middle(sorted([abs(value - self._center) for value in self._accepted]))
+        center = self._center = _middle(self._ordered)
+        # Sorting what falls and then rises takes a fraction of the time.
+        spread = MAD_TO_STD * _middle(sorted([abs(value - center) for value in self._ordered]))
         self._reach = min(max(self.spike.k * spread, self.spike.floor), self.spike.ceiling)
         self._age = 0
 
@@ -382,7 +428,7 @@ class Baseline:
     def from_state(cls, spike: Spike, state: dict[str, Any]) -> Baseline:
         baseline = cls(spike)
         baseline.seen, baseline._age = int(state["seen"]), int(state["age"])
-        baseline._accepted.extend(float(value) for value in state["accepted"])
+        baseline._take([float(value) for value in state["accepted"]])
         baseline._outside.extend(float(value) for value in state["outside"])
         baseline._negative_at = float(state.get("negative_at", baseline.seen))  # earlier versions did not keep it
         baseline._center, baseline._reach = float(state["center"]), float(state["reach"])

@@ -15,6 +15,7 @@ from forewarn.judge.remedies import advise, for_cause, keep_in_float32
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median
 from forewarn.judge.tensor_kinds import in_float16, is_matrix, num_elements
+from forewarn.judge.upcoming import Lookahead, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -87,15 +88,25 @@ def _without_epsilon(info: RunInfo) -> bool:
     return any(group.get("eps") == 0 for group in info.groups)
 
 
+def _is_epsilon_in_doubt(info: RunInfo) -> bool:
+    return _without_epsilon(info) or any(parameter.dtype == "float16" for parameter in info.parameters.values())
+
+
 def _may_divide_by_zero(settings: None, info: RunInfo) -> Gate:
-    is_likely = _without_epsilon(info) or any(parameter.dtype == "float16" for parameter in info.parameters.values())
+    is_likely = _is_epsilon_in_doubt(info)
     return lambda _step, _norm, _history: is_likely
+
+
+def _look_for_zero(info: RunInfo) -> Lookahead:
+    is_likely = _is_epsilon_in_doubt(info)
+    return lambda metric, upcoming: None if is_likely else never(metric, upcoming)
 
 
 @rule(
     "U113", "epsilon-underflow", reads=("gradient/global_norm", "gradient/norm"),
     when=("gradient/global_norm",), per_scope=True, keep=100,
     gate=_may_divide_by_zero,
+    lookahead=lambda _settings, info: _look_for_zero(info),
     explains=("L101", "L102", "L103", "L107", "L108", "G101", "U102", "W101", "W102", "A103"),
     message=(
         Message(

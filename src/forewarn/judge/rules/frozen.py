@@ -21,6 +21,7 @@ from forewarn.judge.remedies import (
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
 from forewarn.judge.tensor_kinds import copies, is_matrix, layer_of, never_called, num_elements
+from forewarn.judge.upcoming import by_value
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity, Values
 
@@ -157,6 +158,7 @@ class OptimizerNotStepping(Settings):
 @rule(
     "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
     gate=lambda _settings, _info: lambda _step, num_steps, _history: not num_steps > 0,
+    lookahead=lambda _settings, _info: by_value(lambda num_steps: ~(num_steps > 0)),
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=OptimizerNotStepping,
     message=(

@@ -30,6 +30,7 @@ from forewarn.judge.remedies import (
 from forewarn.judge.series import MAD_TO_STD, Panel, Series, median
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
+from forewarn.judge.upcoming import by_value
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -38,6 +39,7 @@ from forewarn.types import Finding, RunInfo, Severity
     "G101", "non-finite-gradient", reads=("gradient/global_norm", "gradient/nonfinite", "update/optimizer_steps"),
     when=("gradient/global_norm", "gradient/nonfinite"), per_scope=True, keep=50,
     gate=lambda _settings, _info: lambda _step, norm, _history: not math.isfinite(norm),
+    lookahead=lambda _settings, _info: by_value(lambda norms: ~np.isfinite(norms)),
     explains=("L101", "W101", "A103", "M101"),
     message=(
         Message(
@@ -135,6 +137,7 @@ class ExplodingGradient(Settings):
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
     gate=lambda settings, _info: lambda _step, norm, _history: not norm <= settings.warning,
+    lookahead=lambda settings, _info: by_value(lambda norms: ~(norms <= settings.warning)),
     explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
@@ -230,6 +233,7 @@ class VanishingGradient(Settings):
     "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
     gate=lambda settings, _info: lambda _step, norm, _history: not norm >= settings.global_norm,
+    lookahead=lambda settings, _info: by_value(lambda norms: ~(norms >= settings.global_norm)),
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
@@ -311,6 +315,7 @@ class GradientSpike(Spike):
     gate=lambda settings, _info: lambda _step, _norm, history: (
         history.baseline("gradient/global_norm", settings).latest.outlier
     ),
+    lookahead=lambda settings, _info: lambda metric, upcoming: upcoming.outliers(metric, settings),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
