@@ -14,6 +14,9 @@ from forewarn.judge.series import Bools, Floats, Panel, Steps
 from forewarn.judge.spike import Spike
 from forewarn.types import Values
 
+NEARLY = 0.999
+"""Looking ahead, a distance that is shorter by rounding counts as well."""
+
 _WHOLE = ("",)
 
 

@@ -26,7 +26,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian, trailing
 from forewarn.judge.spike import Spike
-from forewarn.judge.upcoming import Upcoming, by_value, never
+from forewarn.judge.upcoming import NEARLY, Upcoming, by_value, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
@@ -115,7 +115,7 @@ def _upcoming_spikes(metric: str, upcoming: Upcoming, settings: LossSpike) -> Bo
     middles = np.median(before, axis=1)
     reach = settings.k * MAD_TO_STD * np.median(np.abs(before - middles[:, None]), axis=1)
     excess = losses[settings.window :] - middles
-    return outliers | (excess > 0.999 * reach)  # the last digits may differ from those of a single step
+    return outliers | (excess > NEARLY * reach)
 
 
 @rule(

@@ -11,13 +11,11 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
 from forewarn.judge.series import Bools, Panel
-from forewarn.judge.upcoming import Upcoming, any_of
+from forewarn.judge.upcoming import NEARLY, Upcoming, any_of
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
 _EVERY = ("*_metric/*",)
-_NEARLY = 0.999
-"""Looking ahead, a distance that is shorter by rounding counts as well."""
 
 
 def _same_scopes(metric: str, upcoming: Upcoming) -> bool:
@@ -136,7 +134,7 @@ def _upcoming_jumps(metric: str, upcoming: Upcoming, settings: MetricJump) -> Bo
     before = np.lib.stride_tricks.sliding_window_view(rows[: -settings.lasting], num_before, axis=0)
     recent = np.lib.stride_tricks.sliding_window_view(rows[num_before:], settings.lasting, axis=0)
     lowest, highest = np.fmin.reduce(before, axis=-1), np.fmax.reduce(before, axis=-1)
-    reach = _NEARLY * settings.spans * (highest - lowest)
+    reach = NEARLY * settings.spans * (highest - lowest)
     inside = np.fmin.reduce(recent, axis=-1) <= highest + reach
     inside &= np.fmax.reduce(recent, axis=-1) >= lowest - reach
     return any_of(~inside)
