@@ -75,11 +75,11 @@ class _StoredSteps:
         alone = np.isin(numbers, [number for number, plan in plans.items() if plan.alone])
         columns: dict[str, Column] = {}
         for metric in {metric: None for plan in plans.values() if not plan.alone for metric in plan.metrics}:
-            found = stretch.column(metric, first, end)
-            if found is None:  # its scopes change
+            readings = stretch.column(metric, first, end)
+            if readings is None:  # its scopes change
                 alone |= np.isin(numbers, [number for number, plan in plans.items() if metric in plan.metrics])
             else:
-                scopes, rows, values = found
+                scopes, rows, values = readings
                 columns[metric] = Column(scopes, rows - first, stretch.steps[rows], values)
         upcoming = Upcoming(self._history, (name for plan in plans.values() for name in plan.metrics), columns)
         for metric, column in columns.items():
@@ -123,11 +123,11 @@ class _StoredSteps:
         if code in self._judge.failed:
             return np.zeros(num_readings, np.bool_)
         try:
-            found = self._lookaheads[code](metric, upcoming)
+            possible = self._lookaheads[code](metric, upcoming)
         except Exception:
             _log.debug("%s could not look ahead at %s", code, metric, exc_info=True)
-            found = None
-        return np.ones(num_readings, np.bool_) if found is None else found
+            possible = None
+        return np.ones(num_readings, np.bool_) if possible is None else possible
 
     def _next_change(self, quiet: _Quiet, place: int, end: int) -> int:
         """The first of these rows at which an open alert changes although nothing is found; `end` if there is none."""

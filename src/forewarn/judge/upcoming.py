@@ -119,8 +119,8 @@ def by_step(may_be_found: Callable[[Steps], Bools]) -> Lookahead:
 
 def any_of(flags: Bools) -> Bools:
     """For each reading, whether it is so in any scope."""
-    found: Bools = np.logical_or.reduce(flags, axis=1)
-    return found
+    any_scope: Bools = np.logical_or.reduce(flags, axis=1)
+    return any_scope
 
 
 def never(metric: str, upcoming: Upcoming) -> Bools:

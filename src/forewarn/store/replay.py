@@ -107,7 +107,7 @@ class Stretch:
 
     def column(self, name: str, first: int, end: int) -> tuple[tuple[str, ...], NDArray[np.int64], Values] | None:
         """The scopes, rows and values of a metric among these rows; None if its scopes change or a row has two."""
-        found: tuple[tuple[str, ...], NDArray[np.int64], Values] | None = None
+        column: tuple[tuple[str, ...], NDArray[np.int64], Values] | None = None
         for layout in self._values:
             if self._catalog.layouts[layout].name != name:
                 continue
@@ -116,10 +116,10 @@ class Stretch:
             if count == 0:
                 continue
             rows = np.flatnonzero(np.diff(begins))
-            if found is not None or len(rows) != count:
+            if column is not None or len(rows) != count:
                 return None
-            found = self._scopes[layout], rows + first, self._values[layout][begins[0] : begins[-1]]
-        return found
+            column = self._scopes[layout], rows + first, self._values[layout][begins[0] : begins[-1]]
+        return column
 
     def _blocks(self, place: int, step: int, values: list[Values]) -> list[Block]:
         pattern = self._catalog.patterns[self.patterns[place]]

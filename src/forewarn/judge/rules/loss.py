@@ -243,16 +243,16 @@ def _upcoming_rises(metric: str, upcoming: Upcoming, settings: LossDivergence) -
     if loss is None:
         return None
     bound = settings.factor * np.float64(np.fmin.reduce(loss.values[:, 0]))
-    found = never(metric, upcoming)
+    diverging = never(metric, upcoming)
     if not np.fmax.reduce(loss.values[:, 0]) > bound:
-        return found
+        return diverging
     for window in (settings.window, settings.slow_window):
         rolling = upcoming.rolling_medians(metric, window)
         if rolling is None:
             return None
         medians, is_rising = rolling
-        found |= is_rising & (medians > bound)
-    return found
+        diverging |= is_rising & (medians > bound)
+    return diverging
 
 
 @rule(

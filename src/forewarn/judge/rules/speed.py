@@ -271,8 +271,8 @@ def _no_upcoming_waiting(metric: str, upcoming: Upcoming, settings: DataStarved)
     for scope, limit in (("data", settings.share), ("between passes", settings.unsure_share)):
         waiting = phases.series(scope).values.astype(np.float64)
         if len(waiting):
-            known = np.where(np.isfinite(waiting), np.diff(phases.steps, prepend=phases.steps[:1] - 1), 0.0)
-            if not _seldom(waiting > limit * least, known, settings.readings):
+            weights = np.where(np.isfinite(waiting), np.diff(phases.steps, prepend=phases.steps[:1] - 1), 0.0)
+            if not _seldom(waiting > limit * least, weights, settings.readings):
                 return None
     return never(metric, upcoming)
 
