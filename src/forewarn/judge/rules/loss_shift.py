@@ -104,6 +104,9 @@ def loss_shift(
     medians, steps = level.values[is_finite].astype(np.float64), level.steps[is_finite]
     if len(medians) < 3 or not math.isfinite(level.last):
         return None
+    lowest = float(medians[:-1].min())
+    if lowest > 0 and not medians[-1] > lowest + settings.rise * lowest:  # whichever earlier level is the best
+        return None
     earlier = np.where(comparable(lr, steps[:-1, None], level.at, settings.comparable_lr, info), medians[:-1], np.nan)
     if np.isnan(earlier).all():
         return None
