@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -153,11 +154,13 @@ class _Quiet:
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self.columns = columns
+        self._rows: dict[str, list[int]] = {metric: column.rows.tolist() for metric, column in columns.items()}
 
     def between(self, metric: str, first: int, end: int) -> slice:
         """Where the readings of these rows are in the column of a metric."""
-        start, stop = np.searchsorted(self.columns[metric].rows, (first, end)).tolist()
-        return slice(start, stop)
+        rows = self._rows[metric]
+        start = bisect_left(rows, first)
+        return slice(start, bisect_left(rows, end, start))
 
     def join(self, history: History, first: int, end: int) -> None:
         """Add these rows to the history."""

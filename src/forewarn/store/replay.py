@@ -95,7 +95,7 @@ class Stretch:
         for layout in self._catalog.patterns[self.patterns[place]].layouts:
             number = taken.get(layout, 0)  # a metric may be appended twice in one call
             taken[layout] = number + 1
-            values.append(self._values[layout][self._begin(layout)[place] + number])
+            values.append(self._values[layout][self._begin(layout).item(place) + number])
         return step, self._blocks(place, step, values)
 
     def layouts(self, pattern: int) -> list[tuple[str, tuple[str, ...]]]:

@@ -67,6 +67,10 @@ class LossNotStarting(Settings):
     """Robust standard deviation of the loss, as a fraction of it, below which it is the same for every batch."""
 
 
+_USUAL_START = LossNotStarting()
+"""Made once: checking settings takes longer than the rule that uses these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlateau(Settings):
     """When `loss-plateau` fires."""
@@ -138,8 +142,9 @@ def loss_plateau(
         return None
     if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
         return NOT_JUDGED
-    usual = LossNotStarting()
-    if _not_started(level.series(), usual, usual.levels, usual.gain):  # it needs a higher lr, not a lower one
+    if _not_started(
+        level.series(), _USUAL_START, _USUAL_START.levels, _USUAL_START.gain
+    ):  # it needs a higher lr, not a lower one
         return NOT_JUDGED
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])

@@ -55,7 +55,7 @@ def benchmark(
 
     In every round each contender trains the same `steps` steps of a new model, and the order rotates by one. A
     contender that is not installed or raises is left out, and the result says why. No further round is begun if it
-    would end after this many seconds, but two are always taken. Raises ValueError if the workload itself does not train.
+    would end after this many seconds, but two are always taken. Raises ValueError if the workload does not train.
     """
     with past_set_aside():
         return _benchmark(workload, contenders, rounds, steps, directory, tell, seconds)
