@@ -78,7 +78,7 @@ def place(tmp_path, monkeypatch, built):
             monitor.step(loss)
     shutil.copytree("runs/demo", "runs/demo-saved")
     Path("forewarn.toml").write_text(next(iter(blocks(ROOT / "docs" / "monitor.md", "toml"))))
-    for name, code in files_of(YOUR_OWN).items():
+    for name, code in (files_of(YOUR_OWN) | files_of(ROOT / "docs" / "preflight.md")).items():
         Path(name).write_text(code)
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     monkeypatch.syspath_prepend(tmp_path)

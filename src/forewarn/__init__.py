@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from forewarn.monitor import Monitor
     from forewarn.plan import Plan
     from forewarn.policy import Policy
+    from forewarn.preflight_checks.inspection import preflight
+    from forewarn.preflight_checks.result import Preflight, PreflightCheck
     from forewarn.settings import Settings, between
     from forewarn.standalone import (
         ActivationDifferenceMetric,
@@ -110,6 +112,8 @@ _HOMES = {
     **dict.fromkeys(("Config", "Snapshots"), "config"),
     "Plan": "plan",
     "Policy": "policy",
+    "preflight": "preflight_checks.inspection",
+    **dict.fromkeys(("Preflight", "PreflightCheck"), "preflight_checks.result"),
     "Measure": "measure.options",
     "Schedule": "measure.schedule",
     "Run": "store.reader",
@@ -186,6 +190,8 @@ __all__ = [
     "Plan",
     "Policy",
     "PostEpochEvaluationCallback",
+    "Preflight",
+    "PreflightCheck",
     "Probe",
     "Reading",
     "Reason",
@@ -224,6 +230,7 @@ __all__ = [
     "finding",
     "monitor_scaled_dot_product_attention",
     "open_run",
+    "preflight",
     "rule",
     "watch",
 ]

@@ -55,6 +55,7 @@ from forewarn.measure.probes.normalization import BatchNormProbe
 from forewarn.measure.probes.rank_comparison import RanksProbe
 from forewarn.measure.probes.representation import RepresentationProbe
 from forewarn.measure.probes.router import RouterProbe
+from forewarn.measure.probes.sharing import SharingProbe
 from forewarn.measure.probes.speed import SpeedProbe, device_event
 from forewarn.measure.probes.stepping import SteppingProbe
 from forewarn.measure.probes.system import SystemProbe
@@ -63,6 +64,8 @@ from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
+from forewarn.measure.shards import ranks_together
+from forewarn.measure.stages import Candidate
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
@@ -136,8 +139,8 @@ def watch(
     - `notify_at`: the least severity to send: `"info"`, `"warning"` or `"critical"`, the default.
     - `on_alert`: a function that is called with each alert that fires, gets worse or resolves.
     """
-    model = _checked_model(model)
-    optimizers = _checked_optimizers(optimizer, scaler)
+    model = checked_model(model)
+    optimizers = checked_optimizers(optimizer, scaler)
     _check_arguments(run, views, resume, overwrite, metrics, rules)
     predicate = as_predicate(every)
     _check_budget(budget, predicate)
@@ -155,6 +158,7 @@ def watch(
     else:  # settings that name parts of the model would fail, which is not the user's mistake
         metrics, measure = (), replace(measure, blocks="", router="")
     _check_plan(parameter_index, measure.plan)
+    may_be_stage = ranks > 1 and len(ranks_together(model, parameter_index.parameters)) < ranks
     device = next((parameter.device for parameter in parameter_index.parameters), None)
     stopwatch = Stopwatch(make_event=device_event if device is not None and device.type == "cuda" else None)
     all_probes = _probes(parameter_index, measure, scaler, stopwatch, metrics, settings.hyperparameters)
@@ -175,7 +179,7 @@ def watch(
         info = _with_earlier(info, earlier.info)
     first = parameter_index.records
     shown_in = _views(views, settings, on_alert) if first else []
-    running = [probe for probe in all_probes.values() if first or probe.on_every_rank]
+    running = [probe for probe in all_probes.values() if first or may_be_stage or probe.on_every_rank]
     loop = Loop(model, optimizers, running, stopwatch, parameter_index, attach=False)
     if first and settings.snapshots.keep_batches:
         loop.kept = _kept_batches(model, optimizers, settings.snapshots, device, ranks)
@@ -194,9 +198,14 @@ def watch(
             writer = _writer(run, info, settings, resume, resume_at)
         if parameter_index.rank is not None:
             log = RankLogWriter(parameter_index.rank, None if writer is None else writer.flush)
+            candidate = Candidate(
+                parameter_index, info, catalogue,
+                read=lambda step, arrays: step.readings(list(arrays), loop.guard),
+                settle=lambda leads: None if leads else loop.keep_only(lambda probe: probe.on_every_rank),
+            ) if may_be_stage else None  # fmt: skip
             exchange = Exchange(
                 _meeting_place(info), parameter_index.rank, ranks, lambda: parameter_index.shards,
-                log, None if writer is None else writer.path.absolute(),
+                log, None if writer is None else writer.path.absolute(), candidate,
             )  # fmt: skip
         monitor = Monitor(
             loop=loop,
@@ -270,7 +279,7 @@ def _parameter_index(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple
         return ParameterIndex(nn.Module(), optimizers), error
 
 
-def _checked_model(model: Any) -> nn.Module:
+def checked_model(model: Any) -> nn.Module:
     """The model, or several as one; raises TypeError or ValueError for a wrong one before training starts."""
     if isinstance(model, nn.Module):
         return model
@@ -286,7 +295,7 @@ def _checked_model(model: Any) -> nn.Module:
     return Models(model)
 
 
-def _checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
+def checked_optimizers(optimizer: Optimizer | Sequence[Optimizer], scaler: Any) -> tuple[Optimizer, ...]:
     """The optimizers as a tuple; raises TypeError for a wrong optimizer or scaler before training starts."""
     optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
@@ -400,6 +409,7 @@ def _probes(
     everything: list[Probe] = [
         LearningRateProbe(parameter_index.optimizers, measure.plan.share),
         SteppingProbe(parameter_index.optimizers, scaler),
+        SharingProbe(parameter_index),
         LossProbe(measure.ema_decay if measure.enable_ema_loss else None),
         SpeedProbe(stopwatch, _flops_share(hyperparameters)),
         SystemProbe(next((parameter.device for parameter in parameter_index.parameters), None)),

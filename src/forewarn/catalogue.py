@@ -33,6 +33,8 @@ class Scope(StrEnum):
     PROBE = "probe"
     RULE = "rule"
     RANK = "rank"
+    VARIABLE = "variable"
+    """A local variable of the training script."""
 
 
 class Cadence(StrEnum):

@@ -17,7 +17,7 @@ from forewarn.types import RunInfo
 
 (
     RUN, MODEL, MONITOR, GROUP, OPTIMIZER, PARAMETER, MODULE, HEAD, BLOCK, EXPERT, TASK, TASK_PAIR, PHASE, METRIC,
-    PROBE, RULE, RANK,
+    PROBE, RULE, RANK, VARIABLE,
 ) = Scope  # fmt: skip
 EVERY_STEP, MEASURED, EPOCH, EVENT = Cadence
 SUM, MEAN, MIN, MAX, L2, SAME, DERIVED = Reduce
@@ -118,6 +118,8 @@ _CATALOGUE = (
     Metric("update/separate_losses", MODEL, MEASURED, "code", MAX,
            "1 if an optimizer stepped with gradients that came after another one's step, as in a GAN; 2 if the model "
            "ran several times without gradients, as when a policy acts."),
+    Metric("update/shared_tensors", MODEL, MEASURED, "count", MAX,
+           "Number of parameters that two optimizers moved with the same gradient; read where there are several."),
     Metric("update/skipped", MODEL, EVERY_STEP, "flag", MAX, "1 if the `GradScaler` or the policy skipped the step."),
     Metric("guard/skipped", MODEL, EVERY_STEP, "flag", SAME,
            "1 if the policy skipped the batch, or would have in a dry run; recorded if it may."),
@@ -153,9 +155,10 @@ _CATALOGUE = (
     Metric("activation/channel_std_spread", MODULE, MEASURED, "", DERIVED,
            "Standard deviation of the channel standard deviations of a normalization layer."),
     Metric("activation/row_cosine", MODULE, MEASURED, "", MEAN,
-           "Mean cosine between the input rows of the last linear layer."),
+           "Mean cosine between the input rows of the last linear layer, within the batch of each rank."),
     Metric("activation/effective_rank", MODULE, MEASURED, "", MEAN,
-           "Number of directions in which the input rows of the last linear layer differ."),
+           "Number of directions in which the input rows of the last linear layer differ, within the batch of each "
+           "rank."),
     Metric("activation/batchnorm_state", MODULE, MEASURED, "code", MAX,
            "What a batch norm does with its running statistics."),
     Metric("activation/log_z", RUN, MEASURED, "", MEAN,
@@ -167,9 +170,12 @@ _CATALOGUE = (
     Metric("batch/input_mean", MODULE, MEASURED, "", MEAN, "Mean of the input of the first layer."),
     Metric("batch/input_rms", MODULE, MEASURED, "", MEAN, "Root mean square of the input of the first layer."),
     Metric("batch/repeated", RUN, MEASURED, "flag", MAX, "1 if the inputs are those of the last measured step."),
+    Metric("batch/nan_at_failure", VARIABLE, EVENT, "count", MAX,
+           "Number of NaN in each variable of the loop when it ended with an error."),
     Metric("batch/num_targets", RUN, MEASURED, "count", SUM,
            "Number of targets, from `monitor.batch` or the gradient of a softmax loss."),
-    Metric("batch/num_classes", RUN, MEASURED, "count", MAX, "Number of different classes among these targets."),
+    Metric("batch/num_classes", RUN, MEASURED, "count", MAX,
+           "Number of different classes among these targets; the largest number of all ranks."),
     Metric("batch/middle_class", RUN, MEASURED, "", SAME, "The middle one of these targets in order."),
     Metric("attention/entropy", HEAD, MEASURED, "share", DERIVED,
            "Entropy of the attention weights, as a fraction of the maximum that the mask allows.",

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,9 @@ from forewarn.measure.budget import DECIDED_EVERY, Budget
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
+from forewarn.measure.module_tree import Models, children_of
 from forewarn.measure.portable_state import to_arrays, to_tensors
+from forewarn.measure.post_mortem import variables_with_nan
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
@@ -58,6 +60,9 @@ from forewarn.store.writer import RunWriter
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
 from forewarn.views.view_set import ViewSet
+
+if TYPE_CHECKING:
+    from forewarn.preflight_checks.result import Preflight
 
 _log = logging.getLogger("forewarn")
 
@@ -321,6 +326,28 @@ class Monitor:
         except Exception as error:
             self._failed(error)
 
+    def preflight(
+        self,
+        data: Any,
+        loss: Any = None,
+        *,
+        steps: int = 100,
+        find_lr: bool = True,
+        clip: float | None = None,
+        total_steps: int | None = None,
+    ) -> Preflight:
+        """`forewarn.preflight` on the watched model and its optimizers, with the settings of this monitor.
+
+        It runs on a copy: the model, the optimizers and this run are left as they are.
+        """
+        from forewarn.preflight_checks.inspection import preflight
+
+        model = self._loop.model
+        return preflight(
+            children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
+            steps=steps, find_lr=find_lr, clip=clip, total_steps=total_steps, config=self.config,
+        )  # fmt: skip
+
     def batch(self, inputs: Any, targets: Any = None) -> None:
         """Report the batch of this step, if the model's arguments do not show it; call it before `monitor.step`.
 
@@ -478,15 +505,18 @@ class Monitor:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
             self._end_exchange(reason)
-            speed, last = self._speed, list[Reading]()
+            speed, last, step = self._speed, list[Reading](), max(0, self.at - 1)
             if speed.stalls:  # the step that hung never ended
                 last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
             if any(words in reason for words in _OUT_OF_MEMORY):
                 last.append(Reading("system/out_of_memory", ONE, 1.0))
+            elif isinstance(error := sys.exception(), Exception) and (held := variables_with_nan(error.__traceback__)):
+                last.append(Reading("batch/nan_at_failure", tuple(held), list(held.values())))
+                step = self.at  # of the step that failed, which never ended
             if self._recovery is not None and (outcomes := self._recovery.finish()):
                 self._show(max(0, self.at - 1), outcomes)
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
-                self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True)
+                self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True, step=step)
 
     def _end_exchange(self, reason: str) -> None:
         if self._exchange is not None:
@@ -658,6 +688,13 @@ class Monitor:
         combined = self._exchange.receive(wait and records and not self._closed)
         return combined if records else []
 
+    def _describe(self, info: RunInfo) -> None:
+        """Take the stages of a pipeline for one model; nothing has been recorded before."""
+        self.info = info
+        self._judge = Judge(self._judge.rule_set, info)
+        if self._writer is not None:
+            self._writer.describe(info)
+
     def _follow_ranks(self, exchange: Exchange) -> None:
         """Do what the ranks have agreed to do at this step."""
         for first, last in exchange.windows():
@@ -709,6 +746,9 @@ class Monitor:
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
         outcome = _QUIET
+        stages = None if self._exchange is None else self._exchange.stages
+        if stages is not None and self.info is not stages.info:
+            self._describe(stages.info)
         for step, arrays in arrived:
             changed, actions = self._conclude_one(step, arrays)
             if changed or actions:
@@ -836,8 +876,11 @@ class Monitor:
         pending = self._loop.collect_from(probes, context)
         return self._keep_now(pending, context, wait) if pending else Outcome()
 
-    def _keep_now(self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool) -> Outcome:
-        late = Collected(max(0, self.at - 1), time.time(), context, pending, is_late=True)
+    def _keep_now(
+        self, pending: list[tuple[Probe, Pending]], context: Step, wait: bool, step: int | None = None
+    ) -> Outcome:
+        """Add readings to a step that is not the next one: by default, to the last that was completed."""
+        late = Collected(max(0, self.at - 1) if step is None else step, time.time(), context, pending, is_late=True)
         self._transfer.send(late, late.tensors)
         return self._conclude(self._arrived(wait))
 

@@ -55,6 +55,7 @@ SECTIONS = {
         "rules": "forewarn rules",
     },
     "Before a long run": {
+        "preflight": "forewarn preflight mymodel:make --total-steps 100000",
         "coordinate-check": "forewarn coordinate-check --parametrization mup",
     },
     "Measure the cost": {
@@ -73,9 +74,9 @@ _NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section
 
 _EXIT_CODES = """\b
 Exit codes:
-  0    success; for check: the run is healthy
-  1    check found warnings; selftest failed; replay found a fault
-  2    check found critical alerts
+  0    success; for check: the run is healthy; for preflight: ready to train
+  1    check or preflight found warnings; replay found a fault; selftest failed
+  2    check found critical alerts; preflight: it will not train
   3    a run, config or rule cannot be read
   64   invalid command line
   70   bug in forewarn

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,33 +113,13 @@ def _can_draw() -> bool:
 
 
 def _swept(parametrization: str, widths: Sequence[int], steps: int, seeds: int, lr: float) -> list[Sweep]:
+    from forewarn.cli.terminal import progress
     from forewarn.lab.coordinates.sweep import sweep
     from forewarn.lab.mup import Parametrization
 
     chosen = list(Parametrization) if parametrization == "both" else [Parametrization(parametrization)]
-    with _progress(len(chosen) * len(widths) * seeds) as tell:
+    with progress(len(chosen) * len(widths) * seeds) as tell:
         return [sweep(choice, widths, steps, seeds, lr, tell) for choice in chosen]
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on standard error, if it is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from forewarn.views.console import plain_console
-
-    console = plain_console(stderr=True)
-    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        num_done = -1
-
-        def tell(words: str) -> None:
-            nonlocal num_done
-            num_done += 1
-            bar.update(task, completed=num_done, description=words)
-
-        yield tell
 
 
 def _parts(sweeps: Sequence[Sweep], seeds: int) -> Iterator[RenderableType]:

@@ -149,6 +149,27 @@ def busy(words: str) -> contextlib.AbstractContextManager[object]:
     return console.status(words) if console.is_terminal else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on standard error, if it is a terminal. Call what is yielded with words before each part."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from forewarn.views.console import plain_console
+
+    console = plain_console(stderr=True)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        num_done = -1
+
+        def tell(words: str) -> None:
+            nonlocal num_done
+            num_done += 1
+            bar.update(task, completed=num_done, description=words)
+
+        yield tell
+
+
 def quiet_table() -> Table:
     """A table with a header and no lines: easy to read, easy to copy."""
     from rich.table import Table

@@ -50,6 +50,8 @@ _CERTAIN = 3.0
 
 _LEAST_POINTS = 20
 """Minimum number of losses for a trend over the run."""
+_LEAST_STUCK = 192
+"""Minimum number of losses to say that a run does not start: as many as `loss-not-starting` needs by default."""
 _NUM_LEVELS = 10
 """Number of equal parts of a run; the median of a part is its level."""
 _FIRST_POINTS = 3
@@ -57,8 +59,8 @@ _CLEAR = 5.0
 """Standard deviations of the noise by which the first losses must lie above the last to count as a fall."""
 _FALL_KEPT = 0.9
 """Fraction of its fall that the loss must keep; with less, it has risen again."""
-_WITHIN_NOISE = 2.0
-"""Standard errors of the difference of two levels up to which it is noise."""
+_WITHIN_NOISE = 3.5
+"""Standard errors of the difference of two levels up to which it is noise; the lowest of ten is too low by chance."""
 
 
 class LossCurve:
@@ -133,7 +135,10 @@ class LossCurve:
 
     @property
     def is_falling(self) -> bool | None:
-        """Whether the loss has fallen, and has kept most of its fall; None if there are too few losses to tell."""
+        """Whether the loss has fallen, and has kept most of its fall; None if there are too few losses to tell.
+
+        A short run that has not fallen may not have begun yet, as in a warm-up; one that has risen clearly is told.
+        """
         levels = self.levels
         if not len(levels):
             return None
@@ -141,7 +146,9 @@ class LossCurve:
         fall, risen = start - levels[-1], levels[-1] - levels.min()
         noise = _WITHIN_NOISE * math.sqrt(math.pi / len(self.points[1]) * len(levels)) * self._noise(levels[-1])
         kept = risen <= (1 - _FALL_KEPT) * (fall + risen)
-        return bool(fall > 0 and (kept or risen <= noise < fall))
+        if fall > 0 and (kept or risen <= noise < fall):
+            return True
+        return None if self.num_losses < _LEAST_STUCK and abs(fall) <= noise and risen <= noise else False
 
     def _begun(self, level: float) -> float:
         """The first losses, if they are clearly above the noise of the last: the fall may be over in a few steps."""
@@ -150,7 +157,9 @@ class LossCurve:
 
     def _noise(self, level: float) -> float:
         """The standard deviation of the last losses around their level."""
-        return 1.4826 * float(np.median(np.abs(_recent(self.points[1]) - level)))
+        losses = self.points[1]
+        last = losses[-max(_LEAST_POINTS, len(_recent(losses))) :]  # a spread takes more points than a level
+        return 1.4826 * float(np.median(np.abs(last - level)))
 
     def state_dict(self) -> dict[str, Any]:
         return {

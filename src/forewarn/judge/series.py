@@ -266,9 +266,9 @@ def usual_levels(steps: Steps, rows: NDArray[Any]) -> Floats:
 
 
 class Newest:
-    """The two newest readings of a metric, and the largest value so far: what gates ask for on every step."""
+    """The two newest readings of a metric, and its extremes so far: what gates ask for on every step."""
 
-    __slots__ = ("last", "peak", "two")
+    __slots__ = ("last", "lowest", "peak", "two")
 
     def __init__(self, panel: Panel) -> None:
         self.last: list[float] = []
@@ -277,6 +277,8 @@ class Newest:
         """The reading before the last one, and the last; the first is shorter if scopes were added since."""
         self.peak = -math.inf
         """At least the largest value of any scope that is still in memory."""
+        self.lowest = math.inf
+        """At most the smallest."""
         self.extend(panel.values)
 
     def observe(self, values: list[float]) -> None:
@@ -286,6 +288,8 @@ class Newest:
         for value in values:
             if value > self.peak:
                 self.peak = value
+            if value < self.lowest:
+                self.lowest = value
 
     def extend(self, rows: Values) -> None:
         """Add several readings."""
@@ -293,6 +297,7 @@ class Newest:
             self.two = self.last, values
             self.last = values
         self.peak = float(np.fmax.reduce(rows, axis=None, initial=self.peak))
+        self.lowest = float(np.fmin.reduce(rows, axis=None, initial=self.lowest))
 
 
 class RollingMedian:
@@ -418,11 +423,11 @@ class Baseline:
 
     def outliers(self, values: Sequence[float]) -> list[bool]:
         """Observe these values; for each of them, whether it is an outlier."""
-        found = []
+        outliers = []
         for value in values:
             self.observe(value)
-            found.append(self.lasting > 0)
-        return found
+            outliers.append(self.lasting > 0)
+        return outliers
 
     def copy(self) -> Baseline:
         """The same, to be continued separately."""

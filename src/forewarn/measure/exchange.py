@@ -32,11 +32,12 @@ from forewarn.measure.over_ranks import (
     summary,
     unpack,
 )
-from forewarn.measure.peers import Exit, Peers
+from forewarn.measure.peers import Accepts, Exit, Peers
 from forewarn.measure.probe import Pending, Probe
 from forewarn.measure.recording import Collected
 from forewarn.measure.shards import Shards
-from forewarn.types import Reason
+from forewarn.measure.stages import Candidate, OtherStages, Role, Stages, encoded, stages_of
+from forewarn.types import Reason, RunInfo
 
 _log = logging.getLogger("forewarn")
 
@@ -149,12 +150,29 @@ class Exchange:
         shards: Callable[[], Shards | None],
         log: Log | None = None,
         directory: Path | None = None,
+        candidate: Candidate | None = None,
     ) -> None:
         """`name` tells this exchange from others, such as that of a second monitor, and is the same on all ranks.
 
-        `directory` is that of the run; rank 0 tells it to the others, which keep their logs there.
+        `directory` is that of the run; rank 0 tells it to the others, which keep their logs there. `candidate` is for a
+        model that may be a stage of a pipeline.
         """
         self.rank, self.num_ranks = rank, num_ranks
+        self._name = name
+        self._candidate = candidate
+        self._role: Role | None = None
+        self._has_role = threading.Event()
+        if candidate is None or candidate.is_sure:
+            self._take_role(None)
+        self._ranks: Sequence[int] = range(num_ranks)
+        """The ranks that hold this model or stage."""
+        self._stage: Peers | None = None
+        """The connection of these ranks."""
+        self._leaders: Peers | None = None
+        """The connection of the first ranks of all stages; None without stages, and on other ranks."""
+        self.stages: Stages | None = None
+        """The stages of the pipeline, on the rank that records; None without stages."""
+        self._is_settled = False
         self._log, self._directory = log, directory
         self._neighbors: Neighbors | None = None
         self.off = ""
@@ -181,7 +199,7 @@ class Exchange:
         self._wants_action = self._knows_of_action = False
         self._closed_at = math.inf
         self._exit = Exit()
-        self._thread = threading.Thread(target=self._run, args=(name,), name="forewarn ranks", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forewarn ranks", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._exit.begin, self._thread)  # at exit; the thread keeps this object until it ends
 
@@ -198,6 +216,7 @@ class Exchange:
     def send(self, label: Collected, arrays: list[Array]) -> None:
         """Hand in the arrays of a step that every rank completes."""
         label, arrays = _settled(label, arrays)
+        self._take_role(label)
         parcel = _Parcel((label, arrays), is_exchanged=True)
         parcel.word[_Word.STEP] = label.step
         parcel.word[_Word.DENSE_UNTIL], self._dense_until = self._dense_until, -1
@@ -223,6 +242,10 @@ class Exchange:
 
     def receive(self, wait: bool = False) -> list[tuple[Collected, list[Array]]]:
         """The steps whose exchange is over, in order; `wait` is for checkpoints and for the end of a run."""
+        if self.has_met and not self._is_settled:
+            self._is_settled = True
+            if self._candidate is not None:
+                self._candidate.belongs_to(self._ranks[0])
         received = []
         while self._waiting:
             parcel = self._waiting[0]
@@ -236,6 +259,8 @@ class Exchange:
             step, arrays = parcel.content
             if parcel.is_exchanged and not parcel.is_combined and self.off == _ENDED:
                 step, arrays = self._combined(step, arrays, {})  # shards alone would look like another model
+            if self.stages is not None and not parcel.is_combined:
+                step.context.other_stages = OtherStages(self.stages)
             received.append((step, arrays))
             self._waiting.popleft()
         return received
@@ -298,6 +323,7 @@ class Exchange:
         """What each rank says at a step at which all of them do; waits for all of them. None if the exchange is off."""
         if self.off:
             return None
+        self._take_role(None)
         question = self._asked = _Question(step, text)
         self._queue.put(question)
         if not question.done.wait(_SECONDS_TO_AGREE):
@@ -308,6 +334,7 @@ class Exchange:
         """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
         if math.isinf(self._closed_at):
             self._closed_at = time.monotonic()
+            self._take_role(None)
             self._queue.put(None)
             for parcel in self._waiting:
                 parcel.done.wait(max(0.0, self._closed_at + _SECONDS_AT_THE_END - time.monotonic()))
@@ -336,16 +363,24 @@ class Exchange:
         if self._asked is not None:
             self._asked.done.set()
 
-    def _run(self, name: str) -> None:
+    def _take_role(self, step: Collected | None) -> None:
+        """Say what this rank does, once: after its first step, or when nothing more will be known."""
+        if not self._has_role.is_set():
+            try:
+                self._role = Role() if self._candidate is None else self._candidate.role(step)
+            except Exception:
+                _log.exception("the monitor does not know what this rank does; training goes on")
+                self._role = Role()
+            self._has_role.set()
+
+    def _run(self) -> None:
         """The thread: meet the other ranks, then exchange one parcel after another."""
         try:
-            peers = Peers.meet(name, self._is_wanted, self._exit)
+            peers = self._meet()
             if peers is None:
                 self._switch_off(NEVER_MET)
                 return
             self.has_met = True
-            if self._log is not None:
-                self._introduce(peers, self._log)
             while (parcel := self._queue.get()) is not None and not self.off:
                 if isinstance(parcel, _Question):
                     self._answer(peers, parcel)
@@ -361,26 +396,57 @@ class Exchange:
         except Exception as error:
             self._switch_off(f"{type(error).__name__}: {error}")
 
+    def _meet(self) -> Peers | None:
+        """Meet the other ranks, and find out which of them hold the same model or stage."""
+        if not self._exit.happened(self._has_role.is_set, self._is_wanted):
+            return None
+        candidate, role = self._candidate, self._role or Role()
+        names: dict[str, Accepts] = {} if candidate is not None and candidate.is_sure else {self._name: bool}
+        if candidate is not None:
+            names[candidate.meeting] = _are_stages
+        met = Peers.meet(names, json.dumps(role.to_json()).encode(), self._is_wanted, self._exit)
+        if met is None:
+            return None
+        peers, texts = met
+        stages = () if candidate is None else stages_of(_roles(texts))
+        self._stage = peers
+        if candidate is not None and stages:
+            self._ranks = next(ranks for ranks in stages if self.rank in ranks)
+            self._stage = peers.among(self._ranks, f"stage {self._ranks[0]}")
+            leaders = sorted(ranks[0] for ranks in stages)
+            if self.rank in leaders:
+                self._leaders = peers.among(leaders, "leaders")
+                infos = self._leaders.all_texts(json.dumps(candidate.info.to_json(enums=int)).encode())
+                by_rank = dict(zip(leaders, infos, strict=True))
+                if self.records:
+                    of_stages = [RunInfo.from_json(json.loads(by_rank[ranks[0]])) for ranks in stages]
+                    self.stages = Stages(stages, of_stages, candidate.catalogue)
+        if self._log is not None:
+            self._introduce(peers, self._log)
+        return peers
+
     def _introduce(self, peers: Peers, log: Log) -> None:
         """Begin the log, and watch the processes of the other ranks on this machine."""
         own = {"directory": str(self._directory or ""), "machine": machine(), "process": os.getpid()}
-        text = json.dumps(own).encode()
-        lengths = peers.gather(np.array([float(len(text))]))[:, 0]
-        ranks = [json.loads(rank) for rank in peers.gather_texts(text, [int(length) for length in lengths])]
+        ranks = [json.loads(rank) for rank in peers.all_texts(json.dumps(own).encode())]
         log.begin(Path(ranks[0]["directory"]), self.num_ranks)
         here = {rank: one["process"] for rank, one in enumerate(ranks) if rank != self.rank and own["machine"]}
         here = {rank: process for rank, process in here.items() if ranks[rank]["machine"] == own["machine"]}
         self._neighbors = Neighbors(here, log.saw_end)
 
     def _exchange(self, peers: Peers, parcel: _Parcel) -> None:
+        assert self._stage is not None
+        stage, place, size = self._stage, self._stage.rank, self._stage.num_ranks
         shards = self._shards()
         is_twin = shards is not None and shards.is_twin
         entries = _entries(*parcel.content)
+        if parcel.content[0].context.first_rank != self._ranks[0]:  # it was not known yet which rank reads what
+            entries = [entry.without_values() if entry.part.is_sharded else entry for entry in entries]
         if shards is not None and shards.is_tensor_parallel:
             entries = [entry for entry in entries if not entry.part.by_unit]
         layout = Layout.of(entries)
         parcel.word[_Word.MARK], parcel.word[_Word.LENGTH] = layout.mark, len(layout.text)
-        sums, most = pack(entries, self.rank, self.num_ranks, is_twin)
+        sums, most = pack(entries, place, size, is_twin)
         riding = np.zeros(_MAX_RIDING)
         rides = len(sums) + len(most) <= _MAX_RIDING
         if rides:
@@ -389,22 +455,34 @@ class Exchange:
         self.bytes_sent += words[0].nbytes
         self._check(words)
         self._heed(parcel, words)
-        common = self._common(peers, layout, words)
+        words = words[list(self._ranks)]
+        common = self._common(stage, layout, words)
         if common != layout.keys or not (words[:, _Word.MARK] == layout.mark).all():
             by_key = {entry.key: entry for entry in entries}
             entries, rides = [by_key[key] for key in common], False
-            sums, most = pack(entries, self.rank, self.num_ranks, is_twin)
+            sums, most = pack(entries, place, size, is_twin)
         if rides:
             together = words[:, len(_Word) :]
             sums, most = together[:, : len(sums)].sum(axis=0), together[:, len(sums) :][:, : len(most)].max(axis=0)
         else:
             self.bytes_sent += sums.nbytes + most.nbytes
-            sums, most = peers.sums(sums), peers.maxima(most)
-        if self.records:
-            arrays = unpack(entries, sums, most, self.num_ranks)
+            sums, most = stage.sums(sums), stage.maxima(most)
+        if place == 0:
+            arrays = unpack(entries, sums, most, size)
             combined = {entry.key: array for entry, array in zip(entries, arrays, strict=True)}
             parcel.content = self._combined(*parcel.content, combined)
+            if self._leaders is not None:
+                self._report(self._leaders, *parcel.content)
         parcel.is_combined = True
+
+    def _report(self, leaders: Peers, step: Collected, arrays: Sequence[Array]) -> None:
+        """Tell the rank that records what this stage has read; on that rank, hear what the others have."""
+        assert self._candidate is not None
+        own = b"" if self.records else encoded(self._candidate.read(step, arrays), step.context)
+        self.bytes_sent += len(own)
+        texts = leaders.all_texts(own)
+        if self.stages is not None:
+            step.context.other_stages = OtherStages.of(self.stages, texts)
 
     def _answer(self, peers: Peers, question: _Question) -> None:
         word = np.zeros(len(_Word) + _MAX_RIDING)  # as long as that of a step, from which its own number tells it
@@ -418,6 +496,7 @@ class Exchange:
         self, step: Collected, arrays: Sequence[Array], combined: Mapping[str, Array]
     ) -> tuple[Collected, list[Array]]:
         """The step with the combined arrays. Readings of shards that not every rank has sent are left out."""
+        step.context.ranks = self._ranks
         step.context.each_rank = {
             key.removeprefix(_EACH): array[:, 0] for key, array in combined.items() if key.startswith(_EACH)
         }
@@ -473,6 +552,17 @@ class Exchange:
                 self._layouts.clear()
             self._layouts[marks] = tuple(key for key in layouts[0] if key in everywhere)
         return self._layouts[marks]
+
+
+def _roles(texts: Sequence[bytes]) -> list[Role]:
+    return [Role.from_json(json.loads(text)) for text in texts]
+
+
+def _are_stages(texts: Sequence[bytes]) -> bool:
+    """Whether these ranks, which watch models of different names, train the stages of a pipeline."""
+    roles = _roles(texts)
+    are_numbered = any(role.num_stages for role in roles)
+    return bool(stages_of(roles)) and (are_numbered or len({role.names for role in roles}) > 1)
 
 
 def _settled(step: Collected, arrays: Sequence[Array]) -> tuple[Collected, list[Array]]:

@@ -208,3 +208,16 @@ def differentiable(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [] if output.grad_fn is None else [output]
     return [tensor for _, tensor in nested_tensors(output, local=False) if tensor.grad_fn is not None]
+
+
+def received(inputs: Any) -> list[Tensor]:
+    """The tensors in a module's inputs that require a gradient but come from no operation, without parameters.
+
+    A stage of a pipeline gets such inputs: another rank computed them, and wants their gradient.
+    """
+    tensors = (tensor for _, tensor in nested_tensors(inputs, local=False))
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.requires_grad and tensor.grad_fn is None and not isinstance(tensor, nn.Parameter)
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+import torch.optim.optimizer as every_optimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -126,6 +127,7 @@ class Loop:
                     self._hooks.put(optimizer, register, self._stepper(event, index))
                 except Exception as error:
                     self.hook_failed(error)
+        self._hooks.put(every_optimizer, "register_optimizer_step_pre_hook", self._any_steps)
 
     def attach_last(self, before: Callable[..., None], after: Callable[..., None]) -> None:
         """Call these around each optimizer step too, after what measures it; a closure is passed on."""
@@ -250,6 +252,11 @@ class Loop:
         """Whether a probe runs in this process: not on other ranks, and not after it has failed."""
         return any(other is probe for other in self.probes)
 
+    def keep_only(self, is_kept: Callable[[Probe], bool]) -> None:
+        """Go on without the probes that this rank has no use for."""
+        self.probes = [probe for probe in self.probes if is_kept(probe)]
+        self._listeners.clear()
+
     def guard(self, probe: Probe, call: Callable[..., Any], *args: Any) -> Any:
         """Call into a probe; an exception switches it off."""
         try:
@@ -322,6 +329,13 @@ class Loop:
             self._tell(event, index, optimizer, self.step, closure is not None)
 
         return stepped
+
+    def _any_steps(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before any optimizer of the process steps."""
+        if self.step.measured and all(optimizer is not own for own in self._optimizers):
+            with self.stopwatch:
+                for probe, handle in self._listening("before_other_update"):
+                    self.guard(probe, handle, optimizer)
 
     def _explain(self, index: int) -> None:
         """Look for passes that were missed, if the gradients that an optimizer uses come from no pass that was seen."""

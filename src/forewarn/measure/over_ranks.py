@@ -77,6 +77,10 @@ class Entry(NamedTuple):
     part: Part
     array: Array
 
+    def without_values(self) -> Entry:
+        """The same, of a rank that has nothing to add."""
+        return self._replace(array=np.full_like(self.array, np.nan if self.part.how is How.ROWS else 0.0))
+
 
 class Layout:
     """The order and shape of the arrays that are exchanged in one step."""

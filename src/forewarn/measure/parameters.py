@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +22,9 @@ from forewarn.types import ParameterInfo
 _LONGEST_STACK = 128
 """Maximum length of a plain stack whose layers count as blocks: measuring more is not worth the cost."""
 
+_COMPARED = 16
+"""Number of values of each parameter that tell copies of a model from other models."""
+
 
 class ParameterIndex:
     """Every parameter of a model once, tied ones under their first name, with its group in the optimizers."""
@@ -31,6 +36,8 @@ class ParameterIndex:
         self.optimizers = tuple(optimizers)
         self.rank: int | None = None
         """The rank of this process in a distributed run; None in a single process."""
+        self.first_rank = 0
+        """The first of the ranks that hold this model: 0, except in later stages of a pipeline."""
         self._shards: Shards | None = None
         self.version = 0
         """Number of times the model's parameters have changed."""
@@ -66,7 +73,7 @@ class ParameterIndex:
     def shards(self) -> Shards | None:
         """The parts of the parameters that this rank reads; None in a single process."""
         if self._shards is None and self.rank is not None:
-            self._shards = Shards(self.called, self.parameters, self.rank)
+            self._shards = Shards(self.called, self.parameters, self.rank, self.first_rank)
         return self._shards
 
     @property
@@ -78,6 +85,24 @@ class ParameterIndex:
     def records(self) -> bool:
         """Whether this process records the run."""
         return not self.rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether the readings of this model, or of this pipeline stage, are put together here."""
+        return self.rank is None or self.rank == self.first_rank
+
+    def belong_to(self, first_rank: int) -> None:
+        """Leave it to another rank to read what several of them hold, or take that over."""
+        if first_rank != self.first_rank:
+            self.first_rank = first_rank
+            self._shards = None
+            self.version += 1
+
+    def checksum(self) -> int:
+        """A number that ranks with the same parameters have in common; reads a few values of each."""
+        samples = [parameter.detach().flatten()[:_COMPARED].double() for parameter in self.parameters]
+        whole = torch.cat([sample.cpu() for sample in samples]) if samples else torch.empty(0)
+        return zlib.crc32(whole.numpy().tobytes())
 
     def weights(self) -> Sequence[Tensor]:
         """What this process reads of the parameters: all, or the part of this rank."""
@@ -228,8 +253,15 @@ def block_names(model: nn.Module, pattern: str = "") -> tuple[str, ...]:
         if not chosen:
             raise ValueError(f"blocks={pattern!r} matches no module; names look like {modules[-1][0]!r}")
         return chosen
-    lists = [(name, module) for name, module in modules if isinstance(module, nn.ModuleList | nn.Sequential)]
+    lists = [(name, module) for name, module in modules if _is_list(module)]
     return _longest(lists, _alike_and_grown) or _longest(lists, _plain_stack)
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether modules are kept here in order; by number in a dict, as parts of a list keep their names."""
+    if isinstance(module, nn.ModuleDict):
+        return all(name.isdigit() for name in children_of(module))
+    return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
 def _longest(

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from forewarn.measure.hooks import Hooks
 from forewarn.measure.module_hooks import is_first_forward, is_transformed
 from forewarn.measure.module_tree import Tree, models_in, unwrapped
+from forewarn.measure.pipelining import is_rehearsal
 
 _SEARCH_STEPS = 3
 """Number of steps that a search lasts: the phases of a loop may alternate."""
@@ -72,11 +73,13 @@ class PassFinder:
 
     def is_training(self, module: nn.Module) -> bool:
         """Whether a pass through this entry point is measured: a wrapper such as DDP may keep another mode."""
-        return self._own[id(module)].training and torch.is_grad_enabled() and not is_transformed()
+        is_real = torch.is_grad_enabled() and not is_transformed() and not is_rehearsal()
+        return self._own[id(module)].training and is_real
 
     def is_acting(self, module: nn.Module) -> bool:
         """Whether a pass in training mode has no gradients, as when a policy acts."""
-        return self._own[id(module)].training and not torch.is_grad_enabled() and not is_transformed()
+        is_real = not torch.is_grad_enabled() and not is_transformed() and not is_rehearsal()
+        return self._own[id(module)].training and is_real
 
     def remove(self) -> None:
         for hooks in (self._entries, self._candidates, self._parameters):

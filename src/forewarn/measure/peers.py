@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ _SECONDS_TO_EXIT = 5.0
 
 _meetings: dict[str, int] = {}
 """By name, the number of the last meeting that this process has come to."""
+
+Accepts = Callable[[Sequence[bytes]], bool]
 
 
 class Exit:
@@ -41,6 +43,16 @@ class Exit:
             self._is_safe.set()
             threading.Event().wait()
 
+    def happened(self, event: Callable[[], bool], is_wanted: Callable[[], bool], longest_pause: float = 0.2) -> bool:
+        """Wait for an event as long as it is wanted; returns whether it happened."""
+        pause = 1e-5
+        while not event():
+            if not is_wanted():
+                return False
+            self.pause(pause)
+            pause = min(1.5 * pause, longest_pause)
+        return True
+
     def begin(self, thread: threading.Thread) -> None:
         """Wait until the thread has ended or pauses, but not for long."""
         self._has_begun.set()
@@ -56,37 +68,39 @@ class Peers:
     block the training until every rank has called it, and some ranks may not be watched.
     """
 
-    def __init__(self, group: Any, exit: Exit) -> None:
-        self._group = group
+    def __init__(self, store: Any, rank: int, num_ranks: int, exit: Exit) -> None:
+        self._store = store
+        self._group: Any = dist.ProcessGroupGloo(store, rank, num_ranks, _TIMEOUT)
         self._exit = exit
         self._last_sent: Any = None
         """Gloo may hold the last message a moment longer, and must not be the one that frees it."""
-        self.rank: int = group.rank()
-        self.num_ranks: int = group.size()
+        self.rank, self.num_ranks = rank, num_ranks
 
     @classmethod
-    def meet(cls, name: str, is_wanted: Callable[[], bool], exit: Exit) -> Peers | None:
-        """Connect to all ranks under a name; None if that is no longer wanted before every rank has come.
+    def meet(
+        cls, names: Mapping[str, Accepts], text: bytes, is_wanted: Callable[[], bool], exit: Exit
+    ) -> tuple[Peers, list[bytes]] | None:
+        """Connect to all ranks under the first of several names under which all of them have come.
 
-        Rank 0 calls the meeting, under a new number each time: it may have waited for the others in vain before.
+        Each rank brings a text, and gets those of all. For every name, `Accepts` says whether these ranks belong
+        together. None if that is no longer wanted before every rank has come.
         """
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         shared = dist.distributed_c10d._get_default_store()
         if hasattr(shared, "clone"):  # a connection of our own, so that the training never waits for ours
             shared = shared.clone()
-        store = dist.distributed_c10d.PrefixStore(f"forewarn/{name}", shared)
-        number = _called(store, name, rank, is_wanted, exit)
-        if number is None:
+        meetings = [_Meeting(shared, name, accepts, rank, num_ranks, text) for name, accepts in names.items()]
+        if not exit.happened(lambda: any(meeting.is_complete() for meeting in meetings), is_wanted):
+            for meeting in meetings:
+                meeting.leave()
             return None
-        _meetings[name] = number
-        here = dist.distributed_c10d.PrefixStore(str(number), store)
-        here.add("present", 1)
-        if not _happened(lambda: here.add("present", 0) == num_ranks, is_wanted, exit):
-            here.add("present", -1)
-            if rank == 0:
-                store.set("called", "0")
-            return None
-        return cls(dist.ProcessGroupGloo(here, rank, num_ranks, _TIMEOUT), exit)
+        met = next(meeting for meeting in meetings if meeting.texts)
+        return cls(met.here, rank, num_ranks, exit), met.texts
+
+    def among(self, ranks: Sequence[int], name: str) -> Peers:
+        """A connection of some of these ranks only, made by all of those."""
+        store = dist.distributed_c10d.PrefixStore(name, self._store)
+        return Peers(store, ranks.index(self.rank), len(ranks), self._exit)
 
     def gather(self, vector: Array) -> Array:
         """The vectors of all ranks, [ranks × values]."""
@@ -101,6 +115,11 @@ class Peers:
         gathered = np.empty((self.num_ranks, len(own)), np.uint8)
         self._gather(gathered, own)
         return [row[:length].tobytes() for row, length in zip(gathered, lengths, strict=True)]
+
+    def all_texts(self, text: bytes) -> list[bytes]:
+        """The texts of all ranks."""
+        lengths = self.gather(np.array([float(len(text))]))[:, 0]
+        return self.gather_texts(text, [int(length) for length in lengths])
 
     def sums(self, vector: Array) -> Array:
         """The sum over all ranks; the vector is overwritten."""
@@ -124,32 +143,50 @@ class Peers:
 
     def _await(self, work: Any, *tensors: torch.Tensor) -> None:
         """Wait for a message, and raise what went wrong with it."""
-        _happened(work.is_completed, lambda: True, self._exit, longest_pause=0.02)
+        self._exit.happened(work.is_completed, lambda: True, longest_pause=0.02)
         self._last_sent = (work, tensors)
         work.wait()
 
 
-def _called(store: Any, name: str, rank: int, is_wanted: Callable[[], bool], exit: Exit) -> int | None:
-    """The number of a new meeting, which rank 0 calls; None if it is no longer wanted before that."""
-    before = _meetings.get(name, 0)
-    if rank == 0:
-        store.set("called", str(before + 1))
+class _Meeting:
+    """A name under which ranks come together.
 
-    def number() -> int:
-        return int(store.get("called")) if store.check(["called"]) else 0
+    Rank 0 calls the meeting, under a new number each time: it may have waited for the others in vain before.
+    """
 
-    return number() if _happened(lambda: number() > before, is_wanted, exit) else None
+    def __init__(self, shared: Any, name: str, accepts: Accepts, rank: int, num_ranks: int, text: bytes) -> None:
+        self._name, self._accepts, self._rank, self._num_ranks, self._text = name, accepts, rank, num_ranks, text
+        self._store = dist.distributed_c10d.PrefixStore(f"forewarn/{name}", shared)
+        self._before = _meetings.get(name, 0)
+        self.here: Any = None
+        """Where those who have come to this meeting find each other."""
+        self.texts: list[bytes] = []
+        """What all ranks have brought, once they have come and belong together."""
+        self._is_over = False
+        if rank == 0:
+            self._store.set("called", str(self._before + 1))
 
+    def is_complete(self) -> bool:
+        """Whether all ranks have come and belong together."""
+        if self.here is None:
+            number = int(self._store.get("called")) if self._store.check(["called"]) else 0
+            if number <= self._before:
+                return False
+            _meetings[self._name] = number
+            self.here = dist.distributed_c10d.PrefixStore(str(number), self._store)
+            self.here.set(f"text {self._rank}", self._text)
+            self.here.add("present", 1)
+        if not self._is_over and self.here.add("present", 0) == self._num_ranks:
+            texts = [self.here.get(f"text {rank}") for rank in range(self._num_ranks)]
+            self._is_over = True
+            self.texts = texts if self._accepts(texts) else []
+        return bool(self.texts)
 
-def _happened(event: Callable[[], bool], is_wanted: Callable[[], bool], exit: Exit, longest_pause: float = 0.2) -> bool:
-    """Wait for an event as long as it is wanted; returns whether it happened."""
-    pause = 1e-5
-    while not event():
-        if not is_wanted():
-            return False
-        exit.pause(pause)
-        pause = min(1.5 * pause, longest_pause)
-    return True
+    def leave(self) -> None:
+        if self.here is not None:
+            self.here.add("present", -1)
+            if self._rank == 0:
+                self._store.set("called", "0")
 
 
 def num_ranks() -> int:

@@ -136,6 +136,9 @@ class Probe:
     def after_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
         """Called after optimizer number `index` has stepped."""
 
+    def before_other_update(self, optimizer: Optimizer) -> None:
+        """Called before an optimizer that is not watched steps, on measured steps only."""
+
     def collect(self, step: Step) -> Pending | None:
         """The readings of the step that ends now; called once per `monitor.step`."""
         return None

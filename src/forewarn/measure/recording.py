@@ -44,7 +44,13 @@ class Collected:
         for probe, pending in self.pending:
             own_arrays, arrays = arrays[: len(pending.tensors)], arrays[len(pending.tensors) :]
             readings += guard(probe, decoded, probe, pending, own_arrays) or []
-        return readings
+        others = self.context.other_stages
+        if others is None:
+            return readings
+        for metric, reason in others.reasons.items():
+            if reason or metric not in self.context.reasons:
+                self.context.unavailable(metric, reason)
+        return list(others.joined(readings))
 
 
 def decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Reading | Histograms]:

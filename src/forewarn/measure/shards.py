@@ -59,19 +59,20 @@ class Shard:
 class Shards:
     """The shards of a model's parameters, in their order.
 
-    Each value of a parameter is read by exactly one rank, so sums over ranks count it once. Rank 0 reads everything
-    that it holds; of parameters that all ranks hold, as under DDP, the others read nothing.
+    Each value of a parameter is read by exactly one rank, so sums over ranks count it once. The first rank, which is 0
+    except in later stages of a pipeline, reads everything that it holds; of parameters that all ranks hold, as under
+    DDP, the others read nothing.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], rank: int) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], rank: int, first: int = 0) -> None:
         self.rank = rank
-        flat = dict(_flat_shards(model))
+        flat = dict(_flat_shards(model, first))
         self.of: list[Shard] = [
-            flat[id(parameter)] if id(parameter) in flat else _shard(parameter, rank) for parameter in parameters
+            flat[id(parameter)] if id(parameter) in flat else _shard(parameter, rank, first) for parameter in parameters
         ]
         self._read = {id(parameter) for parameter, shard in zip(parameters, self.of, strict=True) if shard.is_read}
         self.is_sharded = any(shard.is_divided for shard in self.of)
-        """Whether ranks hold different parts of a parameter; otherwise rank 0 reads all of them, as under DDP."""
+        """Whether ranks hold different parts of a parameter; if not, the first rank reads all of them, as under DDP."""
 
         is_parallel, self.is_twin = _tensor_parallel(model, parameters)
         self.is_tensor_parallel = is_parallel
@@ -110,27 +111,39 @@ def local_part(tensor: Tensor) -> Tensor | None:
     return part
 
 
-def own_share_of_norm(norm: Any, rank: int) -> Any:
+def own_share_of_norm(norm: Any, rank: int, first: int) -> Any:
     """What this rank adds to the norm over all ranks: the norm of its shards, or nothing if others count it."""
     if not hasattr(norm, "to_local"):
-        return norm if rank == 0 else 0.0
+        return norm if rank == first else 0.0
     coordinate = norm.device_mesh.get_coordinate()
-    counts = coordinate is not None and 0 in norm.device_mesh.mesh.flatten().tolist()
+    counts = coordinate is not None and first in norm.device_mesh.mesh.flatten().tolist()
     copies = [place for place, how in zip(coordinate or (), norm.placements, strict=False) if not how.is_partial()]
     return norm.to_local() if counts and not any(copies) else 0.0
 
 
-def _shard(parameter: nn.Parameter, rank: int) -> Shard:
+def ranks_together(model: nn.Module, parameters: Sequence[nn.Parameter]) -> set[int]:
+    """The ranks that train this model together, by its wrappers and shards; empty if these do not tell."""
+    together: set[int] = set()
+    for module in model.modules():
+        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            together.update(dist.get_process_group_ranks(module.process_group))  # type: ignore[arg-type]
+    for parameter in parameters:
+        if (mesh := getattr(parameter, "device_mesh", None)) is not None:
+            together.update(mesh.mesh.flatten().tolist())
+    return together
+
+
+def _shard(parameter: nn.Parameter, rank: int, first: int) -> Shard:
     """The shard of a DTensor; any other parameter is the same on all ranks."""
     shape = tuple(parameter.shape)
     mesh: Any = getattr(parameter, "device_mesh", None)
     if mesh is None:
-        return Shard(shape, shape, (0,) * len(shape), is_read=rank == 0, is_divided=False)
+        return Shard(shape, shape, (0,) * len(shape), is_read=rank == first, is_divided=False)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     placements: Any = parameter.placements  # type: ignore[attr-defined]
     coordinate = mesh.get_coordinate()
-    is_member = coordinate is not None and 0 in mesh.mesh.flatten().tolist()  # other meshes hold copies
+    is_member = coordinate is not None and first in mesh.mesh.flatten().tolist()  # other meshes hold copies
     is_first = is_member and not any(
         place for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate()
     )
@@ -139,14 +152,14 @@ def _shard(parameter: nn.Parameter, rank: int) -> Shard:
     return Shard(shape, tuple(local_shape), tuple(offset), is_first, is_divided)
 
 
-def _flat_shards(model: nn.Module) -> Iterator[tuple[int, Shard]]:
+def _flat_shards(model: nn.Module, first: int) -> Iterator[tuple[int, Shard]]:
     """The shards of FSDP with `use_orig_params=True`, whose parameters are flat pieces of one buffer."""
     for module in model.modules():
         handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
         flat = getattr(handle, "flat_param", None)
         if handle is None or flat is None or getattr(flat, "_params", None) is None or not handle.uses_sharded_strategy:
             continue
-        is_first = dist.get_rank() == 0 or not _is_copy(module)
+        is_first = dist.get_rank() == first or not _is_copy(module)
         for parameter, shape, info in zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True):
             local, start = (info.numel_in_shard, info.intra_param_start_idx) if info.in_shard else (0, 0)
             yield id(parameter), Shard(tuple(shape), (local,), (start,), is_first, is_divided=True)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from forewarn.measure.over_ranks import Array
 from forewarn.types import Reason
+
+if TYPE_CHECKING:
+    from forewarn.measure.stages import OtherStages
 
 Fact = TypeVar("Fact")
 
@@ -18,7 +23,10 @@ class Step:
     Probes share facts only through it, and only for this step.
     """
 
-    __slots__ = ("_provided", "acted", "each_rank", "ends_epoch", "forwards", "measured", "reasons", "unseen")
+    __slots__ = (
+        "_provided", "acted", "each_rank", "ends_epoch", "first_rank", "for_other_stages", "forwards", "is_fed",
+        "measured", "other_stages", "ranks", "reasons", "unseen",
+    )  # fmt: skip
 
     def __init__(self, measured: bool = False, ends_epoch: bool = False) -> None:
         self.measured = measured
@@ -35,7 +43,29 @@ class Step:
         """Indices of the optimizers that used gradients from no backward pass that was seen."""
         self.each_rank: Mapping[str, Array] = {}
         """By label, what each rank says about its own values, once ranks are combined; empty in a single process."""
+        self.ranks: Sequence[int] = ()
+        """The ranks whose values these are, in their order; with pipeline stages, those of one stage."""
+        self.first_rank = 0
+        """The first of the ranks that this rank took for copies of its model, when it measured the step."""
+        self.is_fed = False
+        """Whether an input requires a gradient but comes from no operation, as what a pipeline stage receives."""
+        self.other_stages: OtherStages | None = None
+        """The readings of the other pipeline stages, on the rank that records; None without stages."""
+        self.for_other_stages: dict[str, float] = {}
+        """Numbers for the rank that records, beside the readings of this stage."""
         self._provided: dict[type, Any] = {}
+
+    def whole_norm(self, name: str, norm: float) -> float:
+        """The norm over all pipeline stages; NaN if one of them has none. It is a metric, or else sent as a number."""
+        if "/" not in name:
+            self.for_other_stages[name] = norm
+        return norm if self.other_stages is None else self.other_stages.norm(name, norm)
+
+    def with_other_stages(self, metric: str, values: Array) -> Array:
+        """The values of a metric with those of the other pipeline stages."""
+        if self.other_stages is None:
+            return values
+        return np.concatenate([np.asarray(values, np.float64).ravel(), self.other_stages.values(metric)])
 
     def provide(self, fact: object) -> None:
         """Share a fact with the probes that need one of its type."""

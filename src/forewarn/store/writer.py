@@ -164,6 +164,13 @@ class RunWriter:
             text = encoded(data)
             background.put([(INSERT_EVENT, (time.time(), storable(kind), text))], len(text))
 
+    def describe(self, info: RunInfo) -> None:
+        """Replace what is known about the run, once ranks with other parts of the model have told about them."""
+        if self._ready() is not None:
+            with suppress(OSError, RunError):  # a full disk, which the readings report
+                before = read_manifest(self.path)
+                write_manifest(self.path, replace(before, info=replace(info, started=before.info.started)))
+
     def flush(self) -> None:
         """Wait until everything is on disk, or `failure` says why it is not."""
         background = self._ready()

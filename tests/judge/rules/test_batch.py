@@ -1,6 +1,8 @@
 """The batches: their scale, their order, and whether there is more than one."""
 
+import contextlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 import forewarn
 from forewarn.lab.data import classification
 from forewarn.lab.networks import MLP
+from forewarn.measure.post_mortem import variables_with_nan
 from forewarn.types import ParameterInfo, RunInfo, Severity
 from tests.judge.rules.runs import Run
 from tests.real_runs import Breakable, loss_of
@@ -95,4 +98,43 @@ def one_batch_again_and_again(run):
     return it.train(100)
 
 
-FAULTS = {"D101": images_from_0_to_255, "D102": classes_in_order, "D103": one_batch_again_and_again}
+def a_distribution_that_refuses_nan(run):
+    it = Breakable(run)
+    with contextlib.suppress(ValueError), forewarn.watch(it.model, it.optimizer, run, every=10) as monitor:
+        for step in range(40):
+            inputs = torch.randn(8, 16)
+            if step == 33:
+                inputs[3, 5] = float("nan")
+            outputs = it.model(inputs)
+            loss = -torch.distributions.Normal(outputs, 1.0).log_prob(inputs[:, :5]).mean()
+            loss.backward()
+            it.optimizer.step()
+            it.optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+def test_a_loop_that_fails_on_nan_names_the_step_that_failed(tmp_path):
+    (alert,) = [alert for alert in a_distribution_that_refuses_nan(tmp_path / "run").alerts if alert.code == "D104"]
+    assert (alert.fired, alert.scope) == (33, "inputs")
+
+
+def test_the_variables_that_held_nan_when_a_loop_failed_are_counted_in_order():
+    def inner(values):
+        doubled = 2 * values
+        raise ValueError(doubled.shape)
+
+    def outer():
+        mask = torch.full((3,), -math.inf)
+        batch = torch.tensor([1.0, math.nan, math.nan])
+        inner(batch + mask[:1].exp())
+
+    with pytest.raises(ValueError, match="3") as caught:
+        outer()
+    assert list(variables_with_nan(caught.tb).items()) == [("batch", 2), ("values", 2), ("doubled", 2)]
+
+
+FAULTS = {
+    "D101": images_from_0_to_255, "D102": classes_in_order, "D103": one_batch_again_and_again,
+    "D104": a_distribution_that_refuses_nan,
+}  # fmt: skip

@@ -17,6 +17,7 @@ from forewarn.judge.rules.gain import (
 )
 from forewarn.judge.series import Panel, Series
 from forewarn.types import RunInfo, Severity
+from tests.judge.rules.runs import Run
 
 
 def one(*values: float) -> Panel:
@@ -76,7 +77,18 @@ def test_the_natural_variation_between_batches_is_no_drift():
 
 @pytest.mark.parametrize(("loss", "severity"), [([2.0] * 50, Severity.WARNING), (np.linspace(2, 1, 50), Severity.INFO)])
 def test_a_gradient_that_falls_with_the_loss_is_information(loss, severity):
-    finding = gradient_decay(Series.of([0.005]), Series.of(loss), GradientDecay())
+    finding = gradient_decay(Series.of([0.005]), Series.of(loss), Series.of([]), GradientDecay())
     assert finding is not None
     assert finding.severity is severity
     assert finding.bound == (0.01 if severity is Severity.WARNING else 0.1), "the limit that this severity crossed"
+
+
+def test_a_hinge_loss_that_has_reached_zero_leaves_no_gradient():
+    def told(losses):
+        run = Run("G107")
+        for step, loss in enumerate(losses):
+            run.feed({"gradient/share_of_start": 1.0 if step < 20 else 0.0, "train/loss": loss}, step)
+        return [alert.severity for alert in run.ledger.alerts]
+
+    assert told([1.0, 0.5, 0.1] + [0.0] * 60) == [Severity.INFO]
+    assert told([1.0, 0.9, 0.5] + [0.5] * 60) == [Severity.WARNING]

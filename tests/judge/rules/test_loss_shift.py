@@ -54,6 +54,21 @@ def test_the_shape_of_the_rise_does_not_matter(shape):
     assert losses_fed("L107", np.append(learned(150), 0.9 + 1.2 * rise)).loud()
 
 
+def test_a_leap_is_told_after_sixteen_losses_and_a_slow_rise_after_a_level():
+    (alert,) = losses_fed("L107", np.append(learned(150), np.full(150, 2.3))).ledger.alerts
+    assert alert.fired == 165
+    (alert,) = losses_fed("L107", np.append(learned(150), np.linspace(0.9, 2.3, 150))).ledger.alerts
+    assert alert.fired % 32 == 31
+
+
+def test_a_leap_counts_by_its_level_if_the_first_losses_were_far_above_chance():
+    early = np.append(np.linspace(29, 5, 32), learned(200, 5, 2.5))
+    assert [alert.severity for alert in losses_fed("L107", np.append(early, np.full(60, 3.5))).ledger.alerts] == [
+        Severity.WARNING
+    ]
+    assert losses_fed("L107", np.append(early, np.full(60, 2.9))).ledger.alerts == ()
+
+
 def test_a_bad_dozen_of_steps_is_no_shift():
     losses = np.concatenate([learned(150), np.full(12, 4.0), np.full(120, 0.9)])
     assert losses_fed("L107", losses).ledger.alerts == ()

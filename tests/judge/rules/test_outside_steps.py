@@ -44,10 +44,21 @@ def test_other_optimizers_are_not_judged():
 
 def a_second_optimizer(run):
     it = Breakable(run, lr=1e-4)
-    it.clip = None
     other = torch.optim.SGD(it.model.parameters(), lr=0.5, momentum=0.9)
     it.optimizer.register_step_post_hook(lambda *_: other.step())
     return it.train(80)
 
 
-FAULTS = {"U116": a_second_optimizer}
+def weights_that_are_averaged_with_noise(run):
+    it = Breakable(run, lr=1e-4)
+
+    def write(*_):
+        with torch.no_grad():
+            for parameter in it.model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+
+    it.optimizer.register_step_post_hook(write)
+    return it.train(80)
+
+
+FAULTS = {"U116": weights_that_are_averaged_with_noise, "U117": a_second_optimizer}

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from forewarn.lab.faults.cases import CHANCE, FIRST, LOWERED, TWIN
+from forewarn.lab.faults.injected import FAULTS
 from forewarn.lab.faults.published_rules import Remark
 from forewarn.lab.faults.scoring import Share, scores
 from tests.lab.faults.made import healthy, record, warned
@@ -70,6 +71,12 @@ def test_information_and_warnings_before_the_onset_are_no_detection():
     noted = record(change="lr-jump", score=9.0, onset=50, alerts=[warned("U104", severity=1, fired=60)])
     early = record(change="lr-jump", seed=2, score=9.0, onset=50, alerts=[warned("U104", fired=40)])
     assert scores([*plain, noted, early]).detected == Share(0, 2)
+
+
+def test_a_fault_whose_first_step_is_the_damage_is_declared_and_can_be_left_out():
+    instant = {name for name, fault in FAULTS.items() if fault.is_instant}
+    assert instant == {"nan-batch", "log-of-zero", "corrupt-batches", "label-noise-onset"}
+    assert all(FAULTS[name].is_dynamic for name in instant)
 
 
 def test_the_lead_is_from_the_first_warning_to_where_the_run_stays_worse():

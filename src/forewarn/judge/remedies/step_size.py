@@ -42,14 +42,17 @@ def lower_lr(factor: float, why: str = "smaller steps keep the weights where the
     return prescribe
 
 
-def restore_lr(why: str = "the weights then move as far per step as when the run was healthy") -> Prescription:
+def restore_lr(
+    why: str = "the weights then move as far per step as when the run was healthy", *, scope_is_group: bool = False
+) -> Prescription:
     """Back to the learning rate before it jumped; without a jump, lower it by the factor the finding is too large."""
 
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
-        lr, before = current("lr", finding, history, info), finding.evidence.get("lr_before")
+        lr = current("lr", finding, history, info, scope_is_group=scope_is_group)
+        before, after = finding.evidence.get("lr_before"), finding.evidence.get("lr_after")
         if isinstance(before, float) and before > 0:
-            after = finding.evidence.get("lr_after")
-            return _set_back("lower_lr", lr._replace(value=after) if isinstance(after, float) else lr, before, why)
+            lr = lr._replace(value=after) if isinstance(after, float) else lr
+            return _set_back("raise_lr" if before > lr.value else "lower_lr", lr, before, why)
         excess = finding.evidence.get("ratio", 2.0)
         factor = 1 / excess if isinstance(excess, float) and 1 < excess < math.inf else 0.5
         numbers = scaled(lr.value, factor) | lr.named_group

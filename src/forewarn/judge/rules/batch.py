@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, lower_lr
 from forewarn.judge.series import Panel, Series, trailing
 from forewarn.settings import Settings, between
@@ -167,6 +167,45 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
     return finding(
         Severity.WARNING if in_epochs or others else Severity.INFO, len(same), settings.batches,
         lasting_steps=repeated.at - since + 1,
+    )  # fmt: skip
+
+
+@rule(
+    "D104", "nan-at-failure", reads=("batch/nan_at_failure", "train/loss"), when=("batch/nan_at_failure",),
+    per_scope=True,
+    message=Message(
+        "The run failed while {scope} held NaN",
+        "NaN in it {value} · variables affected {num_variables}",
+        "the loss was finite until then, so that most likely the batch or another input of this step held NaN",
+    ),
+    remedies=(
+        advise("inspect_batch", "Look at the batch of the step that failed",
+               "a missing value, a division by zero in the preparation or a damaged file puts NaN into a batch",
+               scope_is="variable"),
+        advise("skip_batch", "Leave out batches for which `torch.isfinite(inputs).all()` is false",
+               "one such batch ends the run, or ruins every weight", scope_is="variable"),
+    ),
+)  # fmt: skip
+def nan_at_failure(held: Panel, loss: Panel) -> Finding | None:
+    """The run ended with an error while a variable of the loop held NaN.
+
+    ## Why is this bad?
+    Many functions refuse NaN with an error that speaks of something else: a distribution about its parameters, a loss
+    about the range of its input. The variable that was assigned first is named, as the others follow from it. It is
+    seen if the monitor is a context manager, or is closed while the error is handled. If the loss was not finite
+    before, `non-finite-loss` has told it.
+
+    ## Example
+    fires: batch/nan_at_failure{inputs} _x5 3 | train/loss 2.0x5
+    quiet: batch/nan_at_failure{inputs} _x5 3 | train/loss 2.0x4 nan
+    """
+    losses = loss.series()
+    if not (held.last > 0).any() or (len(losses) and not np.isfinite(losses.last)):
+        return None
+    first = int(np.argmax(held.last > 0))
+    return finding(
+        Severity.CRITICAL, held.last[first], NO_BOUND, held.scopes[first],
+        num_variables=int(np.count_nonzero(held.last > 0)),
     )  # fmt: skip
 
 

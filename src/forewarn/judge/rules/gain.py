@@ -153,10 +153,13 @@ class GradientDecay(Settings):
     """Fraction of that level below which to warn, unless the loss is falling."""
     learning: float = between(0.05, 0.0, 1.0)
     """Fraction by which the loss must have fallen in memory for the run to count as learning."""
+    solved: float = between(0.01, 0.0, 1.0)
+    """Fraction of the highest loss below which nothing is left to learn, as where a hinge loss reaches zero."""
 
 
 @rule(
-    "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss"), hold=3, keep=100,
+    "G107", "gradient-decay", reads=("gradient/share_of_start", "train/loss", "train/loss_level"),
+    when=("gradient/share_of_start",), hold=3, keep=100,
     settings=GradientDecay,
     message=Message(
         "The gradient norm fell to {value:%} of its starting level",
@@ -170,7 +173,7 @@ class GradientDecay(Settings):
                "a model that always predicts the mean of the targets has little gradient left"),
     ),
 )  # fmt: skip
-def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Finding | None:
+def gradient_decay(share: Series, loss: Series, levels: Series, settings: GradientDecay) -> Finding | None:
     """The global gradient norm has fallen to a small fraction of its starting level.
 
     ## Why is this bad?
@@ -186,7 +189,8 @@ def gradient_decay(share: Series, loss: Series, settings: GradientDecay) -> Find
         return None
     before, now = loss.ends(_PARTS)
     learns = now < before - settings.learning * abs(before) or abs(now) < (1 - settings.learning) * abs(before)
-    severe = share.last < settings.warning_share and not learns
+    highest = max(loss.finite().max(initial=0.0), levels.finite().max(initial=0.0))
+    severe = share.last < settings.warning_share and not learns and not abs(now) < settings.solved * highest
     bound = min(settings.share, settings.warning_share) if severe else settings.share  # both were crossed
     return finding(Severity.WARNING if severe else Severity.INFO, share.last, bound, "", loss_before=before, loss=now)
 

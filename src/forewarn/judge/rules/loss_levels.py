@@ -55,6 +55,9 @@ class LossNotStarting(Settings):
     moving: float = between(3e-4, 0.0)
     """Largest median update ratio so far above which the weights move enough, so that the data or the model is to
     blame."""
+    usual: float = between(0.8, 0.0, 1.0)
+    """Quantile of the median update ratios so far that is compared with it: the first steps of RMSprop are its
+    largest."""
     large: float = between(1e-2, 0.0)
     """Median update ratio above which the learning rate may be too high."""
     tiny: float = between(1e-5, 0.0)
@@ -232,7 +235,7 @@ def loss_not_starting(
     step undoes the one before. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
-    10% of the first loss. A loss that is not the objective, as in a GAN, need not fall.
+    10% of the first loss. A loss that is not the objective, as in a GAN, need not fall while the weights move.
 
     How far a step moves the weights tells the two cases apart. If it is almost nothing, the rule does not wait as long.
     Otherwise the loss must be no better than chance, the same for every batch, or without any trend: a loss with a high
@@ -258,7 +261,7 @@ def loss_not_starting(
     settled = settings.slow_steps if is_slow else settings.settled_steps
     if level.at < settled or is_rising(lr, level.at - min(settled, level.at // 2)):
         return None
-    if not is_objective(loss.series(), separate.series(), info):
+    if not is_slow and not is_objective(loss.series(), separate.series(), info):
         return None
     gain = settings.tiny_gain if largest < settings.tiny else settings.gain
     least = settings.slow_levels if is_slow else settings.levels
@@ -274,13 +277,19 @@ def loss_not_starting(
     evidence: dict[str, float | str] = {"cause": "unknown"}
     if is_constant and not is_slow:
         evidence = {"cause": "constant", "spread": _spread(recent)}
-    elif largest < settings.moving:
-        evidence = {"cause": "slow", "slow_ratio": largest, "lr_factor": lr_factor(settings.wanted, largest)}
+    elif (usual := _usual(typical, forgotten, settings)) < settings.moving:
+        evidence = {"cause": "slow", "slow_ratio": usual, "lr_factor": lr_factor(settings.wanted, usual)}
     elif (large := np.fmax(median(typical), forgotten)) >= settings.large:
         evidence = {"cause": "large", "large_ratio": float(large)}
     elif largest >= settings.moving:
         evidence = {"cause": "moving", "moving_ratio": median(typical)}
     return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})
+
+
+def _usual(typical: Floats, forgotten: float, settings: LossNotStarting) -> float:
+    """A large median ratio, but not the largest: without a bias correction the first steps are ten times too large."""
+    finite = typical[np.isfinite(typical)]
+    return float(np.fmax(np.quantile(finite, settings.usual), forgotten)) if len(finite) else forgotten
 
 
 def _forgotten(ratios: Panel, medians: Series, settings: LossNotStarting) -> float:

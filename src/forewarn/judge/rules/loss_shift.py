@@ -11,10 +11,11 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.lr_course import rates
 from forewarn.judge.objective import is_game, is_objective
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
-from forewarn.judge.series import Floats, Panel, Series, median
+from forewarn.judge.series import Bools, Floats, Panel, Series, median
+from forewarn.judge.upcoming import Upcoming, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Remedy, RunInfo, Severity
 
@@ -42,6 +43,13 @@ class LossShift(Settings):
     """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
     sudden: float = between(0.5, 0.0, 1.0)
     """Fraction of the rise within a few steps from which it was sudden, so that something must have changed there."""
+    first_losses: int = between(16, 2, counts="readings")
+    """Number of losses in a row above all of the 32 before them after which a sudden rise need not wait for a level."""
+    leap: float = between(0.25, 0.0)
+    """Fraction of its best level by which the loss must have risen then, if that is less than `lost` of the gain: a
+    loss that starts far above chance gains most in its first steps."""
+    negligible_share: float = between(0.05, 0.0, 1.0)
+    """Fraction of the highest level below which only `lost` counts: the task is almost solved."""
 
 
 def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
@@ -54,9 +62,36 @@ def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
     )  # fmt: skip
 
 
+def _above_the_best(settings: LossShift, _info: RunInfo) -> Gate:
+    def is_above(_step: int, newest: float, history: History) -> bool:
+        best = history.newest("train/loss_level").lowest
+        return not newest <= best + settings.rise * max(best, 0.0)
+
+    return is_above
+
+
+def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Bools | None:
+    """Where the newest of the upcoming losses lie above all before them; not known if steps are repeated."""
+    loss, num_new = upcoming.joined(metric), len(upcoming.columns[metric].steps)
+    if metric != "train/loss" or loss is None or loss.scopes != ("",):
+        return None
+    level_at = upcoming.history.panel("train/loss_level").at
+    if level_at >= loss.steps[-num_new] or (np.diff(loss.steps[-num_new:]) <= 0).any():
+        return None
+    leaps, window = never(metric, upcoming), _LEVEL_LOSSES + settings.first_losses
+    losses = loss.values[-num_new - window + 1 :, 0]
+    if len(losses) >= window:
+        recent = np.lib.stride_tricks.sliding_window_view(losses, window)
+        earlier, newest = recent[:, :_LEVEL_LOSSES], recent[:, _LEVEL_LOSSES:]
+        leaps[window - len(losses) - 1 :] = newest.min(axis=1) > earlier.max(axis=1)
+    return leaps
+
+
 @rule(
     "L107", "loss-shift", reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses"),
-    when=("train/loss_level",), per_scope=True, keep=256,
+    when=("train/loss_level", "train/loss"), per_scope=True, keep=256,
+    gate=_above_the_best,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_leaps(metric, upcoming, settings),
     explains=("L102", "L103", "L106", "G102", "G104", "U102", "U104", "E104"),
     settings=LossShift,
     message=(
@@ -90,16 +125,22 @@ def loss_shift(
     layer and the learning rate are the usual suspects.
 
     The newest median of 32 losses is compared with the best earlier one, whatever the shape of the rise. Earlier levels
-    count only if the learning rate was comparable. Most of the newest losses must lie above the best level. If the loss
-    is not the objective, as in reinforcement learning or a GAN, this is only information.
+    count only if the learning rate was comparable. Most of the newest losses must lie above the best level. A rise from
+    one step to the next need not last that long: 16 losses above all of the 32 before them are enough, if the learning
+    rate has not risen. If the loss is not the objective, as in reinforcement learning or a GAN, this is only
+    information.
 
     ## Example
     fires: 5.0 3.0 2.0 1.5 1.2 2.5 | train/loss 2.5x32
+    fires: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x46 2.5x16 | train/lr{0} 1e-3x95
+    quiet: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x47 2.5x15 | train/lr{0} 1e-3x95
     fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x129
     quiet: 5.0 3.0 2.0 1.5 1.2 1.4 | train/loss 1.4x32
     quiet: 5.0 3.0 1.0 0.01 0.02 | train/loss 0.02x32
     """
-    level = levels.series()
+    level, is_ahead = levels.series(), levels.at < loss.at
+    if is_ahead:
+        level = _ahead(level, loss.series(), lr, settings)
     is_finite = np.isfinite(level.values)
     medians, steps = level.values[is_finite].astype(np.float64), level.steps[is_finite]
     if len(medians) < 3 or not math.isfinite(level.last):
@@ -113,10 +154,13 @@ def loss_shift(
     now, best_at = float(medians[-1]), int(np.nanargmin(earlier))
     best = float(medians[best_at])
     gain = float(medians[: best_at + 1].max()) - best
-    bound = best + max(settings.lost * gain, settings.rise * abs(best))
+    least = settings.lost * gain
+    if is_ahead and now > settings.negligible_share * float(medians.max()) and best > 0:
+        least = min(least, settings.leap * best)
+    bound = best + max(least, settings.rise * abs(best))
     if not (now > bound and gain > settings.fallen * abs(best)):
         return None
-    if not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
+    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
@@ -126,9 +170,26 @@ def loss_shift(
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
     evidence = {"best": best, "lost": min(lost, 1.0), "lasting_steps": level.at - rose_at + 1, "rose_at": rose_at}
     before, after = rates(lr, np.array([rose_at - 1, rose_at + 1]))
-    if after <= before and _leap(loss.series(), rose_at) > settings.sudden * (now - best):
+    is_sudden = _leap(loss.series(), rose_at) > settings.sudden * (now - best)
+    if is_ahead and not is_sudden:
+        return None
+    if after <= before and is_sudden:
         evidence["steady_lr"] = after
     return finding(severity, now, bound, "", **evidence)
+
+
+def _ahead(level: Series, loss: Series, lr: Panel, settings: LossShift) -> Series:
+    """The levels with the median of the newest losses, if these lie above all before them; otherwise none at all."""
+    num = settings.first_losses
+    recent = loss.values[-num - _LEVEL_LOSSES :].astype(np.float64)
+    if len(recent) < num + _LEVEL_LOSSES or not recent[-num:].min() > recent[:-num].max():
+        return Series.of([])
+    before, after = rates(lr, np.array([int(loss.steps[-num - 1]), loss.at]))
+    if after > before:
+        return Series.of([])
+    newest = np.float32(median(recent[-num:]))
+    values = np.append(level.values, newest)[:, None]
+    return Panel(("",), np.append(level.steps, loss.at), values).series()
 
 
 def _leap(loss: Series, step: int) -> float:

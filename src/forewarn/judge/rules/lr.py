@@ -13,7 +13,7 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.lr_course import declared_peak, declared_peaks, peak_rates
 from forewarn.judge.registry import Gate, Since, finding, rule
-from forewarn.judge.remedies import advise, declared, raise_lr, set_lr
+from forewarn.judge.remedies import advise, declared, for_cause, raise_lr, restore_lr, set_lr
 from forewarn.judge.series import Bools, Floats, Panel
 from forewarn.judge.upcoming import Lookahead, Upcoming, any_of, never
 from forewarn.settings import Settings, between
@@ -133,6 +133,11 @@ class LrSpent(Settings):
     """Minimum number of further steps before the rule fires."""
     going_on: float = between(0.2, 0.0)
     """The same as a fraction of the steps before: the last steps of a long run do not fire."""
+    sudden: float = between(0.1, 0.0, 1.0)
+    """Fraction of its peak that the learning rate must have had one step before, if it fell at once. No schedule does
+    that, so the rule does not wait."""
+    sudden_steps: int = between(2, 1, counts="steps")
+    """Number of steps close to zero after which it fires then."""
 
 
 def _far_below_a_peak(settings: LrSpent, info: RunInfo) -> Gate:
@@ -164,11 +169,19 @@ def _far_below_upcoming_peaks(settings: LrSpent, info: RunInfo) -> Lookahead:
     lookahead=_far_below_upcoming_peaks,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
-    message=Message(
-        "Learning rate close to zero for {lasting_steps} steps",
-        "learning rate {value} · limit {bound} · peak {peak} · group {group}",
+    message=(
+        Message(
+            "Learning rate close to zero from one step to the next",
+            "learning rate {value} · limit {bound} · before {lr_before} · group {group}",
+            "it fell at step {spent_at}, further than any schedule does in one step",
+        ),
+        Message(
+            "Learning rate close to zero for {lasting_steps} steps",
+            "learning rate {value} · limit {bound} · peak {peak} · group {group}",
+        ),
     ),
     remedies=(
+        for_cause("sudden", restore_lr("the loss was still falling at that rate", scope_is_group=True)),
         advise("step_scheduler_per_epoch", "Step the scheduler once per epoch if it counts epochs",
                "stepped with every batch, it ends far too early"),
         advise("lengthen_schedule", "Plan the schedule for all optimizer steps of the run",
@@ -183,12 +196,14 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
     Every further step costs time and changes nothing. The usual cause is a scheduler made for epochs that is stepped
     with every batch, or a number of steps in the wrong unit. The last steps of a schedule that ends at zero do not
     fire. The run must continue for 50 steps, and for a fifth of the steps before. A parameter group whose plan ends
-    while other groups still learn does not fire either.
+    while other groups still learn does not fire either. A rate that falls there within one step, from a tenth of its
+    peak or more, fires at once: schedules do not do that.
 
     ## Example
-    fires: train/lr{0} 1e-3x100 0x60
-    quiet: train/lr{0} 1e-3x100 0x40
-    quiet: train/lr{0} 1e-3x1000 0x60
+    fires: train/lr{0} 1e-3x100 1e-4x10 1e-5x10 1e-7x60
+    fires: train/lr{0} 1e-3x100 1e-7x2
+    quiet: train/lr{0} 1e-3x100 1e-4x20 1e-5x20 1e-6x20 1e-7x20
+    quiet: train/lr{0} 1e-3x1000 1e-4x10 1e-5x10 0x60
     quiet: train/lr{0} 1e-3x100 0x60 | train/lr{1} 1e-3x160 | train/lr_plan{0} 1e-3x100 0x60 | train/lr_plan{1} 1e-3x160
     """
     peaks = peak_rates(lr, info)
@@ -200,10 +215,15 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
         alive = np.flatnonzero(lr.values[:, group].astype(np.float64) >= settings.share * peaks[group])
         since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
         lasting = lr.at - since + 1
-        if lasting >= max(settings.steps, settings.going_on * since):
+        before = float(lr.values[alive[-1], group]) if len(alive) else 0.0
+        is_sudden = before >= settings.sudden * peaks[group]
+        if lasting >= (settings.sudden_steps if is_sudden else max(settings.steps, settings.going_on * since)):
+            evidence: dict[str, float | str] = {}
+            if is_sudden:
+                evidence = {"lr_before": before, "lr_after": float(lr.last[group]), "cause": "sudden"}
             yield finding(
                 Severity.WARNING, lr.last[group], settings.share * peaks[group], lr.scopes[group],
-                peak=peaks[group], spent_at=since, lasting_steps=lasting,
+                peak=peaks[group], spent_at=since, lasting_steps=lasting, **evidence,
             )  # fmt: skip
 
 

@@ -11,11 +11,17 @@ from forewarn.judge.headlines import Message
 from forewarn.judge.optimizers import settings_of
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise
-from forewarn.judge.series import Floats, Panel, median
+from forewarn.judge.series import Floats, Panel, Series, median
 from forewarn.judge.tensor_kinds import is_matrix, num_elements
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
+_SYMPTOMS = (
+    "L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106",
+    "G107", "G110", "G111", "U101", "U102", "U103", "U104", "U115", "W101", "W102", "W103", "W104", "A101", "A102",
+    "A103", "A104", "A106", "A107", "A108", "E102", "E103", "E104", "E106", "E107",
+)  # fmt: skip
+"""Whatever weights do that are moved too far."""
 _ADAM = ("Adam", "AdamW")
 _SGD = ("SGD",)
 
@@ -36,11 +42,7 @@ class OutsideSteps(Settings):
     "U116", "outside-steps",
     reads=("monitor/update_ratio_median", "update/norm", "update/ratio", "gradient/norm", "train/lr"),
     when=("monitor/update_ratio_median",), per_scope=True, hold=3, keep=200,
-    explains=(
-        "L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106",
-        "G107", "G110", "G111", "U101", "U102", "U103", "U104", "U115", "W101", "W102", "W103", "W104", "A101", "A102",
-        "A103", "A104", "A106", "A107", "A108", "E102", "E103", "E104", "E106", "E107",
-    ),
+    explains=_SYMPTOMS,
     settings=OutsideSteps,
     message=Message(
         "Weights move {value:×} as far as their optimizer can move them",
@@ -120,6 +122,38 @@ def _reach(moved: Panel, ratios: Panel, gradient: Panel, lr: Panel, settings: Ou
         reach: Floats = settings.sgd * rates * (largest + decay) / np.where(momentum < 1, 1 - momentum, 1.0)
         return reach
     return np.full(len(moved.scopes), np.nan)
+
+
+@rule(
+    "U117", "shared-parameters", reads=("update/shared_tensors",), keep=200,
+    explains=(*_SYMPTOMS, "L109", "G109", "U112", "U116", "W106", "E101", "E105"),
+    message=Message(
+        "Two optimizers move the same parameters", "tensors affected {value}",
+        "each of them steps with the same gradients, so that the parameters move twice",
+    ),
+    remedies=(
+        advise("remove_from_optimizer", "Give each parameter to one optimizer, and call its `step()` once",
+               "two optimizers that share parameters undo each other's statistics and double the steps"),
+    ),
+)  # fmt: skip
+def shared_parameters(shared: Series) -> Finding | None:
+    """Two optimizers move the same parameters with the same gradients.
+
+    ## Why is this bad?
+    Each step is taken twice, with two learning rates and two momenta. The learning rate that you set is not the one
+    that counts, and a scheduler of one optimizer does not reach the other. An optimizer that is not watched counts as
+    well. If each optimizer has a backward pass of its own before its step, as in an adversarial autoencoder, parameters
+    may be in both, and nothing is reported.
+
+    ## Example
+    fires: 0 4
+    quiet: 0x9
+    """
+    if not shared.last > 0:
+        return None
+    # An optimizer that is not watched is found by its first step, so that its second is the first that counts.
+    began = shared.steps[max(0, int(np.argmax(shared.values > 0)) - 1)]
+    return finding(Severity.WARNING, shared.last, 0.0, lasting_steps=shared.at - int(began) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

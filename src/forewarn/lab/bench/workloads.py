@@ -162,7 +162,7 @@ def find_workload(name: str) -> Workload:
     """A built-in workload by name, or the user's own as `module:function`. The function is called for every turn.
 
     It returns `(model, make_batch, loss)`: `make_batch()` returns the next batch, `loss(model, batch)` the loss to call
-    `backward` on. The module is looked up in the current folder first.
+    `backward` on.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]

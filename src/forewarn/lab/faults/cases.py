@@ -165,6 +165,7 @@ def trained(
     try:
         score = workload.script(session)
     except (RuntimeError, ValueError) as failure:  # as a script that meets NaN
+        session.close()  # while the error is handled, as a monitor that is a context manager
         score, error = math.inf, str(failure).partition("\n")[0]
     finally:
         session.close()

@@ -30,6 +30,8 @@ class Fault:
     """What a workload must not have, because the change would be no fault there."""
     is_dynamic: bool
     """Whether it begins during the run."""
+    is_instant: bool
+    """Whether its first step is the damage already, as with a batch of NaN, so that no warning can come before it."""
     is_told_as_information: bool
     """Whether it is no fault by itself but worth a line, so that information counts as detection."""
 
@@ -51,6 +53,7 @@ def fault(
     needs: Collection[Trait] = (),
     unlike: Collection[Trait] = (),
     is_dynamic: bool = False,
+    is_instant: bool = False,
     is_told_as_information: bool = False,
 ) -> Callable[[Make], Fault]:
     """Make a change a fault. Names in `causes` and `fixes` are separated by spaces."""
@@ -59,7 +62,7 @@ def fault(
         summary = (make.__doc__ or "").partition("\n")[0]
         return Fault(
             name, make, summary, tuple(causes.split()), words, frozenset(fixes.split()), frozenset(needs),
-            frozenset(unlike), is_dynamic, is_told_as_information,
+            frozenset(unlike), is_dynamic, is_instant, is_told_as_information,
         )  # fmt: skip
 
     return declare

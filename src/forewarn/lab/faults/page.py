@@ -130,7 +130,10 @@ def _introduction(records: Sequence[Record], by_set: dict[Set, Scores], machine:
         f"the same script with the same seed, by more than {SPREADS:g} standard deviations over seeds (at least "
         f"{LEAST_SPREAD:.0%} of the score). Faults that do no harm are scored apart. **Detected** means a warning "
         "at or after the onset. **Right cause first** means that the alert shown first names the cause, by a rule or "
-        f"by words that the fault declares in its source. {WIDENED} Intervals are Wilson's, at 95%.\n"
+        f"by words that the fault declares in its source. {WIDENED} **The damage** is the first step from which the "
+        "objective, averaged over ten steps, stays worse than the twin's. Some faults do it with their first step, as "
+        "a batch of NaN does, and no warning can come before them. Their source declares that by what they do. The "
+        "declaration is younger than the first runs. Intervals are Wilson's, at 95%.\n"
     )
 
 
@@ -145,6 +148,8 @@ def _score_tables(by_set: dict[Set, Scores]) -> Iterator[str]:
         ("right cause first", lambda one: cell(one.named)),
         ("median steps of warning before the damage, faults that begin during the run",
          lambda one: f"{figure(one.median_lead)} ({len(one.leads)} runs)"),
+        ("the same without faults whose first step is the damage",
+         lambda one: f"{figure(one.building_up.median_lead)} ({len(one.building_up.leads)} runs)"),
         ("first remedy repairs it, where code can carry it out", lambda one: cell(one.repaired(FIRST))),
         ("healthy twins that are no worse for the first remedy", lambda one: cell(one.no_harm)),
     ]  # fmt: skip

@@ -148,6 +148,11 @@ class Scores:
     def median_lead(self) -> float:
         return statistics.median(self.leads) if self.leads else math.nan
 
+    @property
+    def building_up(self) -> Scores:
+        """The scores of the faults whose first step is not the damage yet."""
+        return self.where(lambda record: not record.case.is_fault or not FAULTS[record.case.change].is_instant)
+
     def repaired(self, who: str) -> Share:
         """Harmful faults that are repaired, of those where a remedy was carried out."""
         answers = [verdict.repaired.get(who) for verdict in self.harmful]

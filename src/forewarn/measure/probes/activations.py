@@ -145,7 +145,7 @@ class ActivationProbe(Probe):
                     range(len(rows)),
                     *(to_add[end - len(part) : end] for part, end in zip(parts, ends, strict=True)),
                 ]
-                yield from _first_nonfinite(step.each_rank, board, rows_of, dict(zip(places, scopes, strict=True)))
+                yield from _first_nonfinite(step, board, rows_of, dict(zip(places, scopes, strict=True)))
             shares = of_units
             if unit_parts:
                 shares = self._of_all_units(
@@ -216,18 +216,19 @@ def _counts(arrived: Iterator[Array]) -> tuple[Array, Array, int]:
 
 
 def _first_nonfinite(
-    each_rank: Mapping[str, Array], board: Sequence[Part], rows_of: Sequence[Sequence[int]], scopes: Mapping[int, str]
+    step: Step, board: Sequence[Part], rows_of: Sequence[Sequence[int]], scopes: Mapping[int, str]
 ) -> Iterator[Reading]:
     """The first layer with a non-finite output on a rank; nothing if all ranks have one, or none."""
     first: dict[int, int] = {}
     num_ranks = 0
     for part, rows in zip(board, rows_of, strict=True):
-        bad_rows = each_rank.get(part.label, ())
+        bad_rows = step.each_rank.get(part.label, ())
         num_ranks = max(num_ranks, len(bad_rows))
         for rank, place in enumerate(bad_rows):
             if place >= 0:
                 row = int(rows[int(place)])
                 first[rank] = min(row, first.get(rank, row))
     if 0 < len(first) < num_ranks:
-        by_scope = {scopes[row]: float(rank) for rank, row in reversed(first.items()) if row in scopes}
+        of_rows = reversed(first.items())
+        by_scope = {scopes[row]: float(step.ranks[place]) for place, row in of_rows if row in scopes}
         yield Reading("rank/nonfinite", tuple(by_scope), list(by_scope.values()))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forewarn.measure.engine import COLUMNS, Numbers, row_of
-from forewarn.measure.forward import differentiable, hookable_modules
+from forewarn.measure.forward import differentiable, hookable_modules, received
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex, block_names
 from forewarn.measure.probe import ONE, Array, GradientTap, ModuleTap, Pending, Probe, Reading
@@ -68,21 +68,26 @@ class GainProbe(Probe):
         """Whether two blocks got the same input."""
         self._reached: list[tuple[int, _Boundary, Numbers]] = []
         """For each gradient seen: its backward pass, its boundary and its statistics."""
+        self._leaves: dict[tuple[int, int], GradientTap] = {}
+        """By tensor and block: the inputs of blocks that another rank computed."""
         self._owners: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def module_taps(self) -> Sequence[ModuleTap]:
         return self._taps
 
+    def gradient_taps(self) -> Sequence[GradientTap]:
+        return list(self._leaves.values())
+
     def forward_ended(self, output: Any) -> None:
         self._output, self._inputs = None, []
 
     def collect(self, step: Step) -> Pending | None:
-        reached, self._reached = self._reached, []
-        if not step.measured or not self._names or self._side_by_side:
-            return None
+        reached, self._reached, self._leaves = self._reached, [], {}
+        if not step.measured or self._side_by_side or (not self._names and self._parameter_index.rank is None):
+            return None  # other pipeline stages may have blocks if this one has none
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            yield from self._gains([(task, boundary) for task, boundary, _ in reached], arrays)
+            yield from self._gains(step, [(task, boundary) for task, boundary, _ in reached], arrays)
             gradients = step.get(GradientNorms)
             if gradients is not None:
                 yield from self._block_norms(gradients.norms)
@@ -107,6 +112,10 @@ class GainProbe(Probe):
             if tensor is not None and tensor is self._output:
                 self._boundary.input_of = block
                 return ()
+            if tensor is None:  # the input of a pipeline stage; a hook on it would outlive the pass
+                for leaf in received([*args, *kwargs.values()])[:1]:
+                    self._leaves[id(leaf), block] = GradientTap(leaf, partial(self._reach, _Boundary(input_of=block)))
+                return ()
             return self._followed(tensor, _Boundary(input_of=block))
 
         return entered
@@ -125,7 +134,9 @@ class GainProbe(Probe):
     def _reach(self, boundary: _Boundary, gradient: Tensor) -> None:
         self._reached.append((torch._C._current_graph_task_id(), boundary, row_of(gradient)))
 
-    def _gains(self, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]) -> Iterator[Reading]:
+    def _gains(
+        self, step: Step, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]
+    ) -> Iterator[Reading]:
         shape = (2, len(self._names))
         passes: dict[int, tuple[Array, Array]] = {}
         for (task, boundary), row in zip(boundaries, arrays, strict=True):
@@ -134,15 +145,15 @@ class GainProbe(Probe):
                 if block >= 0:
                     squares[side, block] += np.nan if row[0, _NONFINITE] else row[0, _SUM_SQUARES]
                     seen[side, block] = 1
-        if not passes:
-            return
         complete = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes.values())
-        into, out = np.sum(list(complete), axis=0)
+        into, out = np.sum(list(complete), axis=0) if passes else np.zeros(shape)
         gains = np.sqrt(np.divide(into, out, out=np.full(len(out), np.nan), where=out > 0))
+        if np.isfinite(gains).any():
+            yield Reading("gain/block", self._names, gains)
+        gains = step.with_other_stages("gain/block", gains)
         finite = gains[np.isfinite(gains)]
         if not len(finite):
             return
-        yield Reading("gain/block", self._names, gains)
         mean = float(finite.mean())
         self._means.append(mean)
         yield Reading("gain/mean", ONE, mean)

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from forewarn.measure.foreign_clipping import ForeignClipping
 from forewarn.measure.gradient_writes import EarlierGradients, GradientWriteDetector
 from forewarn.measure.over_ranks import OWN, How, Part
 from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.pipelining import divisor_of_gradients
 from forewarn.measure.probe import ONE, Array, GradientTap, Histograms, Pending, Probe, Reading
 from forewarn.measure.probes.stepping import FoundScaler, Stepping, present_scale
 from forewarn.measure.rank_gradient import RankGradient
@@ -113,6 +115,8 @@ class GradientProbe(Probe):
         """Indices of the optimizers that have stepped on this step."""
         self._accumulation = Accumulation(parameter_index.num_optimizers)
         self._rank = RankGradient(parameter_index.called)
+        self._divisor: int | None = None
+        """What a pipeline divides the gradients by after the backward passes; None until the first of them."""
         self._looks_scaled = False
         self._start: list[float] = []
         """The first finite global norms."""
@@ -124,8 +128,8 @@ class GradientProbe(Probe):
         if norm is None:
             self._declared_limit = float(max_norm)
             return
-        rank = self._parameter_index.rank
-        whole = norm if rank is None else own_share_of_norm(norm, rank)
+        index = self._parameter_index
+        whole = norm if index.rank is None else own_share_of_norm(norm, index.rank, index.first_rank)
         if hasattr(whole, "full_tensor"):
             whole = whole.full_tensor()  # one process, which holds all shards
         if self._clip is not None:
@@ -161,7 +165,7 @@ class GradientProbe(Probe):
                 self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
 
     def gradient_taps(self) -> Sequence[GradientTap]:
-        if not self._parameter_index.records:
+        if not self._parameter_index.leads:
             return ()
         is_first = not self._accumulation.is_under_way
         return self._rank.follow(self._parameter_index.live) if is_first and not self._accumulation.expected else ()
@@ -179,8 +183,7 @@ class GradientProbe(Probe):
             for key, gradient in zip(live, map(read, live.values()), strict=True)
             if gradient is not None and gradient.numel()
         }
-        scale = self._loss_scale()
-        scale = None if scale is None else scale.detach().clone()
+        scale = self._scale_after_backward()
         norm_of: dict[int, Norm] = {}
         if not self._clipped_last_step or (is_first and self._accumulation.expected):
             norm_of = dict(zip(gradients, self._norms(list(gradients.values())), strict=True))
@@ -246,7 +249,7 @@ class GradientProbe(Probe):
             loss_scale = self._latest_scale
             latest = map(self._latest.get, self._parameter_index.keys_of(index))
             own = [norm for norm in latest if norm is not None] if self._latest else []
-        if own or not self._parameter_index.records:  # a rank may have nothing to add
+        if own or not self._parameter_index.leads:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
             self._used[index] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
 
@@ -300,7 +303,13 @@ class GradientProbe(Probe):
             by_pass: list[list[float]] = []
             if residual:  # on a measured step
                 by_pass = [[float(waiting.pop(0)) for _ in pass_norms] for pass_norms in residual]
-                still_left = [min(float(waiting.pop(0)) for _ in pass_norms) for pass_norms in left_over.values()]
+                still_left = [
+                    min(
+                        step.whole_norm(f"left over {index} {place}", float(waiting.pop(0)))
+                        for place in range(len(of_passes))
+                    )
+                    for index, of_passes in left_over.items()
+                ]
                 if still_left:
                     yield Reading("gradient/residual_norm", ONE, max(still_left))
             first = math.nan if passes.first is None else float(waiting.pop(0))
@@ -322,17 +331,19 @@ class GradientProbe(Probe):
             elif from_backward and self._looks_scaled:
                 reason = Reason.SCALED_GRADIENTS
             else:
-                yield Reading("gradient/global_norm", ONE, before)
+                whole = step.whole_norm("gradient/global_norm", before)
+                yield Reading("gradient/global_norm", ONE, whole)
                 if used:
                     yield Reading("gradient/optimizer_norm", tuple(names_of[place] for place in used), by_optimizer)
                 if is_unseen:
                     reason = Reason.AFTER_CLIPPING
                 else:
                     if step.measured or len(self._start) < _STARTING_STEPS:
-                        yield from self._share_of_start(before, step.measured)
+                        yield from self._share_of_start(whole, step.measured)
                     if passes.places:
                         left = np.array(by_pass).max(axis=0)
-                        yield from self._accumulation.readings(step, passes, left, first, before, num_ranks)
+                        first = step.whole_norm("first pass", first)
+                        yield from self._accumulation.readings(step, passes, left, first, whole, num_ranks)
             if step.measured:
                 step.unavailable("gradient/global_norm", reason)
             if from_backward and statistics is not None and reason is Reason.AVAILABLE:
@@ -340,15 +351,19 @@ class GradientProbe(Probe):
             limit = declared_limit or self._foreign_clipping.limit if from_backward else clip
             if limit is not None:
                 yield Reading("train/clip", ONE, limit)
+            clipped: float | None = None
             if limit is not None and norm is not None and (clip is not None or statistics is None):
-                yield Reading("gradient/global_norm_clipped", ONE, min(before, limit) if before == before else before)
+                clipped = min(before, limit) if before == before else before
             elif statistics is not None:
-                yield Reading("gradient/global_norm_clipped", ONE, at_step)
+                clipped = at_step
             elif reason is Reason.AFTER_CLIPPING:
-                yield Reading("gradient/global_norm_clipped", ONE, before)
+                clipped = before
+            if clipped is not None:
+                whole = step.whole_norm("gradient/global_norm_clipped", clipped)
+                yield Reading("gradient/global_norm_clipped", ONE, whole)
             if statistics is not None:
                 absent = np.isnan(statistics.rows[:, 0]) if is_sharded else np.ones(len(names), bool)
-                norms = yield from self._details(statistics, measured, names, absent)
+                norms = yield from self._details(step, statistics, measured, names, absent)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
                 step.provide(GradientNorms(norms, missing & absent))
             elif step.measured:
@@ -362,7 +377,12 @@ class GradientProbe(Probe):
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(
-        self, statistics: Statistics, measured: Sequence[_Measured], names: tuple[str, ...], absent: NDArray[np.bool_]
+        self,
+        step: Step,
+        statistics: Statistics,
+        measured: Sequence[_Measured],
+        names: tuple[str, ...],
+        absent: NDArray[np.bool_],
     ) -> Generator[Reading | Histograms, None, Array]:
         """Yield the readings of each tensor; return the gradient norms. Another rank may hold what is missing here."""
         norms = np.full(len(names), np.nan)
@@ -374,7 +394,7 @@ class GradientProbe(Probe):
         for gradients in measured:
             missing[gradients.which] = gradients.missing
         yield Reading("gradient/missing", names, missing * absent)
-        for name, value in spread(norms, "grad_").items():
+        for name, value in spread(step.with_other_stages("gradient/norm", norms), "grad_").items():
             yield Reading(f"monitor/{name}", ONE, value)
         return norms
 
@@ -426,6 +446,15 @@ class GradientProbe(Probe):
         )
         visit = self._reader.read(own, self._parameter_index.is_sharded)
         self._measured[index] = _Measured(which, visit, missing, scale if isinstance(scale, Tensor) else None)
+
+    def _scale_after_backward(self) -> Tensor | None:
+        """The loss scale, times what a pipeline divides the gradients by before the optimizer uses them."""
+        if self._divisor is None:
+            self._divisor = divisor_of_gradients(self._parameter_index.called)
+        scale = self._loss_scale()
+        if scale is not None:
+            return scale.detach().clone() if self._divisor == 1 else scale.detach() * self._divisor
+        return torch.tensor(float(self._divisor)) if self._divisor > 1 else None
 
     def _loss_scale(self) -> Tensor | None:
         """The loss scale that is still in the gradients, if any."""

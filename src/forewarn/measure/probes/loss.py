@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -67,7 +67,7 @@ class LossProbe(Probe):
         if graph is not None:
             step.provide(graph)
         if not values:
-            return None
+            return Pending(decode=lambda _: self._of_the_last_stage(step))
 
         def decode(arrays: Sequence[Array]) -> list[Reading]:
             readings = []
@@ -75,13 +75,23 @@ class LossProbe(Probe):
                 number = float(value)
                 readings.append(Reading(_metric(name), ONE, number))
                 if name == "loss":
-                    as_stored = array("f", (number,))[0]
-                    readings += [Reading(metric, ONE, level) for metric, level in self.course.add(as_stored).items()]
+                    readings += self._course_of(number)
             if graph is not None:
                 readings.append(Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice)))
             return readings
 
         return Pending(list(values.values()), decode, list(map(_part, values)))
+
+    def _course_of(self, loss: float) -> Iterator[Reading]:
+        as_stored = array("f", (loss,))[0]
+        for metric, reading in self.course.add(as_stored).items():
+            yield Reading(metric, ONE, reading)
+
+    def _of_the_last_stage(self, step: Step) -> Iterator[Reading]:
+        """In a pipeline, only the last stage knows the loss."""
+        for loss in step.with_other_stages("train/loss", np.zeros(0)):
+            yield Reading("train/loss", ONE, loss)
+            yield from self._course_of(loss)
 
     def _end_epoch(self, step: Step) -> Sequence[Reading]:
         course = self.course

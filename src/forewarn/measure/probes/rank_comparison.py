@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import UpdateSampler
+from forewarn.measure.forward import received
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
@@ -43,12 +44,18 @@ class RanksProbe(Probe):
         self._times: dict[str, float] = {}
         self._sampler: tuple[tuple[str, ...], UpdateSampler] = ((), UpdateSampler((), _COMPARED))
         self._apart_at_first: set[str] | None = None
+        self._is_fed = False
+        """Whether an input of this step came from another rank, as in a pipeline."""
 
     def step_begins(self) -> None:
+        self._is_fed = False
         self._times = {"begin": time.perf_counter()}
 
     def forward_begins(self) -> None:
         self._times.setdefault("forward", time.perf_counter())
+
+    def inputs_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._is_fed |= bool(received([args, kwargs]))
 
     def needs_every_backward(self) -> bool:
         return False
@@ -61,6 +68,7 @@ class RanksProbe(Probe):
 
     def collect(self, step: Step) -> Pending | None:
         times, self._times = self._times, {}
+        step.first_rank, step.is_fed = self._parameter_index.first_rank, self._is_fed
         if not step.measured:
             return Pending(decode=lambda _: self._losses(step))
         now = time.perf_counter()
@@ -73,9 +81,9 @@ class RanksProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             yield from self._losses(step)
             by_rank = arrays[0].reshape(-1, len(_PHASES))
-            if len(by_rank) > 1:
+            if len(by_rank) == len(step.ranks):
                 for phase, column in zip(_PHASES, by_rank.T, strict=True):
-                    yield Reading(f"rank/{phase}_seconds", _ranks(len(by_rank)), column)
+                    yield Reading(f"rank/{phase}_seconds", _ranks(step), column)
                 yield from self._differences(step, names, *arrays[1:])
 
         parts = [Part(How.EACH, "seconds"), Part(How.MIN, "marks", each=True), Part(How.MAX, "marks")]
@@ -84,7 +92,7 @@ class RanksProbe(Probe):
     def _losses(self, step: Step) -> Iterator[Reading]:
         losses = step.each_rank.get("loss", ())
         if len(losses) and (step.measured or len(losses) <= _FEW_RANKS):
-            yield Reading("rank/loss", _ranks(len(losses)), losses)
+            yield Reading("rank/loss", _ranks(step), losses)
 
     def _marks(self) -> tuple[tuple[str, ...], Any]:
         """The parameters that all ranks hold whole, and a checksum of a sample of each."""
@@ -106,9 +114,11 @@ class RanksProbe(Probe):
         if self._apart_at_first is None:
             self._apart_at_first = set(apart)
         apart = [name for name in apart if name not in self._apart_at_first]
-        yield Reading("rank/desynced_tensors", ONE, len(apart))
+        total = step.with_other_stages("rank/desynced_tensors", np.array([len(apart)])).sum()
+        yield Reading("rank/desynced_tensors", ONE, total)
         if apart and "marks" in step.each_rank:
-            yield Reading("rank/desync", (apart[0],), float(_odd_one(step.each_rank["marks"])))
+            odd = _odd_one(step.each_rank["marks"])
+            yield Reading("rank/desync", (apart[0],), float(step.ranks[odd] if odd >= 0 else -1))
 
     def state_dict(self) -> dict[str, Any]:
         return {"apart_at_first": None if self._apart_at_first is None else sorted(self._apart_at_first)}
@@ -118,8 +128,8 @@ class RanksProbe(Probe):
         self._apart_at_first = None if apart is None else set(apart)
 
 
-def _ranks(num: int) -> tuple[str, ...]:
-    return tuple(f"rank_{rank}" for rank in range(num))
+def _ranks(step: Step) -> tuple[str, ...]:
+    return tuple(f"rank_{rank}" for rank in step.ranks)
 
 
 def _odd_one(marks: Array) -> int:

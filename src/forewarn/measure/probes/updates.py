@@ -187,7 +187,8 @@ class UpdateProbe(Probe):
             else:  # the gradient may be zero
                 unknown |= (stopped_by == FrozenCause.MOVING.value) & ~(norms > 0)
             yield Reading("update/stopped_by", names, np.where(unknown, np.nan, stopped_by))
-            for name, value in spread(ratios[ratios != 0], "update_ratio_").items():
+            everywhere = step.with_other_stages("update/ratio", ratios)
+            for name, value in spread(everywhere[everywhere != 0], "update_ratio_").items():
                 yield Reading(f"monitor/{name}", ONE, value)
 
         if not self._parameter_index.is_sharded:

@@ -36,6 +36,7 @@ class WeightProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading | Histograms]:
             statistics = visit.decode(list(arrays))
             yield from statistics.readings("weight", names)
-            yield Reading("weight/global_norm", ONE, np.sqrt(np.nansum(statistics.rows[:, 2])))
+            norm = float(np.sqrt(np.nansum(statistics.rows[:, 2])))
+            yield Reading("weight/global_norm", ONE, step.whole_norm("weight/global_norm", norm))
 
         return Pending(visit.tensors, decode, visit.parts("weight"))

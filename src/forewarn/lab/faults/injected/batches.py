@@ -99,21 +99,22 @@ class Unnormalized(Change):
 
 
 @fault("nan-batch", causes="L101 G101", words="(batch|input).*(NaN|finite)|(NaN|finite).*(batch|input)",
-       fixes="skip_batch inspect_batch find_operation roll_back", needs={Trait.FLOATS}, is_dynamic=True)  # fmt: skip
+       fixes="skip_batch inspect_batch find_operation roll_back", needs={Trait.FLOATS}, is_dynamic=True,
+       is_instant=True)  # fmt: skip
 def nan_batch(draw: Draw) -> Change:
     """One batch contains a NaN."""
     return NanOnce(draw, draw.onset())
 
 
 @fault("corrupt-batches", causes="L102 G104", words="batch|input|the data", needs={Trait.TARGETS}, is_dynamic=True,
-       fixes="skip_batch inspect_batch clip_gradient inspect_data")  # fmt: skip
+       is_instant=True, fixes="skip_batch inspect_batch clip_gradient inspect_data")  # fmt: skip
 def corrupt_batches(draw: Draw) -> Change:
     """Some batches hold noise instead of inputs."""
     return Noise(draw, draw.onset(), draw.between(0.1, 0.4))
 
 
 @fault("label-noise-onset", words="label|target|the data", fixes="inspect_labels inspect_batch inspect_data roll_back",
-       needs={Trait.TARGETS}, is_dynamic=True)  # fmt: skip
+       needs={Trait.TARGETS}, is_dynamic=True, is_instant=True)  # fmt: skip
 def label_noise_onset(draw: Draw) -> Change:
     """Labels are shuffled from some step on."""
     return MixedUp(draw, draw.onset())

@@ -193,7 +193,8 @@ def wrong_sign(draw: Draw) -> Change:
     return LossChanged(torch.neg)
 
 
-@fault("log-of-zero", causes="L101", words=r"\blog\b", fixes="find_operation skip_batch", is_dynamic=True)
+@fault("log-of-zero", causes="L101", words=r"\blog\b", fixes="find_operation skip_batch", is_dynamic=True,
+       is_instant=True)  # fmt: skip
 def log_of_zero(draw: Draw) -> Change:
     """The loss takes the logarithm of a probability that has become zero."""
     return LossChanged(lambda loss: loss - 0.01 * torch.log(0.0 * loss), draw.onset())
