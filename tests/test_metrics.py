@@ -1,6 +1,7 @@
 """The catalogue of metrics: everything that is recorded is in it, everything in it is recorded, and no name is free."""
 
 import ast
+import contextlib
 import copy
 import re
 from dataclasses import replace
@@ -277,6 +278,10 @@ def written(tmp_path_factory):
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with forewarn.watch(model, optimizers, folder / "two", views=[view]) as monitor:
         plain_step(model, monitor, *optimizers)
+    with contextlib.suppress(ValueError), forewarn.watch(model, optimizer, folder / "failed", views=[view]) as monitor:
+        plain_step(model, monitor, optimizer)
+        batch = torch.full((4,), float("nan"))
+        raise ValueError(batch)
     declared = {"hyperparameters": {"flops_per_token": 100, "peak_flops": 1e12}}
     monitor = forewarn.watch(model, optimizer, folder / "gpu", views=[view], config=declared)
     probe = SystemProbe(torch.device("cuda"), FakeCuda())

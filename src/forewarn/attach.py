@@ -65,7 +65,7 @@ from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
 from forewarn.measure.shards import ranks_together
-from forewarn.measure.stages import Candidate
+from forewarn.measure.stages import Candidate, without_stage
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.tensor_reader import TensorReader
 from forewarn.metrics import BUILT_IN
@@ -536,7 +536,8 @@ def _with_earlier(info: RunInfo, earlier: RunInfo) -> RunInfo:
 def _check_same_model(earlier: Run, info: RunInfo) -> None:
     """Raise ValueError if the run to resume has a model that shares less than half of these parameters."""
     before, now = earlier.info.parameters, info.parameters
-    shared = [name for name in now if name in before and before[name].shape == now[name].shape]
+    shapes = {(without_stage(name), parameter.shape) for name, parameter in before.items()}
+    shared = [name for name, parameter in now.items() if (without_stage(name), parameter.shape) in shapes]
     if before and 2 * len(shared) < len(now):
         raise ValueError(
             f"{earlier.path} holds a run of a different model ({earlier.info.model}, {len(shared)} of {len(now)} "

@@ -689,9 +689,10 @@ class Monitor:
         return combined if records else []
 
     def _describe(self, info: RunInfo) -> None:
-        """Take the stages of a pipeline for one model; nothing has been recorded before."""
-        self.info = info
-        self._judge = Judge(self._judge.rule_set, info)
+        """Take the stages of a pipeline for one model; no step of this process has been recorded before."""
+        failed = self._judge.failed
+        self.info, self._judge = info, Judge(self._judge.rule_set, info)
+        self._judge.failed = failed
         if self._writer is not None:
             self._writer.describe(info)
 

@@ -25,6 +25,7 @@ def actions_of(path):
         return [action for action in run.actions() if action.action not in HARMLESS]
 
 
+@pytest.mark.ci
 def test_the_fault_of_the_demo_ends_at_the_loss_of_its_healthy_twin(tmp_path):
     healthy = final_loss(tmp_path / "healthy", 0, None, "autopilot", 200)
     assert actions_of(tmp_path / "healthy") == []

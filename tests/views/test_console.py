@@ -152,7 +152,7 @@ def test_information_is_told_only_if_asked_for(stream: io.StringIO) -> None:
 
 def test_actions_are_told(stream: io.StringIO) -> None:
     AlertLines(stream).show(7, [], [], [Action(7, "L102", "", "lower_lr", {"from": 0.1, "to": 0.05})])
-    assert stream.getvalue() == "→ step 7  lower_lr 0.1 → 0.05, because of L102\n"
+    assert stream.getvalue() == "→ step 7  Lowered the learning rate from 0.1 to 0.05, because of L102\n"
 
 
 INFO = RunInfo(model="GPT", num_parameters=1_234_567, optimizers=("AdamW",), every=100)

@@ -335,7 +335,9 @@ def test_actions_are_told(tmp_path: Path) -> None:
     view = TensorBoardView(tmp_path)
     view.show(7, [], [], [Action(7, "L102", "<w>", "lower_lr", {"from": 0.1, "to": 0.05})])
     view.close()
-    assert texts(tmp_path, "actions") == ["- lower_lr 0.1 → 0.05, because of L102 in &#60;w&#62;"]
+    assert texts(tmp_path, "actions") == [
+        "- Lowered the learning rate from 0.1 to 0.05, because of L102 in &#60;w&#62;"
+    ]
 
 
 def assert_shown_literally(folder: Path, names: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ _OF_THE_OUTPUT = {
 
 _OF_THE_INPUT = {"batch/input_mean", "batch/input_rms", "batch/repeated"}
 """What is read at the beginning of the model: only the first stage has it."""
+
+_STAGE_PREFIX = re.compile(r"^stage\d+\.")
 
 _UNLIKE = {"rank/data_seconds", "rank/forward_seconds", "rank/update_seconds"}
 """Times that differ between stages whatever they do, since each waits for the one before and after it."""
@@ -212,12 +215,21 @@ class Stages:
             return False
         if stage == self.recorder:
             return True
+        is_of_a_part = "/" in metric and not self.is_of_the_whole(metric)
+        return is_of_a_part and metric.partition("/")[0] not in _OF_THE_RECORDER
+
+    def is_of_the_whole(self, metric: str) -> bool:
+        """Whether a metric describes all tensors or blocks together."""
         declared = self._catalogue.find(metric)
-        is_of_a_part = declared is None or declared.scope is not Scope.MODEL
-        return is_of_a_part and "/" in metric and metric.partition("/")[0] not in _OF_THE_RECORDER
+        return declared is not None and declared.scope is Scope.MODEL
 
     def _name(self, stage: int, name: str) -> str:
         return f"stage{stage}.{name}" if self._are_ambiguous else name
+
+
+def without_stage(name: str) -> str:
+    """The name of a parameter as its own stage knows it."""
+    return _STAGE_PREFIX.sub("", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +268,22 @@ class OtherStages:
             return math.nan
         return own if len(set(values)) == 1 else math.sqrt(math.fsum(value * value for value in values))
 
+    def _lacks(self, reading: Reading | Histograms) -> bool:
+        """Whether a reading of the recording rank about the whole model lacks what other stages did not send."""
+        if not self.stages.is_of_the_whole(reading.name) or isinstance(reading, Histograms):
+            return False
+        if not self.readings:
+            return True
+        is_missing = bool(np.isnan(np.asarray(reading.values, np.float64)).all())
+        return is_missing and len(self.values(reading.name)) < self.stages.num - 1
+
     def joined(self, own: Iterable[Reading | Histograms]) -> Iterator[Reading | Histograms]:
         """The readings of all stages. Of the run as a whole, what the recording rank has read counts."""
         recorder = self.stages.recorder
         taken: set[tuple[str, str]] = set()
         histograms: dict[str, list[Histograms]] = {}
-        for stage, reading in [*((recorder, reading) for reading in own), *self.readings]:
+        of_recorder = ((recorder, reading) for reading in own if not self._lacks(reading))
+        for stage, reading in [*of_recorder, *self.readings]:
             named = self.stages.named(stage, reading)
             if isinstance(named, Histograms):
                 histograms.setdefault(named.name, []).append(named)

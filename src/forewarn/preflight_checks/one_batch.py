@@ -66,7 +66,7 @@ def check_one_batch(learned: OneBatch, seen: FirstPass, lowest: float = math.inf
     numbers = {"first": first, "last": last, "steps": float(len(losses)), "lr": learned.rate}
     course = f"{figure(first)} → {figure(last)} in {len(losses)} steps at a learning rate of {figure(learned.rate)}"
     if first <= 0 or lowest < 0 or (losses < 0).any():
-        return PreflightCheck(NAME, State.UNKNOWN, f"{course}; a loss that goes below 0 has no floor to reach", "", numbers)
+        return PreflightCheck(NAME, State.UNKNOWN, f"{course}; a loss below 0 has no floor", "", numbers)
     if not np.isfinite(losses).all():
         return PreflightCheck(NAME, State.FAIL, f"{course}: the loss is not finite", "Lower the learning rate", numbers)
     floor, words = (1 - LEAST_FALL) * first, ""

@@ -37,7 +37,8 @@ FAR_TOO_HIGH = 3.0
 """Factor above the limit from which a rate is far too high if its loss has not fallen after a few steps. Networks with
 batch norm survive rates at which the sweep, which never rests, has lost what it gained."""
 FAR_TOO_LOW = 1000.0
-"""Factor below the suggestion from which a rate is far too low. Fine-tuning often uses a hundredth of it."""
+"""Factor below the suggestion from which a rate is far too low. A fine-tuned network at 2e-5 was
+350 times below it."""
 
 
 def scale_rates(twin: Twin, top: float) -> None:
