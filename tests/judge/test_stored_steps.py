@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from forewarn.config import Config
+from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NEVER, NOT_FINITE, Outside, Since, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules
 from forewarn.judge.series import Baseline, RollingMedian, Series
 from forewarn.judge.spike import Spike
 from forewarn.judge.stored_steps import judged_steps
+from forewarn.judge.upcoming import Column, Upcoming
 from forewarn.store import Run, RunWriter, open_run
 from forewarn.types import Block, ParameterInfo, RunInfo, Severity
 
@@ -132,6 +134,58 @@ def test_random_runs_give_the_same_alerts_and_the_same_ledger(
 @pytest.mark.parametrize("seed", range(4, 40))
 def test_many_random_runs_give_the_same(seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     test_random_runs_give_the_same_alerts_and_the_same_ledger(seed, tmp_path, caplog)
+
+
+def test_a_short_memory_gives_the_same(tmp_path: Path) -> None:
+    rule_set = Config(history_window=64, detail_window=16).rule_set()
+    with stored(tmp_path / "run", random_rows(1, 1000)) as run:
+        together, apart = judged_steps(run, rule_set), one_by_one(run, rule_set)
+    assert apart.alerts
+    assert repr(together.state_dict()) == repr(apart.state_dict())
+
+
+@pytest.mark.parametrize("gate", [Outside(0.5, 2.0), Outside(high=2.0), NOT_FINITE, Since(7), NEVER], ids=repr)
+def test_a_gate_that_compares_looks_ahead_at_what_it_opens_for(gate: Outside | Since) -> None:
+    values = np.array([1.0, 0.5, 0.1, -1.0, 2.0, 3.0, np.nan, np.inf, -np.inf, 1.0], np.float32)
+    history, rows = History(), np.arange(len(values))
+    column = Column(("",), rows, rows, values[:, None])
+    ahead = gate.lookahead("train/loss", Upcoming(history, ["train/loss"], {"train/loss": column}))
+    assert ahead is not None
+    assert ahead.tolist() == [gate(step, value, history) for step, value in enumerate(values.tolist())]
+
+
+def test_what_a_lookahead_adds_to_a_gate_narrows_it() -> None:
+    few = [rule for rule in all_rules() if rule.name == "lr-never-decays"]
+    info = RunInfo(groups=({"lr": 1e-3},), hyperparameters={"total_steps": 10})
+    look = few[0].looking_ahead(RuleSet.of(few).settings[few[0].code], info)
+    rows = np.arange(12)
+    lr = np.where(rows % 2, 1e-3, 1e-4).astype(np.float32)[:, None]
+    assert look is not None
+    possible = look("train/lr", Upcoming(History(), ["train/lr"], {"train/lr": Column(("0",), rows, rows, lr)}))
+    assert possible is not None
+    assert np.flatnonzero(possible).tolist() == [9, 11]  # late, and not low
+
+
+def test_what_gates_ask_for_has_seen_the_readings_that_joined_together() -> None:
+    rng = np.random.default_rng(0)
+    values, spike = np.exp(rng.normal(size=(300, 1))).astype(np.float32), Spike()
+    together, apart = History(), History()
+    blocks = [Block(step, 0.0, "train/loss", ("",), row) for step, row in enumerate(values)]
+    for history in (together, apart):
+        for block in blocks[:40]:
+            history.append([block])
+        history.baseline("train/loss", spike), history.newest("train/loss"), history.is_rising("train/loss", 16)
+    together.extend("train/loss", ("",), np.arange(40, 299), values[40:299])
+    for block in blocks[40:299]:
+        apart.append([block])
+    for history in (together, apart):
+        history.append([blocks[299]])
+    levels = [history.baseline("train/loss", spike) for history in (together, apart)]
+    assert levels[0].__dict__ == levels[1].__dict__
+    newest = [history.newest("train/loss") for history in (together, apart)]
+    assert (newest[0].two, newest[0].peak, newest[0].lowest) == (newest[1].two, newest[1].peak, newest[1].lowest)
+    assert together.is_rising("train/loss", 16) == apart.is_rising("train/loss", 16)
+    assert repr(together.state_dict()) == repr(apart.state_dict())
 
 
 def test_few_steps_of_a_quiet_run_are_judged_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
