@@ -2,8 +2,8 @@
 
     python benchmarks/long_runs.py [STEPS] [RUNS]
 
-Writes a run that is measured in detail every 100 steps and has a spike every 200, and copies of a short one, to a
-temporary directory; prints seconds of CPU time and the largest memory of each command.
+Writes a run that is measured in detail every 100 steps, times the phases of every tenth and has a spike every 200, and
+copies of a short one, to a temporary directory; prints seconds of CPU time and the largest memory of each command.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from forewarn.types import Block, ParameterInfo, RunInfo
 
 NUM_TENSORS = 20
 WHOLE = ("",)
+PHASES = ("data", "forward", "backward", "optimizer", "between passes", "monitor")
 
 
 def write(path: Path, num_steps: int) -> None:
@@ -47,6 +48,9 @@ def write(path: Path, num_steps: int) -> None:
             Block(step, float(step), name, ("0",) if name == "train/lr" else WHOLE, np.array([value], np.float32))
             for name, value in light.items()
         ]
+        if step % 10 == 0:
+            phases = np.array([0.01, 0.03, 0.04, 0.01, 0.01, 0.0], np.float32) * np.float32(rng.uniform(0.9, 1.1))
+            blocks.append(Block(step, float(step), "speed/phase_seconds", PHASES, phases))
         if step % 100 == 0:
             noise = np.exp(0.1 * rng.normal(size=(3, NUM_TENSORS))).astype(np.float32)
             for name, scale, row in zip(

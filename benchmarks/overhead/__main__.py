@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -54,6 +56,10 @@ PACKAGES = (
     "--steps", type=click.IntRange(min=LEAST_CYCLE), default=10, show_default=True,
     help="Timed steps with each of the two models of a turn.",
 )  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True), default=math.inf,
+    help="Take fewer rounds, but at least two, so that all workloads together take about this long.",
+)  # fmt: skip
 @click.option("--scaling", "wants_scaling", is_flag=True, help="Also measure how the cost grows with the model.")
 @click.option("--large", is_flag=True, help="With --scaling: up to 200 million elements instead of 50.")
 @click.option(
@@ -68,6 +74,7 @@ def command(
     family_workloads: str,
     rounds: int,
     steps: int,
+    minutes: float,
     wants_scaling: bool,
     large: bool,
     out: Path | None,
@@ -109,10 +116,16 @@ def command(
     results: list[WorkloadResult] = []
     scalings: Sequence[Scaling] = ()
     with bench.measuring(total) as (directory, tell):
+        begin = time.monotonic()
         costs = families(of_families, 2 * steps, directory, tell)
-        for workload in workloads:
-            group = names[workload.name]
-            results += bench.measure([workload], partial(find_contenders, group), rounds, steps, directory, tell)
+        turns = [num_turns(find_contenders(names[workload.name]), rounds) for workload in workloads]
+        for number, workload in enumerate(workloads):
+            left = 60 * minutes - (time.monotonic() - begin)
+            seconds = left * turns[number] / sum(turns[number:])
+            group = partial(find_contenders, names[workload.name])
+            results += bench.measure([workload], group, rounds, steps, directory, tell, seconds)
+            passed = (time.monotonic() - begin) / 60
+            click.echo(f"{workload.name}: {results[-1].rounds} rounds, {passed:.1f} minutes so far", err=True)
             if out is not None:  # so that what was measured is kept if the rest is interrupted
                 _write(out, called, machine, results, scalings, costs)
         if wants_scaling:

@@ -191,7 +191,7 @@ def test_readers_of_a_run_that_is_written_killed_and_resumed_see_one_moment_of_i
     seen, num_resumes, num_reads = 0, 0, 0
     with _Trainer(path, seed) as trainer:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not trainer.errors:
+        while (time.monotonic() < end or num_reads < len(readers)) and not trainer.errors:
             last = readers[num_reads % len(readers)]()
             lowest = min([seen, *(first - 1 for first in trainer.resumes[num_resumes:])])
             assert last >= lowest, "steps were there before that are missing now"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 import tempfile
@@ -129,13 +130,16 @@ def measure(
     steps: int,
     directory: Path,
     tell: Tell,
+    seconds: float = math.inf,
 ) -> list[WorkloadResult]:
-    """Measure every workload. Contenders keep state, so each workload gets new ones."""
+    """Measure every workload, each in about this many seconds. Contenders keep state, so each gets new ones."""
     from forewarn.lab.bench.rounds import benchmark
 
     with user_errors():
         return [
-            benchmark(workload, contenders(), rounds=rounds, steps=steps, directory=directory, tell=tell)
+            benchmark(
+                workload, contenders(), rounds=rounds, steps=steps, directory=directory, tell=tell, seconds=seconds
+            )
             for workload in workloads
         ]
 

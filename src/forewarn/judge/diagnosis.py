@@ -10,10 +10,11 @@ from functools import partial
 from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
 from forewarn.judge.forecast import LossCurve
-from forewarn.judge.judgement import Judge, RuleSet
+from forewarn.judge.judgement import RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules.evaluation import GeneralizationGap, SlowImprovement, ValidationPlateau
 from forewarn.judge.series import Series
+from forewarn.judge.stored_steps import judged_steps
 from forewarn.standing import HEALTHY, TOO_EARLY, VERDICTS, exit_code, verdict
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
@@ -65,9 +66,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
     code and get the same float32 values, so the same rule set gives the same alerts, field by field. For rules that are
     not in the rule set, the alerts recorded live are used.
     """
-    history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
-    for step, blocks in run.steps():
-        ledger.update(judge(step, history, history.append(blocks)), history, run.info)
+    ledger = judged_steps(run, rule_set)
     missing = {rule.code for rule in rule_set.not_loaded(run.info)}
     recorded = [alert for alert in recorded_alerts(run) if alert.code in missing] if missing else []
     return _diagnosis(run, rule_set, ledger, [*ledger.alerts, *recorded])

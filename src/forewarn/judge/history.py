@@ -73,10 +73,7 @@ class _Ring:
         if not usual:
             self._make_room(block.scopes)
         if self._end == len(self._steps):
-            keep = self.window - 1
-            self._steps[:keep] = self._steps[self._end - keep :]
-            self._values[:keep] = self._values[self._end - keep :]
-            self._end = keep
+            self._keep(self.window - 1)
         if usual or block.scopes == self.scopes:
             self._values[self._end] = block.values
         else:
@@ -86,25 +83,32 @@ class _Ring:
         self._steps[self._end] = block.step
         self._end += 1
         self.seen += 1
-        for level in self.asked:
-            self._catch_up(level, "")
+        self.catch_up()
         if self.newest is not None:
             self.newest.observe(self._values[self._end - 1].tolist())
 
     def extend(self, steps: Steps, values: Values) -> None:
-        """Add several readings of all scopes. Levels that gates ask for have seen them already."""
+        """Add several readings of all scopes. What gates ask for has seen them already, or catches up later."""
         self._panel = None
         self.seen += len(steps)
         steps, values = steps[-self.window :], values[-self.window :]
         if self._end + len(steps) > len(self._steps):
-            keep = min(self.window - 1, self._end, len(self._steps) - len(steps))
-            self._steps[:keep] = self._steps[self._end - keep : self._end]
-            self._values[:keep] = self._values[self._end - keep : self._end]
-            self._end = keep
+            self._keep(min(self.window - 1, self._end, len(self._steps) - len(steps)))
         end = self._end + len(steps)
         self._steps[self._end : end] = steps
         self._values[self._end : end] = values
         self._end = end
+
+    def catch_up(self) -> None:
+        """Show the levels that gates ask for the readings that they have not seen."""
+        for level in self.asked:
+            self._catch_up(level, "")
+
+    def _keep(self, count: int) -> None:
+        """Drop all but the newest readings."""
+        self._steps[:count] = self._steps[self._end - count : self._end]
+        self._values[:count] = self._values[self._end - count : self._end]
+        self._end = count
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
         present = set(self.scopes)
@@ -139,6 +143,9 @@ class _Ring:
             rolling.seen = self.seen - len(self.panel())
         self._catch_up(rolling, scope)
         return rolling
+
+    def has_median(self, scope: str, window: int) -> bool:
+        return (scope, window) in self._medians
 
     def _catch_up(self, level: Baseline | RollingMedian, scope: str) -> None:
         new = self.seen - level.seen
@@ -236,6 +243,8 @@ class History:
         self._rings: dict[str, _Ring] = {}
         self._late: list[Row] = []
         """The newest rows, which the rings do not have yet."""
+        self._behind: dict[str, _Ring] = {}
+        """By metric: the rings with levels that have not seen all readings."""
         self._plans: dict[RowLayout, _Plan] = {}
         self._baselines: dict[tuple[str, int], tuple[Baseline, Spike]] = {}
         """By metric and the id of the settings: what gates ask for."""
@@ -272,6 +281,7 @@ class History:
                     self._settle()
                 return blocks
         self._settle()
+        self._catch_up()
         joined = list(blocks)
         due = self._due(tuple([block.name for block in joined]))
         if not due:
@@ -287,6 +297,37 @@ class History:
             place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
             joined[place:place] = derived
         return joined
+
+    def derives(self, names: tuple[str, ...]) -> bool:
+        """Whether anything is derived from readings of these metrics."""
+        return bool(self._due_for(names))
+
+    def extend(self, name: str, scopes: tuple[str, ...], steps: Steps, values: Values) -> None:
+        """Add many readings of one metric from which nothing is derived, [readings × scopes].
+
+        The levels that gates ask for catch up before the next step.
+        """
+        self._settle()
+        self._plans.clear()
+        ring = self._rings.get(name)
+        if ring is not None and ring.scopes == scopes:
+            ring.extend(steps, values)
+            if ring.newest is not None:
+                ring.newest.extend(values)
+            if ring.asked:
+                self._behind[name] = ring
+        else:
+            self._take(Block(step, 0.0, name, scopes, row) for step, row in zip(steps.tolist(), values, strict=True))
+
+    def known_baseline(self, name: str, spike: Spike) -> Baseline | None:
+        """The usual level of a metric of the whole run, if it was asked for before."""
+        ring = self._rings.get(name)
+        return None if ring is None or ("", spike.key) not in ring.baselines else ring.baseline("", spike)
+
+    def known_median(self, name: str, window: int) -> RollingMedian | None:
+        """The same for its rolling median."""
+        ring = self._rings.get(name)
+        return None if ring is None or not ring.has_median("", window) else ring.rolling_median("", window)
 
     def _due_for(self, names: tuple[str, ...]) -> list[Derivation]:
         """The derivations for which these metrics suffice."""
@@ -308,6 +349,7 @@ class History:
 
     def _plan(self, layout: RowLayout) -> _Plan:
         """How rows of this layout are added; only block by block if something is derived or scopes have changed."""
+        self._catch_up()
         rings = [self._made(name, scopes) for name, scopes in zip(layout.names, layout.scopes, strict=True)]
         is_usable = not self._due(layout.names) and all(
             ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)
@@ -331,6 +373,11 @@ class History:
             numbers = np.array([row.numbers for row in together], np.float32)
             for ring, start, end in self._plans[layout].parts:
                 ring.extend(steps, numbers[:, start:end])
+
+    def _catch_up(self) -> None:
+        for ring in self._behind.values():
+            ring.catch_up()
+        self._behind.clear()
 
     def _derived(self, derivation: Derivation, blocks: Mapping[str, Block]) -> list[Block]:
         try:
@@ -418,7 +465,7 @@ class History:
         return {**rings, _DERIVED: {derivation.rule: derivation.state_dict() for derivation in self._derivations}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for of_earlier_rings in (self._late, self._plans, self._baselines, self._medians, self._newest):
+        for of_earlier_rings in (self._late, self._behind, self._plans, self._baselines, self._medians, self._newest):
             of_earlier_rings.clear()
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:

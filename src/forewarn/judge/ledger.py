@@ -82,6 +82,12 @@ class Ledger:
                 self._passed.add(identity)
         return self.ranked(self._with_causes(changed)) if changed else ()
 
+    def changes_when_quiet(self) -> Iterator[tuple[Identity, float]]:
+        """The open alerts, each with the first step at which a check that finds nothing changes it."""
+        for identity, alert in self._open.items():
+            is_known = alert.state is AlertState.FIRING and identity in self._passed
+            yield identity, alert.last + self._rules[alert.code].keep if is_known else -math.inf
+
     def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
         """These alerts; the firing ones carry the code of their cause, if it is known yet."""
         causes = self.causes(self._related()) if any(alert.state is AlertState.FIRING for alert in changed) else {}

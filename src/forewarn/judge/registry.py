@@ -17,6 +17,8 @@ from forewarn.judge.families import BY_LETTER, Family
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
 from forewarn.judge.remedies import Prescription
+from forewarn.judge.series import Bools
+from forewarn.judge.upcoming import Lookahead, Upcoming, both
 from forewarn.metrics import label, unknown
 from forewarn.settings import Settings
 from forewarn.types import Finding, RunInfo, Severity, is_metric_name, spelled_out
@@ -46,6 +48,11 @@ class Outside:
     def __call__(self, step: int, value: float, history: History) -> bool:
         return not self.low <= value <= self.high
 
+    def lookahead(self, metric: str, upcoming: Upcoming) -> Bools | None:
+        """At which upcoming readings it opens."""
+        values = upcoming.whole(metric)
+        return None if values is None else ~((self.low <= values) & (values <= self.high))
+
 
 @dataclass(frozen=True, slots=True)
 class Since:
@@ -56,6 +63,10 @@ class Since:
     def __call__(self, step: int, value: float, history: History) -> bool:
         return step >= self.step
 
+    def lookahead(self, metric: str, upcoming: Upcoming) -> Bools:
+        """At which upcoming readings it opens."""
+        return upcoming.columns[metric].steps >= self.step
+
 
 NOT_FINITE = Outside(-sys.float_info.max, sys.float_info.max)
 """A gate that opens when the value is not finite."""
@@ -64,6 +75,8 @@ NEVER = Since(math.nan)
 
 MakeGate = Callable[[Any, RunInfo], Gate]
 """Makes the gate of a run from the rule's settings."""
+MakeLookahead = Callable[[Any, RunInfo], Lookahead]
+"""Makes the lookahead of a run from the rule's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,10 @@ class Rule:
     """A quick test of the newest value. If it returns False, the check would find nothing and is skipped.
 
     It is not asked if several metrics in `when` have new readings."""
+    lookahead: MakeLookahead | None = None
+    """The same over many stored steps at once, so that a replay need not stop at each of them.
+
+    `Outside` and `Since` look ahead by themselves; what is stated here then applies in addition."""
     per_scope: bool = False
     """True: the check takes a `Panel` per name and returns findings; False: a `Series` (scope "") per name."""
     hold: int = 1
@@ -157,6 +174,13 @@ class Rule:
 
         return judge_pattern if self.is_about_a_pattern else judge
 
+    def looking_ahead(self, settings: Settings | None, info: RunInfo) -> Lookahead | None:
+        """Tells at which of many stored readings the check is needed; None if it is at all of them."""
+        gate = self.gate(settings, info) if self.gate else None
+        by_gate = gate.lookahead if isinstance(gate, Outside | Since) else None
+        stated = self.lookahead(settings, info) if self.lookahead else None
+        return both(by_gate, stated) if by_gate and stated else by_gate or stated
+
 
 def _placed(raw: Finding, code: str, step: int, scope: str) -> Finding:
     """A check's finding with its rule, step and scope; `dataclasses.replace` takes three times as long."""
@@ -181,6 +205,7 @@ def rule(
     remedies: tuple[Prescription, ...],
     settings: type[Settings] | None = None,
     gate: MakeGate | None = None,
+    lookahead: MakeLookahead | None = None,
     when: tuple[str, ...] = (),
     per_scope: bool = False,
     hold: int = 1,
@@ -194,7 +219,8 @@ def rule(
     The check takes one series (or panel) per metric it reads, then `settings` and `info` if it has such parameters. It
     is called when a metric in `when` has a new reading, by default the first metric it reads. For a pattern such as
     `*_metric/*`, it is called for each matching metric with a new reading. It gets the name of the metric if it has a
-    parameter `metric`. With a `gate`, it is called only if the gate returns True.
+    parameter `metric`. With a `gate`, it is called only if the gate returns True. A gate that is `Outside` or
+    `Since`, or a `lookahead`, speeds up the replay of long runs.
 
     A check that finds nothing returns None, and its alert is over after `keep` steps. If it cannot tell, as in noise or
     during a warm-up, it returns `forewarn.judge.registry.NOT_JUDGED`, and an alert that is open stays so.
@@ -210,7 +236,7 @@ def rule(
             )
         declared = Rule(
             code=code, name=name, family=BY_LETTER[code[0]], reads=reads, when=when or reads[:1], check=check,
-            settings=settings, gate=gate, per_scope=per_scope, hold=hold, keep=keep,
+            settings=settings, gate=gate, lookahead=lookahead, per_scope=per_scope, hold=hold, keep=keep,
             messages=_messages(message, (when or reads)[0]), remedies=remedies, explains=explains,
         )  # fmt: skip
         for defect in _defects(declared):

@@ -26,7 +26,7 @@ from forewarn.store.manifest import Manifest, read_manifest
 from forewarn.store.pieces import Piece, values_between
 from forewarn.store.read_limits import ReadLimits
 from forewarn.store.records import Change, Event, event_from, from_text
-from forewarn.store.replay import replay
+from forewarn.store.replay import Reading, Stretch, replay, stretches
 from forewarn.store.tail import column_in_tail
 from forewarn.suggestions import did_you_mean
 from forewarn.types import Action, Alert, Block, Finding, RunInfo, Values
@@ -237,10 +237,19 @@ class Run:
         it was when it began, and reads it piece by piece. Values are read-only views into a piece. Raises ResumedError
         if the run is resumed from an earlier step meanwhile.
         """
+        reading, index = self._as_it_is()
+        return replay(reading, index, np.ones(len(index), np.bool_) if start is None else index.steps >= start)
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The same rows, thousands at a time, for readers that need only a few of them one by one."""
+        reading, index = self._as_it_is()
+        return stretches(reading, index, np.ones(len(index), np.bool_))
+
+    def _as_it_is(self) -> tuple[Reading, Index]:
+        """How to read the run as it is now, later on."""
         with self._reading() as connection:
             index = self._index(connection).until(self._extent.rows)
             extent = self._extent_now(connection, index)
-        selected = np.ones(len(index), np.bool_) if start is None else index.steps >= start
 
         @contextmanager
         def reading() -> Iterator[tuple[sqlite3.Connection, Catalog, Index]]:
@@ -248,7 +257,7 @@ class Run:
                 extent.check(connection)
                 yield connection, self._catalog, self._compacted(connection)
 
-        return replay(reading, index, selected)
+        return reading, index
 
     def alerts(self) -> list[Alert]:
         """The newest state of every episode, in the order they began."""

@@ -25,7 +25,13 @@ _WINDOW_BYTES = 32 << 20
 
 
 def replay(reading: Reading, index: Index, selected: NDArray[np.bool_]) -> Iterator[tuple[int, list[Block]]]:
-    """The step and blocks of each selected row. `index` is the index when the replay began.
+    """The step and blocks of each selected row. `index` is the index when the replay began."""
+    for stretch in stretches(reading, index, selected):
+        yield from stretch.rows(selected)
+
+
+def stretches(reading: Reading, index: Index, selected: NDArray[np.bool_]) -> Iterator[Stretch]:
+    """All selected rows, and perhaps others between them, many at a time.
 
     Rows are read in windows, each in its own transaction, so that a slow consumer does not hold up the writer's log.
     Between two windows, rows may be compacted together with newer ones that `index` lacks.
@@ -43,37 +49,99 @@ def replay(reading: Reading, index: Index, selected: NDArray[np.bool_]) -> Itera
             else:
                 values = _from_tail(connection, catalog, index, first, end)
             scopes = {layout: catalog.scopes_of(catalog.layouts[layout], connection) for layout in values}
-        yield from _blocks(catalog, index, selected, first, end, values, scopes)
+        yield Stretch(catalog, index, first, end, values, scopes)
         following = following[np.searchsorted(following, end) :]
 
 
-def _blocks(
-    catalog: Catalog,
-    index: Index,
-    selected: NDArray[np.bool_],
-    first: int,
-    end: int,
-    values: dict[int, Values],
-    scopes: dict[int, tuple[str, ...]],
-) -> Iterator[tuple[int, list[Block]]]:
-    streams = {layout: iter(rows) for layout, rows in values.items()}
-    steps = index.steps[first:end].tolist()
-    patterns = index.patterns[first:end].tolist()
-    for row, (number, step) in enumerate(zip(patterns, steps, strict=True), first):
-        pattern = catalog.patterns[number]
-        times = index.times_of(row, pattern.num_times).tolist()
-        blocks = [
+class Stretch:
+    """Consecutive rows in memory, one by one as blocks or each metric as a matrix."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        index: Index,
+        first: int,
+        end: int,
+        values: dict[int, Values],
+        scopes: dict[int, tuple[str, ...]],
+    ) -> None:
+        self.steps = index.steps[first:end]
+        self.patterns = index.patterns[first:end]
+        """For each row a number: rows with the same number have the same metrics and scopes."""
+        self._catalog = catalog
+        self._index = index
+        self._first = first
+        self._values = values
+        self._scopes = scopes
+        self._begins: dict[int, NDArray[np.int64]] = {}
+        """By layout: the number of its occurrences before each row and in all of them."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def rows(self, selected: NDArray[np.bool_]) -> Iterator[tuple[int, list[Block]]]:
+        """The step and blocks of each row that is selected; `selected` is about all rows of the run."""
+        streams = {layout: iter(rows) for layout, rows in self._values.items()}
+        for place, (number, step) in enumerate(zip(self.patterns.tolist(), self.steps.tolist(), strict=True)):
+            layouts = self._catalog.patterns[number].layouts
+            blocks = self._blocks(place, step, [next(streams[layout]) for layout in layouts])
+            if selected[self._first + place]:
+                yield step, blocks
+
+    def row(self, place: int) -> tuple[int, list[Block]]:
+        """The step and blocks of one row."""
+        step, taken = int(self.steps[place]), dict[int, int]()
+        values: list[Values] = []
+        for layout in self._catalog.patterns[self.patterns[place]].layouts:
+            number = taken.get(layout, 0)  # a metric may be appended twice in one call
+            taken[layout] = number + 1
+            values.append(self._values[layout][self._begin(layout).item(place) + number])
+        return step, self._blocks(place, step, values)
+
+    def layouts(self, pattern: int) -> list[tuple[str, tuple[str, ...]]]:
+        """The metrics and scopes of the rows with this pattern, in order."""
+        return [
+            (self._catalog.layouts[layout].name, self._scopes[layout])
+            for layout in self._catalog.patterns[pattern].layouts
+        ]
+
+    def column(self, name: str, first: int, end: int) -> tuple[tuple[str, ...], NDArray[np.int64], Values] | None:
+        """The scopes, rows and values of a metric among these rows; None if its scopes change or a row has two."""
+        column: tuple[tuple[str, ...], NDArray[np.int64], Values] | None = None
+        for layout in self._values:
+            if self._catalog.layouts[layout].name != name:
+                continue
+            begins = self._begin(layout)[first : end + 1]
+            count = int(begins[-1] - begins[0])
+            if count == 0:
+                continue
+            rows = np.flatnonzero(np.diff(begins))
+            if column is not None or len(rows) != count:
+                return None
+            column = self._scopes[layout], rows + first, self._values[layout][begins[0] : begins[-1]]
+        return column
+
+    def _blocks(self, place: int, step: int, values: list[Values]) -> list[Block]:
+        pattern = self._catalog.patterns[self.patterns[place]]
+        times = self._index.times_of(self._first + place, pattern.num_times).tolist()
+        return [
             Block(
                 step,
                 times[0 if pattern.shared else position],
-                catalog.layouts[layout].name,
-                scopes[layout],
-                next(streams[layout]),
+                self._catalog.layouts[layout].name,
+                self._scopes[layout],
+                values[position],
             )
             for position, layout in enumerate(pattern.layouts)
         ]
-        if selected[row]:
-            yield step, blocks
+
+    def _begin(self, layout: int) -> NDArray[np.int64]:
+        begins = self._begins.get(layout)
+        if begins is None:
+            table = self._catalog.table
+            counts = np.bincount(table.owners[table.members == layout], minlength=len(self._catalog.patterns))
+            begins = self._begins[layout] = np.concatenate([[0], np.cumsum(counts[self.patterns])])
+        return begins
 
 
 def _window_end(catalog: Catalog, index: Index, first: int) -> int:

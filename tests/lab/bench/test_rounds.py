@@ -35,6 +35,16 @@ def test_the_bare_loop_costs_nothing_by_definition_and_the_others_are_complete(s
         assert cost.added_share.low <= cost.added_share.median <= cost.added_share.high
 
 
+def test_rounds_end_early_if_time_runs_out_but_never_before_the_second(small_workload, tmp_path):
+    contenders = [Contender(), Recording()]
+    told: list[str] = []
+    result = benchmark(
+        small_workload, contenders, rounds=50, steps=3, directory=tmp_path, tell=told.append, seconds=1e-9
+    )
+    assert result.rounds == 2
+    assert len(told) == num_turns(contenders, rounds=2)
+
+
 def test_the_order_moves_on_by_one_each_round(small_workload, tmp_path):
     first, second = Recording(), Recording()
     first.name, second.name = "first", "second"

@@ -23,6 +23,7 @@ from tests.measure.engine.code_paths import over_paths
 
 ROOT = Path(__file__).parents[3]
 BLOCK = 4096
+CPU_INFO = Path("/proc/cpuinfo")
 
 pytestmark = pytest.mark.skipif(
     not native.available() and not shutil.which("cc"), reason="there is no C compiler to build the library with"
@@ -37,6 +38,17 @@ def test_the_library_is_there_wherever_there_is_a_compiler():
     assert native.available(), native.why_not()
     assert native.why_not() == ""
     assert native.paths()[-1] == "portable"
+
+
+@pytest.mark.skipif(not CPU_INFO.exists(), reason="only Linux tells the instructions of a processor in a file")
+def test_the_best_instructions_of_this_processor_are_used_not_emulated():
+    flags = set(CPU_INFO.read_text().split())
+    if "avx512f" in flags and "avx512bw" in flags:
+        best = "avx512"
+    else:
+        best = "avx2" if {"avx2", "fma", "f16c"} <= flags else "portable"
+    assert native.paths()[0] == best
+    assert library.path_number(None) == library.path_number(best)
 
 
 # ---- threads, code paths, sampled histograms ----

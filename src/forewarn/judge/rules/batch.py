@@ -114,9 +114,11 @@ def sorted_data(classes: Series, middle: Series, targets: Series, settings: Sort
     """
     if len(classes) < settings.batches or np.isnan(classes.last) or targets.at != classes.at:
         return None
-    per_batch, seen = float(np.nanmedian(classes.values)), len(np.unique(middle.finite()))
-    is_mixed = per_batch > settings.classes or np.nanmedian(targets.values) < settings.targets
-    if is_mixed or not seen > per_batch:
+    per_batch = float(np.nanmedian(classes.values))
+    if per_batch > settings.classes or np.nanmedian(targets.values) < settings.targets:
+        return None  # the batches are mixed
+    seen = len(np.unique(middle.finite()))
+    if not seen > per_batch:
         return None
     return finding(
         Severity.WARNING, per_batch, settings.classes, num_seen=seen, num_batches=len(classes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -156,7 +157,7 @@ class OptimizerNotStepping(Settings):
 
 @rule(
     "U105", "optimizer-not-stepping", reads=("update/optimizer_steps", "update/skipped", "train/loss_scale"), keep=20,
-    gate=lambda _settings, _info: Outside(low=math.ulp(0.0)),
+    gate=lambda _settings, _info: Outside(low=sys.float_info.min),
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=OptimizerNotStepping,
     message=(

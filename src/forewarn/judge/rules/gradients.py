@@ -311,6 +311,7 @@ class GradientSpike(Spike):
     gate=lambda settings, _info: lambda _step, _norm, history: (
         history.baseline("gradient/global_norm", settings).lasting > 0
     ),
+    lookahead=lambda settings, _info: lambda metric, upcoming: upcoming.outliers(metric, settings),
     explains=("L102", "L107", "L108", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(

@@ -26,6 +26,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, Steps, median, nanmedian, trailing
 from forewarn.judge.spike import Spike
+from forewarn.judge.upcoming import NEARLY, Upcoming, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
@@ -99,12 +100,30 @@ class LossSpike(Spike):
     """Minimum drop assumed for a negative loss, as a fraction of its level: bfloat16 rounding alone can cause it."""
 
 
+def _upcoming_spikes(metric: str, upcoming: Upcoming, settings: LossSpike) -> Bools | None:
+    """Which of the upcoming losses are above their usual level, or if losses can be negative, their spread."""
+    outliers, loss = upcoming.outliers(metric, settings), upcoming.joined(metric)
+    if outliers is None or loss is None:
+        return None
+    losses = loss.values[-len(outliers) - settings.window :, 0].astype(np.float64)
+    if not np.fmin.reduce(losses) < 0:
+        return outliers
+    if len(losses) < len(outliers) + settings.window or not np.isfinite(losses).all():
+        return None
+    before = np.lib.stride_tricks.sliding_window_view(losses[:-1], settings.window)
+    middles = np.median(before, axis=1)
+    reach = settings.k * MAD_TO_STD * np.median(np.abs(before - middles[:, None]), axis=1)
+    excess = losses[settings.window :] - middles
+    return outliers | (excess > NEARLY * reach)
+
+
 @rule(
     "L102", "loss-spike", reads=("train/loss", "train/loss_level", "update/separate_losses"), when=("train/loss",),
     keep=50,
     gate=lambda settings, _info: lambda _step, _loss, history: (
         (baseline := history.baseline("train/loss", settings)).lasting > 0 or baseline.saw_negative(settings.window)
     ),
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_spikes(metric, upcoming, settings),
     explains=("L101", "G102", "G104"),
     settings=LossSpike,
     message=(
@@ -217,12 +236,31 @@ class LossDivergence(Settings):
     """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
 
 
+def _upcoming_rises(metric: str, upcoming: Upcoming, settings: LossDivergence) -> Bools | None:
+    """Where the median of the upcoming losses rises and is far above the lowest of them and of those in memory."""
+    loss = upcoming.joined(metric)
+    if loss is None:
+        return None
+    bound = settings.factor * np.float64(np.fmin.reduce(loss.values[:, 0]))
+    diverging = never(metric, upcoming)
+    if not np.fmax.reduce(loss.values[:, 0]) > bound:
+        return diverging
+    for window in (settings.window, settings.slow_window):
+        rolling = upcoming.rolling_medians(metric, window)
+        if rolling is None:
+            return None
+        medians, is_rising = rolling
+        diverging |= is_rising & (medians > bound)
+    return diverging
+
+
 @rule(
     "L103", "loss-divergence", reads=("train/loss", "train/lr", "update/separate_losses"), when=("train/loss",),
     per_scope=True, hold=16, keep=100,
     gate=lambda settings, _info: lambda _step, _loss, history: (
         history.is_rising("train/loss", settings.window) or history.is_rising("train/loss", settings.slow_window)
     ),
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_rises(metric, upcoming, settings),
     explains=("L101", "L102", "L107", "L108", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(

@@ -16,7 +16,7 @@ from forewarn.judge.objective import is_objective
 from forewarn.judge.registry import NOT_JUDGED, finding, rule
 from forewarn.judge.remedies import advise, clip_gradient, decay_lr, for_cause, lower_lr, raise_lr, warm_up, widen
 from forewarn.judge.rules.updates import lr_factor, typical_ratios
-from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median
+from forewarn.judge.series import MAD_TO_STD, Floats, Panel, Series, Steps, median, middle
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity, Values
 
@@ -68,6 +68,10 @@ class LossNotStarting(Settings):
     """Fraction of ln(number of classes) above which a softmax loss is no better than chance."""
     constant: float = between(1e-3, 0.0)
     """Robust standard deviation of the loss, as a fraction of it, below which it is the same for every batch."""
+
+
+_USUAL_START = LossNotStarting()
+"""Made once: checking settings takes longer than the rule that uses these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,7 @@ def loss_plateau(
     if len(levels) - begin < settings.levels or not is_objective(loss.series(), separate.series(), info):
         return NOT_JUDGED
     recent, since = levels[begin:], steps[begin:]
-    now = float(np.median(recent[-settings.levels // 2 :]))
+    now = middle(recent[-settings.levels // 2 :])
     if now <= settings.negligible_share * levels.max():
         return None
     slope = theil_sen(since, recent)
@@ -141,8 +145,9 @@ def loss_plateau(
         return None
     if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
         return NOT_JUDGED
-    usual = LossNotStarting()
-    if _not_started(level.series(), usual, usual.levels, usual.gain):  # it needs a higher lr, not a lower one
+    if _not_started(
+        level.series(), _USUAL_START, _USUAL_START.levels, _USUAL_START.gain
+    ):  # it needs a higher lr, not a lower one
         return NOT_JUDGED
     return finding(
         Severity.WARNING, steepest, bound, level=now, fall=-slope * span, lasting_steps=int(steps[-1] - since[0])
@@ -152,7 +157,7 @@ def loss_plateau(
 def _stays_near_the_first(levels: Floats, settings: LossNotStarting) -> bool:
     if len(levels) < 2:
         return False
-    now = float(np.median(levels[1:][-settings.levels // 2 :]))
+    now = middle(levels[1:][-settings.levels // 2 :])
     return bool(levels[0] - now < settings.first_fall * abs(levels[0]))
 
 
@@ -324,7 +329,7 @@ def _not_started(level: Series, settings: LossNotStarting, least: int, gain: flo
     error = settings.significance * _fall_error(since, rest, slope)
     fall = -slope * float(since[-1] - since[0])
     bound = gain * abs(first)
-    now = float(np.median(rest[-settings.levels // 2 :]))
+    now = middle(rest[-settings.levels // 2 :])
     if not (bound > 0 and fall + error < bound and error < 2 * bound):
         return None
     return finding(
@@ -390,13 +395,14 @@ def loss_bouncing(
     if len(recent) < num_readings or not np.isfinite(recent[-1]):
         return None
     earlier, later = median(recent[: num_readings // 2]), median(recent[num_readings // 2 :])
-    if not later > (1 - settings.gain) * earlier or is_rising(lr, int(readings.steps[-num_readings])):
+    if not later > (1 - settings.gain) * earlier:
+        return None
+    spread = _spread(recent)  # what most often tells comes first
+    if not spread > settings.spread * later or is_rising(lr, int(readings.steps[-num_readings])):
         return None
     highest = max(earlier, later, _finite(level.series())[1].max(initial=-math.inf))
-    correlation, spread = _correlation(recent), _spread(recent)
-    if not (later > settings.negligible_share * highest and spread > settings.spread * later):
-        return None
-    if abs(correlation) < settings.correlation:
+    correlation = _correlation(recent)
+    if not later > settings.negligible_share * highest or abs(correlation) < settings.correlation:
         return None
     harmless = later < settings.warning_share * highest or not is_objective(readings, separate.series(), info)
     severity = Severity.INFO if harmless else Severity.WARNING
@@ -410,7 +416,7 @@ def theil_sen(steps: Steps, values: Floats) -> float:
     every = max(1, math.ceil(len(steps) / _MOST_POINTS))
     x, y = steps[::-every].astype(np.float64), values[::-every]
     later, before = _pairs(len(x))
-    return float(np.median((y[later] - y[before]) / (x[later] - x[before])))
+    return middle((y.take(later) - y.take(before)) / (x.take(later) - x.take(before)))
 
 
 @lru_cache(maxsize=_MOST_POINTS)
@@ -433,7 +439,7 @@ def _fall_error(steps: Steps, levels: Floats, slope: float) -> float:
 def _residual(levels: Floats, slope: float, steps: Steps) -> float:
     """The robust standard deviation of the levels around their slope."""
     rest = levels - slope * steps
-    return MAD_TO_STD * float(np.median(np.abs(rest - np.median(rest))))
+    return MAD_TO_STD * middle(np.abs(rest - middle(rest)))
 
 
 def _correlation(values: Values) -> float:
@@ -446,7 +452,7 @@ def _correlation(values: Values) -> float:
 
 def _spread(values: Values) -> float:
     clean = values[np.isfinite(values)].astype(np.float64)
-    return MAD_TO_STD * float(np.median(np.abs(clean - np.median(clean))))
+    return MAD_TO_STD * middle(np.abs(clean - middle(clean)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import Gate, finding, rule
 from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
-from forewarn.judge.series import Floats, Panel, Series, median
+from forewarn.judge.series import Bools, Floats, Panel, Series, median
+from forewarn.judge.upcoming import Upcoming, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Remedy, RunInfo, Severity
 
@@ -63,16 +64,34 @@ def _inspect_data(finding: Finding, history: History, info: RunInfo) -> Remedy:
 
 def _above_the_best(settings: LossShift, _info: RunInfo) -> Gate:
     def is_above(_step: int, newest: float, history: History) -> bool:
-        best = float(np.fmin.reduce(history.series("train/loss_level").values, initial=np.nan))
-        return not newest <= best + settings.rise * abs(best)  # NaN: there is no level yet, or the newest is one
+        best = history.newest("train/loss_level").lowest
+        return not newest <= best + settings.rise * max(best, 0.0)
 
     return is_above
+
+
+def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Bools | None:
+    """Where the newest of the upcoming losses lie above all before them; not known if steps are repeated."""
+    loss, num_new = upcoming.joined(metric), len(upcoming.columns[metric].steps)
+    if metric != "train/loss" or loss is None or loss.scopes != ("",):
+        return None
+    level_at = upcoming.history.panel("train/loss_level").at
+    if level_at >= loss.steps[-num_new] or (np.diff(loss.steps[-num_new:]) <= 0).any():
+        return None
+    leaps, window = never(metric, upcoming), _LEVEL_LOSSES + settings.first_losses
+    losses = loss.values[-num_new - window + 1 :, 0]
+    if len(losses) >= window:
+        recent = np.lib.stride_tricks.sliding_window_view(losses, window)
+        earlier, newest = recent[:, :_LEVEL_LOSSES], recent[:, _LEVEL_LOSSES:]
+        leaps[window - len(losses) - 1 :] = newest.min(axis=1) > earlier.max(axis=1)
+    return leaps
 
 
 @rule(
     "L107", "loss-shift", reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses"),
     when=("train/loss_level", "train/loss"), per_scope=True, keep=256,
     gate=_above_the_best,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_leaps(metric, upcoming, settings),
     explains=("L102", "L103", "L106", "G102", "G104", "U102", "U104", "E104"),
     settings=LossShift,
     message=(
@@ -125,6 +144,9 @@ def loss_shift(
     is_finite = np.isfinite(level.values)
     medians, steps = level.values[is_finite].astype(np.float64), level.steps[is_finite]
     if len(medians) < 3 or not math.isfinite(level.last):
+        return None
+    lowest = float(medians[:-1].min())
+    if lowest > 0 and not medians[-1] > lowest + settings.rise * lowest:  # whichever earlier level is the best
         return None
     earlier = np.where(comparable(lr, steps[:-1, None], level.at, settings.comparable_lr, info), medians[:-1], np.nan)
     if np.isnan(earlier).all():

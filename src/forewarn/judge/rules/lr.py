@@ -11,10 +11,11 @@ import numpy as np
 
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
-from forewarn.judge.lr_course import declared_peak, peak_rates
+from forewarn.judge.lr_course import declared_peak, declared_peaks, peak_rates
 from forewarn.judge.registry import Gate, Since, finding, rule
 from forewarn.judge.remedies import advise, declared, for_cause, raise_lr, restore_lr, set_lr
-from forewarn.judge.series import Floats, Panel
+from forewarn.judge.series import Bools, Floats, Panel
+from forewarn.judge.upcoming import Lookahead, Upcoming, any_of, never
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -32,6 +33,9 @@ class LrOffPlan(Settings):
 @rule(
     "U107", "lr-off-plan", reads=("train/lr", "train/lr_plan"), per_scope=True, hold=3, keep=20,
     gate=lambda _settings, _info: lambda _step, _lr, history: "train/lr_plan" in history,
+    lookahead=lambda _settings, _info: lambda metric, upcoming: (
+        None if "train/lr_plan" in upcoming else never(metric, upcoming)
+    ),
     explains=("U102", "U103", "U104", "U109", "U110", "U111"),
     settings=LrOffPlan,
     message=Message(
@@ -146,9 +150,23 @@ def _far_below_a_peak(settings: LrSpent, info: RunInfo) -> Gate:
     return is_far_below
 
 
+def _far_below_upcoming_peaks(settings: LrSpent, info: RunInfo) -> Lookahead:
+    declared = declared_peak(info)
+
+    def look(metric: str, upcoming: Upcoming) -> Bools | None:
+        lr = upcoming.joined(metric)
+        if lr is None:
+            return None
+        bound = settings.share * float(np.fmax.reduce(lr.values, axis=None, initial=declared))  # at any of the steps
+        return any_of(~(upcoming.columns[metric].values.astype(np.float64) >= bound))
+
+    return look
+
+
 @rule(
     "U109", "lr-spent", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=100,
     gate=_far_below_a_peak,
+    lookahead=_far_below_upcoming_peaks,
     explains=("L104", "L105", "U101", "U103"),
     settings=LrSpent,
     message=(
@@ -234,9 +252,25 @@ def _past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Gate:
     return still_rises
 
 
+def _rises_past_a_warm_up(settings: WarmUpWithoutEnd, info: RunInfo) -> Lookahead:
+    _, least = _longest_warm_up(settings, info)
+
+    def look(metric: str, upcoming: Upcoming) -> Bools | None:
+        steps, lr = upcoming.columns[metric].steps, upcoming.joined(metric)
+        if lr is None:
+            return None
+        places = np.arange(len(lr))[:, None]
+        stands = np.insert(~(lr.values[1:] > lr.values[:-1]), 0, True, axis=0)
+        lasting = (places - np.maximum.accumulate(np.where(stands, places, 0)))[-len(steps) :]
+        return (steps >= least) & any_of(lasting >= max(1, len(lr) - len(steps) - 1))
+
+    return look
+
+
 @rule(
     "U110", "warm-up-without-end", reads=("train/lr",), per_scope=True, keep=100,
     gate=_past_a_warm_up,
+    lookahead=_rises_past_a_warm_up,
     settings=WarmUpWithoutEnd,
     message=Message(
         "The learning rate is still warming up",
@@ -281,9 +315,18 @@ def _near_the_end(settings: LrNeverDecays, info: RunInfo) -> Gate:
     return Since(since - 1)
 
 
+def _at_a_peak(metric: str, upcoming: Upcoming, settings: LrNeverDecays, info: RunInfo) -> Bools | None:
+    lr = upcoming.joined(metric)
+    if lr is None:
+        return None
+    is_high = any_of(lr.values >= (1 - settings.tolerance) * np.array(declared_peaks(lr, info)))
+    return is_high[-len(upcoming.columns[metric].steps) :]
+
+
 @rule(
     "U111", "lr-never-decays", reads=("train/lr", "train/lr_plan"), per_scope=True, keep=1000,
     gate=_near_the_end,
+    lookahead=lambda settings, info: lambda metric, upcoming: _at_a_peak(metric, upcoming, settings, info),
     settings=LrNeverDecays,
     message=Message(
         "The learning rate has not decayed near the end of the run",

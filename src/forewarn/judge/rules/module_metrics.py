@@ -10,15 +10,27 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise, snapshot, widen_range
-from forewarn.judge.series import Panel
+from forewarn.judge.series import Bools, Panel
+from forewarn.judge.upcoming import NEARLY, Upcoming, any_of
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, RunInfo, Severity
+from forewarn.types import Finding, RunInfo, Severity, Values
 
 _EVERY = ("*_metric/*",)
 
 
+def _same_scopes(metric: str, upcoming: Upcoming) -> bool:
+    """Whether no scope of the metric is missing in its upcoming readings."""
+    return upcoming.history.panel(metric).scopes == upcoming.columns[metric].scopes
+
+
+def _not_all_finite(metric: str, upcoming: Upcoming) -> Bools | None:
+    finite = np.isfinite(upcoming.columns[metric].values)
+    return any_of(~finite) if _same_scopes(metric, upcoming) else None
+
+
 @rule(
     "M101", "non-finite-metric", reads=_EVERY, per_scope=True, keep=50,
+    lookahead=lambda _settings, _info: _not_all_finite,
     message=(
         Message("Metric {scope} is NaN or infinite", "value {value} · last finite value {last_finite}"),
         Message("Metric {scope} was never finite", "value {value}"),
@@ -54,6 +66,9 @@ def non_finite_metric(values: Panel) -> Iterator[Finding]:
 
 @rule(
     "M102", "metric-out-of-range", reads=_EVERY, per_scope=True, hold=3, keep=50,
+    lookahead=lambda _settings, info: lambda metric, upcoming: (
+        any_of(np.logical_or(*_outside(upcoming.columns[metric].values, *_healthy(metric, info))))
+    ),
     message=(
         Message("Metric {scope} is out of range", "value {value} · healthy from {low} to {high}"),
         Message("Metric {scope} is out of range", "value {value} · limit {bound}"),
@@ -80,11 +95,17 @@ def metric_out_of_range(values: Panel, metric: str, info: RunInfo) -> Iterator[F
     """
     low, high = _healthy(metric, info)
     last = values.last
-    with np.errstate(over="ignore"):  # a limit beyond float32 never applies
-        below, above = last < np.float32(low), last > np.float32(high)
+    below, above = _outside(last, low, high)
     declared = {"low": low, "high": high} if np.isfinite([low, high]).all() else {}
-    for index in np.flatnonzero(np.isfinite(last) & (below | above)):
+    for index in np.flatnonzero(below | above):
         yield finding(Severity.WARNING, last[index], low if below[index] else high, values.scopes[index], **declared)
+
+
+def _outside(values: Values, low: float, high: float) -> tuple[Bools, Bools]:
+    """Which finite values are below and above this range."""
+    finite = np.isfinite(values)
+    with np.errstate(over="ignore"):  # a limit beyond float32 never applies
+        return finite & (values < np.float32(low)), finite & (values > np.float32(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +122,27 @@ class MetricJump(Settings):
     """Readings in a row that must be that far away, on the same side."""
 
 
+def _upcoming_jumps(metric: str, upcoming: Upcoming, settings: MetricJump) -> Bools | None:
+    """Where a scope's newest readings are far outside the range of those before them that are surely in memory."""
+    values, num_new = upcoming.joined(metric), len(upcoming.columns[metric].steps)
+    if values is None or not _same_scopes(metric, upcoming):
+        return None
+    num_before = len(values) - num_new - settings.lasting
+    if num_before < settings.minimum:
+        return None
+    rows = values.values[1:].astype(np.float64)
+    before = np.lib.stride_tricks.sliding_window_view(rows[: -settings.lasting], num_before, axis=0)
+    recent = np.lib.stride_tricks.sliding_window_view(rows[num_before:], settings.lasting, axis=0)
+    lowest, highest = np.fmin.reduce(before, axis=-1), np.fmax.reduce(before, axis=-1)
+    reach = NEARLY * settings.spans * (highest - lowest)
+    inside = np.fmin.reduce(recent, axis=-1) <= highest + reach
+    inside &= np.fmax.reduce(recent, axis=-1) >= lowest - reach
+    return any_of(~inside)
+
+
 @rule(
     "M103", "metric-jump", reads=_EVERY, per_scope=True, keep=50,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_jumps(metric, upcoming, settings),
     settings=MetricJump,
     message=Message("Metric {scope} jumped", "value {value} · before from {lowest_before} to {highest_before}"),
     remedies=(

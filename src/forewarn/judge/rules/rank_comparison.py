@@ -10,7 +10,8 @@ import numpy as np
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
-from forewarn.judge.series import Panel, nanmedian
+from forewarn.judge.series import Bools, Floats, Panel, nanmedian
+from forewarn.judge.upcoming import Upcoming, any_of
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, Severity
 
@@ -117,6 +118,9 @@ _DAMAGE = "the batch of this rank is damaged, or its hardware"
 
 @rule(
     "R103", "rank-non-finite", reads=("rank/loss", "rank/nonfinite"), per_scope=True, keep=200,
+    lookahead=lambda _settings, _info: lambda metric, upcoming: (
+        None if "rank/nonfinite" in upcoming else any_of(~np.isfinite(upcoming.columns[metric].values))
+    ),
     explains=("L101", "G101", "W101", "A103"),
     message=(
         Message("NaN or infinite values in {scope} on rank {rank} alone", "", _DAMAGE),
@@ -164,8 +168,28 @@ class RankLossApart(Settings):
     """The same in median deviations of that distance; over 32 losses, chance hardly moves their median that far."""
 
 
+def _others(losses: Floats) -> Floats:
+    """For each rank, the median loss of the others at each step."""
+    return np.stack([np.median(np.delete(losses, rank, axis=1), axis=1) for rank in range(losses.shape[1])], axis=1)
+
+
+def _upcoming_apart(metric: str, upcoming: Upcoming, settings: RankLossApart) -> Bools | None:
+    """Where a rank has been apart from the others over a window, whatever the deviations."""
+    losses, num_new = upcoming.joined(metric), len(upcoming.columns[metric].steps)
+    if losses is None or len(losses) < num_new + settings.window or len(losses.scopes) < 2:
+        return None
+    values = losses.values[-num_new - settings.window + 1 :].astype(np.float64)
+    if not np.isfinite(values).all():
+        return None
+    others = _others(values)
+    middles = np.median(np.lib.stride_tricks.sliding_window_view(values - others, settings.window, axis=0), axis=-1)
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(others, settings.window, axis=0), axis=-1)
+    return any_of(np.abs(middles) > settings.share * np.abs(levels))
+
+
 @rule(
     "R104", "rank-loss-apart", reads=("rank/loss",), per_scope=True, keep=200, settings=RankLossApart,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_apart(metric, upcoming, settings),
     message=Message(
         "The loss of {scope:words} is unlike that of the others", "median {value} · others {others}",
         "this rank trains on other data",
@@ -191,7 +215,7 @@ def rank_loss_apart(losses: Panel, settings: RankLossApart) -> Iterator[Finding]
     values = losses.values[-settings.window :].astype(float)
     if len(values) < settings.window or values.shape[1] < 2 or not np.isfinite(values).all():
         return
-    others = np.stack([np.median(np.delete(values, rank, axis=1), axis=1) for rank in range(values.shape[1])], axis=1)
+    others = _others(values)
     distances = values - others
     middles = np.median(distances, axis=0)
     rank = len(middles) - 1 - int(np.abs(middles[::-1]).argmax())  # the others are apart only because of this one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from forewarn.judge.headlines import Message
 from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
-from forewarn.judge.series import Floats, Panel, Series, median, usual_levels
+from forewarn.judge.series import Bools, Floats, Panel, Series, median, usual_levels
+from forewarn.judge.upcoming import Upcoming, never
 from forewarn.metrics import TRAINING_PHASES
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
@@ -21,6 +23,30 @@ _GIGABYTE = 1e9
 """Messages give memory in this unit."""
 _STEPS = 1000
 """Messages give growth per this many steps."""
+_MUCH_FASTER = 1.25
+"""A step that takes less than the median divided by this is unusual: looking ahead, few steps may be."""
+
+
+def _seldom(flags: Bools, weights: Floats, readings: int) -> bool:
+    """Whether these have less than half of the weight in every part of at least this many readings.
+
+    A longer part consists of parts shorter than twice that many. The first reading of a part counts for a single step.
+    """
+    total, flagged = np.append(0.0, np.cumsum(weights)), np.append(0.0, np.cumsum(weights * flags))
+    return all(
+        (flagged[length:] - flagged[:-length] < (total[length:] - total[1 : 1 - length or None]) / 2).all()
+        for length in range(readings, min(2 * readings, len(total)))
+    )
+
+
+def _steady(metric: str, upcoming: Upcoming, *without: str) -> tuple[Panel, Floats, Floats, float] | None:
+    """The phases in memory and upcoming, the seconds per step in the others, the weight of each, and their median."""
+    phases = upcoming.joined(metric)
+    if phases is None:
+        return None
+    _, per_step = _per_step(phases, *without)
+    weights = np.where(np.isfinite(per_step), np.diff(phases.steps, prepend=phases.steps[:1] - 1), 0.0)
+    return phases, per_step, weights, median(per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +65,24 @@ class ThroughputDrop(Settings):
     """Minimum number of readings in each of the two."""
 
 
+def _no_upcoming_drop(metric: str, upcoming: Upcoming, settings: ThroughputDrop) -> Bools | None:
+    """None of the upcoming readings if neither many fast nor many slow ones are close together."""
+    steady = _steady(metric, upcoming, "monitor", "between passes")
+    if steady is None:
+        return None
+    _, per_step, weights, usual = steady
+    apart = math.sqrt(min(settings.factor, settings.warning_factor))
+    is_steady = _seldom(per_step > usual * apart, weights, settings.readings) and _seldom(
+        per_step < usual / apart, weights, settings.readings
+    )
+    return never(metric, upcoming) if is_steady else None
+
+
 @rule(
     "P101", "throughput-drop",
     reads=("speed/phase_seconds", "speed/tokens_per_second", "speed/samples_per_second"),
     when=("speed/phase_seconds",), per_scope=True, keep=200,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _no_upcoming_drop(metric, upcoming, settings),
     settings=ThroughputDrop,
     message=Message(
         "Steps have become slower, most of all in the phase {scope}",
@@ -139,9 +179,26 @@ class SlowStep(Settings):
     """Number of steps needed to know the usual time."""
 
 
+def _upcoming_slow_steps(metric: str, upcoming: Upcoming, settings: SlowStep) -> Bools | None:
+    """The upcoming readings of the phases of steps that take many times as long as most others."""
+    if "speed/step_seconds" not in upcoming.columns:
+        return None
+    times, phases = upcoming.joined("speed/step_seconds"), upcoming.columns[metric]
+    if times is None or times.scopes != ("",):
+        return None
+    seconds = times.values[:, 0].astype(np.float64)
+    least = median(seconds) / 2
+    if not _seldom(seconds < least, np.where(np.isfinite(seconds), 1.0, 0.0), settings.readings):
+        least = 0.0
+    new = upcoming.columns["speed/step_seconds"]
+    slow = seconds[-len(new.rows) :] > max(settings.least, settings.factor * least)
+    return np.isin(phases.rows, new.rows[slow])
+
+
 @rule(
     "P102", "slow-step", reads=("speed/step_seconds", "speed/phase_seconds"), when=("speed/phase_seconds",),
     per_scope=True, keep=200,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_slow_steps(metric, upcoming, settings),
     settings=SlowStep,
     message=Message(
         "A step took much longer than usual in the phase {scope}",
@@ -202,8 +259,27 @@ class DataStarved(Settings):
     """Minimum number of readings among them."""
 
 
+def _no_upcoming_waiting(metric: str, upcoming: Upcoming, settings: DataStarved) -> Bools | None:
+    """None of the upcoming readings if few of them, and of those in memory, show long waiting."""
+    steady = _steady(metric, upcoming, "monitor")
+    if steady is None:
+        return None
+    phases, per_step, weights, usual = steady
+    least = usual / _MUCH_FASTER
+    if not _seldom(per_step < least, weights, settings.readings):
+        return None
+    for scope, limit in (("data", settings.share), ("between passes", settings.unsure_share)):
+        waiting = phases.series(scope).values.astype(np.float64)
+        if len(waiting):
+            weights = np.where(np.isfinite(waiting), np.diff(phases.steps, prepend=phases.steps[:1] - 1), 0.0)
+            if not _seldom(waiting > limit * least, weights, settings.readings):
+                return None
+    return never(metric, upcoming)
+
+
 @rule(
     "P103", "data-starved", reads=("speed/phase_seconds",), per_scope=True, keep=200,
+    lookahead=lambda settings, _info: lambda metric, upcoming: _no_upcoming_waiting(metric, upcoming, settings),
     explains=("P101", "P102", "P106"),
     settings=DataStarved,
     message=(

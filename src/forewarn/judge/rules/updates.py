@@ -33,8 +33,9 @@ from forewarn.judge.remedies import (
     warm_up,
 )
 from forewarn.judge.rules.loss import is_solved
-from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, nanmedian, trailing
+from forewarn.judge.series import MAD_TO_STD, Bools, Floats, Panel, Series, median, middle, nanmedian, trailing
 from forewarn.judge.tensor_kinds import gain_factors, is_matrix, matrices
+from forewarn.judge.upcoming import Upcoming, any_of
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -186,7 +187,7 @@ def _has_fallen(loss: Series, settings: UpdateRatioHigh) -> bool:
     losses = loss.finite()
     if len(losses) < 3:
         return False
-    now, first = float(np.median(losses[-3:])), float(losses[0])
+    now, first = middle(losses[-3:]), float(losses[0])
     is_gone = len(losses) <= settings.first_losses and losses[-1] < settings.gone * first and first > 0
     return now < first - settings.learning * abs(first) and not is_gone
 
@@ -207,7 +208,7 @@ def _may_settle(loss: Series, settings: UpdateRatioHigh) -> bool:
     losses = loss.finite()
     if not 0 < len(losses) < settings.first_losses or not math.isfinite(loss.last):
         return False
-    return bool(np.median(losses[-3:]) <= losses[0] + settings.learning * abs(losses[0]))
+    return bool(middle(losses[-3:]) <= losses[0] + settings.learning * abs(losses[0]))
 
 
 def _left_zero(ratios: Panel, norms: Panel, since: int) -> Bools:
@@ -327,6 +328,16 @@ class UpdateRatioJump(Settings):
     """Multiple of its earlier peak up to which a jump of the lr is information only: the run has trained there."""
 
 
+def _raised(metric: str, upcoming: Upcoming, factor: float) -> Bools | None:
+    """Where a group's upcoming learning rate is at least this many times the one before it."""
+    lr = upcoming.joined(metric)
+    if metric != "train/lr" or lr is None or lr.scopes == ("",):
+        return None
+    rates = lr.values.astype(np.float64)
+    raised = any_of(rates[1:] >= factor * rates[:-1])
+    return np.append(False, raised)[-len(upcoming.columns[metric].steps) :]
+
+
 @rule(
     "U104", "update-ratio-jump",
     reads=("monitor/update_ratio_median", "train/lr", "train/lr_plan", "update/ratio"),
@@ -334,6 +345,7 @@ class UpdateRatioJump(Settings):
     gate=lambda settings, _info: lambda _step, median, history: (
         not math.isnan(median) or is_raised(*history.newest("train/lr").two, settings.factor)
     ),
+    lookahead=lambda settings, _info: lambda metric, upcoming: _raised(metric, upcoming, settings.factor),
     explains=(
         "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
         "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -26,6 +28,9 @@ T = TypeVar("T")
 LEAST_TURN_SECONDS, MOST_STEPS = 0.3, 150
 """A turn of a fast workload has more timed steps than asked for: as many as take this long, but no more than this."""
 
+LEAST_ROUNDS = 2
+"""Rounds that are taken even if time runs out: fewer have no spread."""
+
 _PASSES_THAT_COUNT = 2
 """Operations, and memory."""
 
@@ -37,16 +42,23 @@ def num_turns(contenders: Sequence[Contender], rounds: int) -> int:
 
 
 def benchmark(
-    workload: Workload, contenders: Sequence[Contender], *, rounds: int, steps: int, directory: Path, tell: Tell
+    workload: Workload,
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    steps: int,
+    directory: Path,
+    tell: Tell,
+    seconds: float = math.inf,
 ) -> WorkloadResult:
     """What each contender adds to a step of this workload; the first contender is the bare loop.
 
     In every round each contender trains the same `steps` steps of a new model, and the order rotates by one. A
-    contender that is not installed or raises is left out, and the result says why. Raises ValueError if the workload
-    itself does not train.
+    contender that is not installed or raises is left out, and the result says why. No further round is begun if it
+    would end after this many seconds, but two are always taken. Raises ValueError if the workload does not train.
     """
     with past_set_aside():
-        return _benchmark(workload, contenders, rounds, steps, directory, tell)
+        return _benchmark(workload, contenders, rounds, steps, directory, tell, seconds)
 
 
 @contextlib.contextmanager
@@ -61,14 +73,25 @@ def past_set_aside() -> Iterator[None]:
 
 
 def _benchmark(
-    workload: Workload, contenders: Sequence[Contender], rounds: int, steps: int, directory: Path, tell: Tell
+    workload: Workload,
+    contenders: Sequence[Contender],
+    rounds: int,
+    steps: int,
+    directory: Path,
+    tell: Tell,
+    seconds: float,
 ) -> WorkloadResult:
+    begin = time.monotonic()
     bare = contenders[0]
     steps = enough_steps(workload, steps, directory)
     standing = _Standing(workload, steps, directory, tuple(contenders))
     optimizer, sizes = _shape(workload)
     visited: list[Visits] = []
     for number in range(rounds):
+        # Counting operations and bytes afterwards takes about as long as a round.
+        if number >= LEAST_ROUNDS and (time.monotonic() - begin) * (number + 2) / number > seconds:
+            rounds = number
+            break
         for contender in _rotated(standing.running, number):
             tell(f"{workload.name}, round {number + 1} of {rounds}: {contender.name}")
             standing.attempt(contender, "timed", timed_turn, standing.pairs)
