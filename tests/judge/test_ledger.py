@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from forewarn.judge.chains import chains_of
 from forewarn.judge.families import BY_LETTER
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
@@ -413,21 +414,35 @@ def test_alerts_of_a_rule_that_is_off_after_a_resume_do_no_harm():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_cause_is_the_same_whether_or_not_alerts_of_long_ago_are_looked_at(seed):
+def test_the_cause_with_which_it_fires_is_that_among_all_alerts(seed):
     generator = np.random.default_rng(seed)
     codes = ["L900", "G900", "U900", "W900"]
     rules = [rule(code, keep=3, explains=tuple(codes[index + 1 :])) for index, code in enumerate(codes)]
-    life, followed, num_skipped = Life(*rules, scopes=("",)), 0, 0
+    life, followed = Life(*rules, scopes=("",)), 0
     for step in range(150):
         seen = [code for code in codes if generator.random() < 0.08]
         lasting = [int(generator.integers(1, 30)) if generator.random() < 0.2 else 1 for _ in seen]
-        life.step(step, *(finding(code, step, lasting_steps=steps) for code, steps in zip(seen, lasting, strict=True)))
-        everything, related = life.ledger.alerts, life.ledger._related()
-        num_skipped += len(everything) - len(related)
-        causes, of_related = life.ledger.causes(everything), life.ledger.causes(related)
-        for alert in life.ledger.firing:
-            cause = causes.get((alert.code, alert.since))
-            assert of_related.get((alert.code, alert.since)) == cause
-            followed += cause is not None
+        found = (finding(code, step, lasting_steps=steps) for code, steps in zip(seen, lasting, strict=True))
+        changed = life.step(step, *found)
+        causes = life.ledger.causes(life.ledger.alerts)
+        for alert in changed:
+            if alert.state is AlertState.FIRING:
+                assert alert.follows == causes.get((alert.code, alert.since), "")
+                followed += alert.follows != ""
     assert followed
-    assert num_skipped
+
+
+def test_an_alert_that_stays_open_does_not_make_every_later_one_look_at_all_before_it(monkeypatch):
+    looked_at = []
+
+    def counted(*arguments):
+        looked_at.append(len(chains := chains_of(*arguments)))
+        return chains
+
+    monkeypatch.setattr("forewarn.judge.ledger.chains_of", counted)
+    life = Life(rule("L900"), rule("G900", explains=("L901",)), rule("L901", explains=("G900",)))
+    for step in range(0, 2000, 2):
+        spike = [finding("G900", step), finding("L901", step)] if step % 20 == 0 else []
+        life.step(step, finding("L900", step), *spike)
+    assert len(life.ledger.alerts) == 201
+    assert max(looked_at) <= 3

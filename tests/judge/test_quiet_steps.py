@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -9,10 +10,11 @@ import numpy as np
 from hypothesis import given
 
 from forewarn.config import Config
+from forewarn.judge.chains import Episode, Episodes, chains_of
 from forewarn.judge.families import Phase
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge
-from forewarn.judge.ledger import Ledger, _chains, _Episode
+from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules, find_rule
 from forewarn.judge.series import RollingMedian, Series
 from forewarn.types import Block, RunInfo, Severity
@@ -123,13 +125,13 @@ def test_a_rolling_median_does_not_depend_on_when_it_is_asked_for_nor_on_a_resum
             assert np.array_equal(median, expected.at(ago), equal_nan=True)
 
 
-def all_pairs(episodes, explained):
-    """The direct cause of each episode by comparing it with all others, as the documentation of `_chains` says."""
-    in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
+def all_pairs(episodes):
+    """The direct cause of each episode by comparing it with all others, as the documentation of `chains_of` says."""
+    in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code, episode.since))
 
     def explains(cause, symptom):
         quiet = cause.severity is Severity.INFO and symptom.severity is not Severity.INFO
-        return symptom.code in explained(cause.code) and not quiet
+        return symptom.code in find_rule(cause.code).explains and not quiet
 
     causes = {}
     for symptom in in_order:
@@ -154,7 +156,7 @@ def all_pairs(episodes, explained):
 
 EPISODES = st.lists(
     st.builds(
-        lambda code, since, early, length, severity: _Episode(
+        lambda code, since, early, length, severity: Episode(
             code, find_rule(code).family.phase, since, since - early, since + length, severity
         ),
         st.sampled_from([rule.code for rule in all_rules()]),
@@ -165,11 +167,19 @@ EPISODES = st.lists(
 
 
 @given(EPISODES)
-def test_causes_are_those_that_comparing_all_pairs_gives(episodes):
-    def explained(code):
-        return find_rule(code).explains
-
-    chains, causes = _chains(episodes, explained), all_pairs(episodes, explained)
+def test_causes_are_those_that_comparing_all_pairs_gives(overlapping):
+    codes = [rule.code for rule in all_rules()]
+    explaining = {symptom: [code for code in codes if symptom in find_rule(code).explains] for symptom in codes}
+    known = Episodes()
+    for episode in overlapping:
+        known.add(episode)
+    episodes = list(dict.fromkeys(map(known.of, overlapping)))
+    for one, other in itertools.combinations(episodes, 2):
+        assert one.code != other.code or one.until < other.since or other.until < one.since
+    for part in overlapping:
+        whole = known.of(part)
+        assert whole.since <= part.since <= part.until <= whole.until
+    chains, causes = chains_of(episodes, known, explaining), all_pairs(episodes)
     for episode in episodes:
         root, links = episode, 0
         while causes[root] is not None and links <= len(episodes):
@@ -180,15 +190,20 @@ def test_causes_are_those_that_comparing_all_pairs_gives(episodes):
 def test_the_causes_of_thousands_of_episodes_do_not_take_all_pairs():
     asked = Counter()
 
-    def explained(code):
-        asked[code] += 1
-        return ("L900",) if code == "G900" else ()
+    class Explaining(dict):
+        def get(self, code, default=()):
+            asked[code] += 1
+            return super().get(code, default)
 
     phases = {"G900": Phase.BACKWARD, "L900": Phase.LOSS}
     episodes = [
-        _Episode(code, phase, since, since, since + 20, Severity.INFO)
+        Episode(code, phase, since, since, since + 20, Severity.INFO)
         for since in range(0, 200_000, 50)
         for code, phase in phases.items()
     ]
-    _chains(episodes, explained)
+    known = Episodes()
+    for episode in episodes:
+        known.add(episode)
+    chains_of(episodes, known, Explaining(L900=("G900",)))
+    assert asked
     assert sum(asked.values()) < 10 * len(episodes)

@@ -75,7 +75,7 @@ def replay(run: Run, rule_set: RuleSet) -> Diagnosis:
 def diagnose(run: Run, rule_set: RuleSet) -> Diagnosis:
     """The diagnosis of a run by the alerts that it recorded live; one that was not judged live is replayed.
 
-    This takes milliseconds, where a replay of many steps takes minutes.
+    This takes milliseconds, where a replay of many steps takes seconds.
     """
     if not run.info.rules:
         return replay(run, rule_set)

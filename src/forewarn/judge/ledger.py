@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from forewarn.judge.families import Family, Phase
+from forewarn.judge.chains import Episode, Episodes, chains_of
+from forewarn.judge.families import Family
 from forewarn.judge.headlines import Telling, tell
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judgement
@@ -29,31 +27,34 @@ class Ledger:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = {rule.code: rule for rule in rules}
+        self._explaining: dict[str, list[str]] = {}
+        """By code: the codes of the rules that explain it."""
+        for rule in self._rules.values():
+            for symptom in rule.explains:
+                self._explaining.setdefault(symptom, []).append(rule.code)
         self._open: dict[Identity, Alert] = {}
         self._checks: dict[Identity, int] = {}
         """For pending alerts: number of consecutive checks that saw it."""
         self._passed: set[Identity] = set()
         """Firing alerts that were not seen at the last check."""
         self._closed: list[Alert] = []
-        self._over: list[int] = []
-        """For each closed alert: the last step at which it or one before it can still be a cause."""
+        self._past = Episodes()
+        """Of the closed alerts."""
         self.reworded: list[Alert] = []
         """Open alerts that say something new since the last update, without having fired or grown worse."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """Every alert of the run that has fired, in the order of firing."""
-        return self._fired_since(0)
+        return tuple(sorted([*self._closed, *self._firing()], key=lambda alert: (alert.fired, alert.code, alert.scope)))
 
-    def _fired_since(self, index: int) -> tuple[Alert, ...]:
-        """The alerts that are firing or were closed after the first `index`, in the order of firing."""
-        fired = [*self._closed[index:], *(alert for alert in self._open.values() if alert.state is AlertState.FIRING)]
-        return tuple(sorted(fired, key=lambda alert: (alert.fired, alert.code, alert.scope)))
+    def _firing(self) -> list[Alert]:
+        return [alert for alert in self._open.values() if alert.state is AlertState.FIRING]
 
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that are open now, most important first."""
-        return self.ranked([alert for alert in self._open.values() if alert.state is AlertState.FIRING])
+        return self.ranked(self._firing())
 
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
@@ -90,24 +91,17 @@ class Ledger:
 
     def _with_causes(self, changed: Sequence[Alert]) -> list[Alert]:
         """These alerts; the firing ones carry the code of their cause, if it is known yet."""
-        causes = self.causes(self._related()) if any(alert.state is AlertState.FIRING for alert in changed) else {}
+        news = [alert for alert in changed if alert.state is AlertState.FIRING]
+        if not news:
+            return list(changed)
+        all_episodes = self._past.copy()
+        for alert in self._firing():
+            all_episodes.add(self._episode(alert))
+        causes = self._causes(news, all_episodes)
         for index, alert in enumerate(changed := list(changed)):
             if alert.state is AlertState.FIRING and (cause := causes.get((alert.code, alert.since))):
                 changed[index] = self._open[alert.identity] = dataclasses.replace(alert, follows=cause)
         return changed
-
-    def _related(self) -> tuple[Alert, ...]:
-        """The alerts that can be in a chain with a firing one: an alert that was over before all of them began cannot.
-
-        A run may have thousands of alerts, and each change would look at all of them.
-        """
-        firing = [alert for alert in self._open.values() if alert.state is AlertState.FIRING]
-        began = min(map(_first_step, firing), default=math.inf)
-        index = len(self._closed)
-        while index and self._over[index - 1] >= began:
-            index -= 1
-            began = min(began, _first_step(self._closed[index]))
-        return self._fired_since(index)
 
     def _close(self, alert: Alert) -> Alert:
         del self._open[alert.identity]
@@ -117,12 +111,7 @@ class Ledger:
 
     def _keep_closed(self, alert: Alert) -> None:
         self._closed.append(alert)
-        self._over.append(max([self._until(alert), *self._over[-1:]]))
-
-    def _until(self, alert: Alert) -> int:
-        """The last step at which an alert can still be a cause."""
-        rule = self._rules.get(alert.code)
-        return alert.last + (0 if rule is None else rule.keep)
+        self._past.add(self._episode(alert))
 
     def _see(self, finding: Finding, history: History, info: RunInfo) -> Iterator[Alert]:
         """The alert of this finding, if the finding made it fire or grow worse."""
@@ -165,9 +154,10 @@ class Ledger:
 
         A cause stays first while a symptom of it is open, even if it is resolved itself: the run still suffers from it.
         """
-        episodes = self._episodes(alerts)
-        chains = _chains(list(dict.fromkeys(episodes)), self._explained)
-        weight: dict[_Episode, tuple[bool, Severity]] = {}
+        all_episodes = self._episodes(alerts)
+        episodes = [all_episodes.of(alert) for alert in alerts]
+        chains = chains_of(episodes, all_episodes, self._explaining)
+        weight: dict[Episode, tuple[bool, Severity]] = {}
         """By root cause: whether anything in its chain is open, and the worst severity of that, or else of all."""
         for alert, episode in zip(alerts, episodes, strict=True):
             root, _ = chains[episode]
@@ -187,37 +177,28 @@ class Ledger:
 
     def causes(self, alerts: Sequence[Alert]) -> dict[tuple[str, int], str]:
         """For the code and first step of each symptom: the code of its root cause."""
-        episodes = self._episodes(alerts)
-        chains = _chains(list(dict.fromkeys(episodes)), self._explained)
+        return self._causes(alerts, self._episodes(alerts))
+
+    def _causes(self, alerts: Sequence[Alert], all_episodes: Episodes) -> dict[tuple[str, int], str]:
+        """The same for these alerts, which are among those of the episodes."""
+        episodes = [all_episodes.of(alert) for alert in alerts]
+        chains = chains_of(episodes, all_episodes, self._explaining)
         return {
             (alert.code, alert.since): root.code
             for alert, episode in zip(alerts, episodes, strict=True)
             if (root := chains[episode][0]) != episode
         }
 
-    def _episodes(self, alerts: Sequence[Alert]) -> list[_Episode]:
-        """The episode of each alert. Alerts of one code that were open at the same time share an episode."""
-        episodes: list[_Episode] = []
-        number = [0] * len(alerts)
-        for index in sorted(range(len(alerts)), key=lambda index: (alerts[index].code, alerts[index].since)):
-            alert = alerts[index]
-            rule = self._rules.get(alert.code)
-            until, began = self._until(alert), _first_step(alert)
-            phase = phase_of(alert.code) if rule is None else rule.family.phase
-            episode = _Episode(alert.code, phase, alert.since, began, until, alert.severity)
-            if episodes and episodes[-1].code == episode.code and episode.since <= episodes[-1].until:
-                earlier = episodes.pop()
-                episode = _Episode(
-                    episode.code, phase, earlier.since, min(earlier.began, episode.began),
-                    max(earlier.until, episode.until), max(earlier.severity, episode.severity),
-                )  # fmt: skip
-            episodes.append(episode)
-            number[index] = len(episodes) - 1
-        return [episodes[position] for position in number]
+    def _episodes(self, alerts: Iterable[Alert]) -> Episodes:
+        episodes = Episodes()
+        for alert in alerts:
+            episodes.add(self._episode(alert))
+        return episodes
 
-    def _explained(self, code: str) -> tuple[str, ...]:
-        rule = self._rules.get(code)
-        return () if rule is None else rule.explains
+    def _episode(self, alert: Alert) -> Episode:
+        rule = self._rules.get(alert.code)
+        phase, keep = (phase_of(alert.code), 0) if rule is None else (rule.family.phase, rule.keep)
+        return Episode(alert.code, phase, alert.since, _first_step(alert), alert.last + keep, alert.severity)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -230,7 +211,7 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         opened = map(Alert.from_json, state["open"])
         self._open = {alert.identity: alert for alert in opened if alert.code in self._rules}
-        self._closed, self._over = [], []
+        self._closed, self._past = [], Episodes()
         for plain in state["closed"]:
             self._keep_closed(Alert.from_json(plain))
         checks = {(code, scope): int(count) for code, scope, count in state["checks"]}
@@ -246,75 +227,6 @@ def _first_step(alert: Alert) -> int:
 def began_at(finding: Finding) -> int:
     """The step at which it began by its own evidence; its own step if the evidence does not tell."""
     return finding.step + 1 - max(1, int(finding.evidence.get("lasting_steps", 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    """A range of steps in which a rule found something."""
-
-    code: str
-    phase: Phase
-    since: int
-    began: int
-    """When it began according to its own evidence: a slow rise is seen long after it began."""
-    until: int
-    """The last step at which it can still be a cause."""
-    severity: Severity
-
-
-def _chains(
-    episodes: Sequence[_Episode], explained: Callable[[str], tuple[str, ...]]
-) -> dict[_Episode, tuple[_Episode, int]]:
-    """For each episode its root cause, and the number of links to it.
-
-    A cause explains the symptom's code, began no later, and was not over when the symptom began. If two appear at the
-    same step, the one in the earlier phase of the step is the cause: a non-finite loss makes the gradients of its step
-    non-finite, but such gradients affect the loss only in the next step. Of two that explain each other, the one that
-    began first is the cause. An episode that nothing explains may cause one in an earlier phase, as when weights were
-    changed from outside. Information never causes a warning.
-    """
-    in_order = sorted(episodes, key=lambda episode: (episode.began, episode.phase, episode.code))
-
-    def explains(cause: _Episode, symptom: _Episode) -> bool:
-        return symptom.code in explained(cause.code) and not cause.severity is Severity.INFO < symptom.severity
-
-    def starts(episode: _Episode) -> tuple[int, Phase]:
-        return (episode.began, episode.phase)
-
-    causes: dict[_Episode, _Episode | None] = {}
-    begun = iter(in_order)
-    upcoming = next(begun, None)
-    open_then: list[_Episode] = []
-    for symptom in sorted(episodes, key=lambda episode: episode.since):
-        while upcoming is not None and upcoming.began <= symptom.since:
-            open_then.append(upcoming)
-            upcoming = next(begun, None)
-        candidates = (
-            cause
-            for cause in open_then
-            if symptom.began <= cause.until
-            and explains(cause, symptom)
-            and not (explains(symptom, cause) and starts(symptom) < starts(cause))
-        )
-        earlier = (cause for cause in candidates if cause.began < symptom.since or cause.phase <= symptom.phase)
-        causes[symptom] = next(earlier, None)
-    roots = {
-        began: list(together)
-        for began, together in groupby(
-            (episode for episode in in_order if causes[episode] is None), attrgetter("began")
-        )
-    }
-    for symptom in [episode for together in roots.values() for episode in together]:
-        outside = (episode for episode in roots.get(symptom.since, ()) if explains(episode, symptom))
-        causes[symptom] = next(outside, None)
-
-    def trace(episode: _Episode) -> tuple[_Episode, int]:
-        below = 0
-        while (cause := causes[episode]) is not None and below <= len(causes):
-            episode, below = cause, below + 1
-        return episode, below
-
-    return {episode: trace(episode) for episode in in_order}
 
 
 def _seen_again(alert: Alert, step: int, severity: Severity, finding: Finding) -> Alert:

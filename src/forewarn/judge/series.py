@@ -255,14 +255,15 @@ def usual_levels(steps: Steps, rows: NDArray[Any]) -> Floats:
     The first steps of a run are read more often than later ones, and a plain median would be about them alone. NaN
     where a column has no finite value.
     """
-    weights = np.diff(steps, prepend=steps[0] - 1).astype(np.float64)
-    weighted = np.where(np.isfinite(rows), weights[:, None], 0.0)
-    clean = np.where(np.isfinite(rows), rows, np.inf).astype(np.float64)
-    order = np.argsort(clean, axis=0, kind="stable")
-    clean, weighted = np.take_along_axis(clean, order, 0), np.take_along_axis(weighted, order, 0)
-    passed = weighted.cumsum(axis=0)
-    levels: Floats = np.take_along_axis(clean, (passed >= passed[-1] / 2).argmax(axis=0)[None], 0)[0]
-    return np.where(passed[-1] > 0, levels, np.nan)
+    weights = np.empty(len(steps))
+    weights[0] = 1.0
+    np.subtract(steps[1:], steps[:-1], out=weights[1:])
+    is_finite = np.isfinite(rows)
+    clean = np.where(is_finite, rows, np.inf).astype(np.float64)
+    order, columns = clean.argsort(axis=0, kind="stable"), np.arange(clean.shape[1])
+    passed = np.where(is_finite, weights[:, None], 0.0)[order, columns].cumsum(axis=0)
+    middle = (passed >= passed[-1] / 2).argmax(axis=0)
+    return np.where(passed[-1] > 0, clean[order[middle, columns], columns], np.nan)
 
 
 class Newest:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from forewarn.config import Thresholds, check_tables
+from forewarn.judge.chains import Episode, Episodes, chains_of
 from forewarn.judge.documentation import sample_remedies
 from forewarn.judge.examples import examples
 from forewarn.judge.families import Family, Phase
 from forewarn.judge.headlines import Message
 from forewarn.judge.history import History
-from forewarn.judge.ledger import _chains, _Episode
 from forewarn.judge.registry import Rule, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.rules import all_rules, find_rule
@@ -156,8 +156,12 @@ def test_no_number_of_a_rule_hides_outside_its_settings(path):
 
 
 def test_explanations_of_one_step_never_go_in_circles():
-    episodes = [_Episode(rule.code, rule.family.phase, 5, 5, 50, Severity.WARNING) for rule in all_rules()]
-    chains = _chains(episodes, lambda code: find_rule(code).explains)
+    episodes = [Episode(rule.code, rule.family.phase, 5, 5, 50, Severity.WARNING) for rule in all_rules()]
+    known = Episodes()
+    for episode in episodes:
+        known.add(episode)
+    codes = {episode.code: [rule.code for rule in all_rules() if episode.code in rule.explains] for episode in episodes}
+    chains = chains_of(episodes, known, codes)
     for root, depth in chains.values():
         assert chains[root] == (root, 0)
         assert depth < len(episodes)
