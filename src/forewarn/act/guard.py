@@ -29,7 +29,7 @@ _DEVIATION = 1.4826
 
 
 class Guard(Probe):
-    """`guard/norm`, `guard/limit` and `guard/skipped` on every step, and what makes an optimizer skip a step.
+    """`guard/checked_norm`, `guard/norm_limit` and `guard/skipped` on every step, and what makes an optimizer skip a step.
 
     Under DDP every rank has the same averaged gradients, so each computes the same norm, limit and decision without
     asking the others. Under FSDP2 the norm of `monitor.clip_grad_norm_`, which is that of all shards, is used.
@@ -151,9 +151,9 @@ class Guard(Probe):
             values = [float(array) for array in arrays]
             worst = max(range(0, len(values), 3), key=lambda place: values[place])
             yield Reading("guard/skipped", ONE, values[worst])
-            yield Reading("guard/norm", ONE, values[worst + 1])
+            yield Reading("guard/checked_norm", ONE, values[worst + 1])
             if not math.isnan(values[worst + 2]):
-                yield Reading("guard/limit", ONE, values[worst + 2])
+                yield Reading("guard/norm_limit", ONE, values[worst + 2])
 
         return Pending([tensor.detach().clone() for three in decided for tensor in three], decode)
 

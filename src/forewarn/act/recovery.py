@@ -116,7 +116,7 @@ class Recovery:
             return []
         self._skipped_at = step
         self._decisions.take("skip_batch")
-        norm, limit = readings["guard/norm"], readings.get("guard/limit", math.nan)
+        norm, limit = readings["guard/checked_norm"], readings.get("guard/norm_limit", math.nan)
         code, what = ("G104", "far above its usual level") if math.isfinite(norm) else ("G101", "not finite")
         numbers = {"norm": norm} | ({"limit": limit} if math.isfinite(limit) and math.isfinite(norm) else {})
         losses = history.series("train/loss").values[:-1]

@@ -50,8 +50,6 @@ _CERTAIN = 3.0
 
 _LEAST_POINTS = 20
 """Minimum number of losses for a trend over the run."""
-_LEAST_STUCK = 192
-"""Minimum number of losses to say that a run does not start: as many as `loss-not-starting` needs by default."""
 _NUM_LEVELS = 10
 """Number of equal parts of a run; the median of a part is its level."""
 _FIRST_POINTS = 3
@@ -135,10 +133,7 @@ class LossCurve:
 
     @property
     def is_falling(self) -> bool | None:
-        """Whether the loss has fallen, and has kept most of its fall; None if there are too few losses to tell.
-
-        A short run that has not fallen may not have begun yet, as in a warm-up; one that has risen clearly is told.
-        """
+        """Whether the loss has fallen, and has kept most of its fall; None if there are too few losses to tell."""
         levels = self.levels
         if not len(levels):
             return None
@@ -146,9 +141,7 @@ class LossCurve:
         fall, risen = start - levels[-1], levels[-1] - levels.min()
         noise = _WITHIN_NOISE * math.sqrt(math.pi / len(self.points[1]) * len(levels)) * self._noise(levels[-1])
         kept = risen <= (1 - _FALL_KEPT) * (fall + risen)
-        if fall > 0 and (kept or risen <= noise < fall):
-            return True
-        return None if self.num_losses < _LEAST_STUCK and abs(fall) <= noise and risen <= noise else False
+        return bool(fall > 0 and (kept or risen <= noise < fall))
 
     def _begun(self, level: float) -> float:
         """The first losses, if they are clearly above the noise of the last: the fall may be over in a few steps."""

@@ -171,7 +171,7 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
 
 
 @rule(
-    "D104", "nan-at-failure", reads=("batch/nan_at_failure", "train/loss"), when=("batch/nan_at_failure",),
+    "D104", "non-finite-variable", reads=("batch/nan_at_failure", "train/loss"), when=("batch/nan_at_failure",),
     per_scope=True,
     message=Message(
         "The run failed while {scope} held NaN",
@@ -186,7 +186,7 @@ def repeated_batch(repeated: Series, epoch: Series, loss: Series, settings: Repe
                "one such batch ends the run, or ruins every weight", scope_is="variable"),
     ),
 )  # fmt: skip
-def nan_at_failure(held: Panel, loss: Panel) -> Finding | None:
+def non_finite_variable(held: Panel, loss: Panel) -> Finding | None:
     """The run ended with an error while a variable of the loop held NaN.
 
     ## Why is this bad?
