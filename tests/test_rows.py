@@ -15,6 +15,7 @@ from forewarn.judge.forecast import LossCurve
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
+from forewarn.measure.recording import recorded
 from forewarn.measure.transfer import Transfer
 from forewarn.rows import Row, RowLayout
 from forewarn.store.writer import RunWriter
@@ -166,3 +167,7 @@ def test_steps_without_detail_that_arrive_late_are_those_that_are_there_at_once(
     at_once, late = run(Transfer()), run(Late())
     assert len(at_once) == 8
     assert at_once == late
+
+
+def test_a_step_without_readings_is_no_row_so_that_its_run_can_be_read():
+    assert recorded(3, 1.0, []) == ([], [])

@@ -78,6 +78,8 @@ def recorded(
 
 def _row(step: int, time: float, readings: Sequence[Reading | Histograms]) -> Row | None:
     """The readings as a row of numbers, as on every step without detail; None if they are not all plain numbers."""
+    if not readings:
+        return None
     numbers: list[Any] = []
     for reading in readings:
         scopes, values = reading[1], reading[2]

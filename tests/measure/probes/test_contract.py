@@ -165,7 +165,7 @@ def sabotage(probe, event, model):
         setattr(probe, event, broken)
         if event == "needs_every_backward":  # only those are asked who listen on every step
             probe.only_measured = False
-            probe.backward_begins = lambda step, told=probe.backward_begins: told(step)
+            probe.backward_ended = lambda *args, told=probe.backward_ended: told(*args)
         return
     collect, taps = probe.collect, probe.module_taps
     if event == "Pending.decode":
