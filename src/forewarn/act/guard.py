@@ -29,7 +29,7 @@ _DEVIATION = 1.4826
 
 
 class Guard(Probe):
-    """`guard/checked_norm`, `guard/norm_limit` and `guard/skipped` on every step, and what makes an optimizer skip a step.
+    """`guard/checked_norm`, `guard/norm_limit`, `guard/skipped` on every step, and what makes an optimizer skip one.
 
     Under DDP every rank has the same averaged gradients, so each computes the same norm, limit and decision without
     asking the others. Under FSDP2 the norm of `monitor.clip_grad_norm_`, which is that of all shards, is used.
