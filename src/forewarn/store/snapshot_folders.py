@@ -77,14 +77,12 @@ def snapshots_in(run: Path) -> list[Path]:
 
 
 def replay_command(run: Path) -> str | None:
-    """The command that runs the step of the run's first snapshot again; None if it has none.
+    """The command that runs the step of the run's first snapshot with a batch again; None if it has none.
 
     The first problem is usually the cause of the next.
     """
-    snapshots = snapshots_in(run)
-    if not snapshots:
-        return None
-    return f"forewarn replay {shlex.quote(str(snapshots[0]))} --model MODULE:FUNCTION"
+    first = next((path for path in snapshots_in(run) if (path / BATCH).is_file()), None)
+    return None if first is None else f"forewarn replay {shlex.quote(str(first))} --model MODULE:FUNCTION"
 
 
 def write_folder(run: Path, step: int, files: Mapping[str, Callable[[Path], None]]) -> Path:
