@@ -106,7 +106,7 @@ def a_distribution_that_refuses_nan(run):
             if step == 33:
                 inputs[3, 5] = float("nan")
             outputs = it.model(inputs)
-            loss = -torch.distributions.Normal(outputs, 1.0).log_prob(inputs[:, :5]).mean()
+            loss = -torch.distributions.Normal(outputs, 1.0, validate_args=True).log_prob(inputs[:, :5]).mean()
             loss.backward()
             it.optimizer.step()
             it.optimizer.zero_grad()
