@@ -19,6 +19,15 @@ from tests.act.recovery_runs import ONSET, STEPS, assert_it_was_done, loss_out_o
 ACTIONS = ["notify", "snapshot", "skip_batch", "lower_lr", "lower_clip", "raise_clip", "rebalance", "stop"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Several threads may add in another order each time, and these tests compare bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
