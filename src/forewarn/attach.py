@@ -30,6 +30,7 @@ from forewarn.catalogue import Catalogue
 from forewarn.config import Config, Snapshots
 from forewarn.judge.registry import Rule
 from forewarn.measure.budget import Budget
+from forewarn.measure.cadence import Cadence
 from forewarn.measure.engine import ALL_BLOCKS, backend_of
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.kept_batches import KeptBatches
@@ -72,6 +73,7 @@ from forewarn.metrics import BUILT_IN
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
 from forewarn.policy import Policy
+from forewarn.snapshots.evidence import Evidence
 from forewarn.snapshots.writing import NEEDS_SAFETENSORS, SnapshotWriter
 from forewarn.store.claim import new_directory
 from forewarn.store.deletion import delete_run
@@ -211,7 +213,7 @@ def watch(
             loop=loop,
             probes=all_probes,
             stopwatch=stopwatch,
-            schedule=schedule,
+            cadence=Cadence(schedule, None if budget is None else Budget(budget, info.every), exchange),
             config=settings,
             rule_set=rule_set,
             info=info,
@@ -219,9 +221,8 @@ def watch(
             views=shown_in,
             recovery=_recovery(settings.policy, Parts(model, optimizers, scaler), guard, exchange),
             optimizers=optimizers,
-            snapshots=SnapshotWriter(model, info, settings, ranks, loop.kept),
+            evidence=Evidence(SnapshotWriter(model, info, settings, ranks, loop.kept), stopwatch),
             exchange=exchange,
-            budget=None if budget is None else Budget(budget, info.every),
         )
         if earlier is not None:
             with earlier:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import functools
-import json
 import logging
 import operator
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forewarn.act.adjustments import Adjustment, Identity, adjust, adjustments
+from forewarn.act.adjustments import Adjuster
 from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
@@ -31,13 +29,13 @@ from forewarn.judge.forecast import Forecast, LossCurve, forecast
 from forewarn.judge.judgement import Judge, RuleSet
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import family_of
-from forewarn.measure.budget import DECIDED_EVERY, Budget
+from forewarn.measure.cadence import Cadence
 from forewarn.measure.exchange import Exchange
 from forewarn.measure.loader import watched
 from forewarn.measure.loop import Loop
 from forewarn.measure.module_tree import Models, children_of
-from forewarn.measure.portable_state import to_arrays, to_tensors
-from forewarn.measure.post_mortem import variables_with_nan
+from forewarn.measure.portable_state import to_tensors
+from forewarn.measure.post_mortem import last_readings
 from forewarn.measure.probe import ONE, Array, Pending, Probe, Reading
 from forewarn.measure.probes.batch import BatchProbe
 from forewarn.measure.probes.evaluation import EvaluationProbe
@@ -47,16 +45,16 @@ from forewarn.measure.probes.speed import COUNTED, SpeedProbe
 from forewarn.measure.probes.tasks import Shared
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.recording import Collected, recorded
-from forewarn.measure.schedule import Escalation
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.transfer import Transfer
 from forewarn.measure.watchdog import FIRST_STEPS, Watchdog
-from forewarn.snapshots.writing import SnapshotWriter
+from forewarn.saved_state import checked_state, is_unsaved, unsaved
+from forewarn.snapshots.evidence import Evidence
 from forewarn.standing import exit_code, verdict
-from forewarn.store.deletion import STACKS
-from forewarn.store.snapshot_folders import snapshots_in
+from forewarn.store.stall_report import report_stall
 from forewarn.store.writer import RunWriter
+from forewarn.troubles import Troubles
 from forewarn.types import Action, Alert, AlertState, Block, Distribution, Outcome, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views import View
 from forewarn.views.view_set import ViewSet
@@ -68,14 +66,8 @@ _log = logging.getLogger("forewarn")
 
 _CLOSED = "the monitor is closed; call forewarn.watch for a new one (resume=True continues its run)"
 
-_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "can't allocate memory", "not enough memory")
-"""What the end reason of a run without memory contains: names of errors, and messages of torch's allocators."""
-
 _QUIET = Outcome()
 """The outcome of most steps."""
-
-_UNSAVED = "unsaved"
-"""Key for the reason if the state could not be saved."""
 
 
 class Monitor:
@@ -87,7 +79,7 @@ class Monitor:
         loop: Loop,
         probes: dict[str, Probe],
         stopwatch: Stopwatch,
-        schedule: Escalation,
+        cadence: Cadence,
         config: Config,
         rule_set: RuleSet,
         info: RunInfo,
@@ -95,9 +87,8 @@ class Monitor:
         views: Sequence[View],
         recovery: Callable[[TaskLosses], Recovery] | None = None,
         optimizers: Sequence[Optimizer] = (),
-        snapshots: SnapshotWriter,
+        evidence: Evidence,
         exchange: Exchange | None = None,
-        budget: Budget | None = None,
     ) -> None:
         self.config = config
         self.info = info
@@ -111,32 +102,27 @@ class Monitor:
         self._probes = probes
         self._stopwatch = stopwatch
         self._tasks = TaskLosses(probes, loop, config.balancing)
-        self._schedule = schedule
+        self._schedule = cadence.schedule
+        self._cadence = cadence
         self._writer = writer
         self._views = ViewSet(views, loop.failures)
         self._recovery = None if recovery is None else recovery(self._tasks)
         self._optimizers = tuple(optimizers)
-        self._snapshots = snapshots
-        self._snapshot_failed = False
-        self._saved: set[str] = set()
-        """Codes of critical alerts whose evidence is in a snapshot; their symptoms need no other."""
-        self._adjusted: set[Identity] = set()
+        self._evidence = evidence
+        self._adjuster = Adjuster(optimizers, exchange)
         self._epoch_ended = -1
         """The last step of the last epoch."""
         self._transfer: Transfer[Collected] = Transfer()
         self._exchange = exchange
-        self._budget = budget
-        self._new_interval: int | None = None
-        """Steps between detailed measurements from now on, until that is recorded."""
         self._resumed_at = -1
         """The first step after a resume."""
         self._patience = Patience(config.early_stopping_patience, config.early_stopping_min_delta)
         self._stop = False
         self._has_loss = False
         self._closed = False
-        self._told: set[str] = set()
+        self._troubles = Troubles(loop.failures, self._views, evidence, exchange)
         self._num_rules = len(rule_set.rules)
-        self._loop.measured = schedule.measured(0)
+        self._loop.measured = self._schedule.measured(0)
         self._watchdog: Watchdog | None = None
         if config.stall_seconds and writer is not None and not hasattr(sys, "ps1"):  # a session may rest between cells
             self._watchdog = Watchdog(stopwatch, weakref.WeakMethod(self._stalled), config.stall_seconds)
@@ -200,7 +186,7 @@ class Monitor:
             raise error.cause from None
         except Exception as error:
             self._failed(error)
-            self._told.clear()  # reports of this step may have been lost with it
+            self._troubles.told.clear()  # reports of this step may have been lost with it
         finally:
             self.at += 1
         try:
@@ -208,8 +194,9 @@ class Monitor:
                 self._loop.kept.end_step(self.at - 1)
             if self._exchange is not None:
                 self._follow_ranks(self._exchange)
-            if self._budget is not None and self._writer is not None:
-                self._keep_to(self._budget)
+            if self._cadence.budget is not None and self._writer is not None:
+                is_measured, spent = self._loop.measured, self._stopwatch.spent
+                self._cadence.keep_to(self._cadence.budget, self.at - 1, spent, is_measured=is_measured)
             if self._recovery is not None:
                 outcome = self._recover(self._recovery, outcome)
             self._loop.measured = self._schedule.measured(self.at)
@@ -253,8 +240,8 @@ class Monitor:
         try:
             with self._stopwatch:
                 _checked(probe.give, train_loss, val_loss)
-                if val_loss is None and "validation" not in self._told:
-                    self._told.add("validation")
+                if val_loss is None and "validation" not in self._troubles.told:
+                    self._troubles.told.add("validation")
                     _log.warning("%s", NO_VALIDATION_LOSS)
                 elif val_loss is not None and self._patience.is_over(float(as_scalar("val_loss", val_loss))):
                     self._ask_to_stop()
@@ -283,9 +270,7 @@ class Monitor:
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
-            about_epochs = [alert for alert in self.firing if family_of(alert.code) is Family.EVALUATION]
-            advised = self._agreed(step, adjustments(about_epochs, self._adjusted))
-            actions = adjust(advised, self._optimizers, scheduler, step)
+            actions = self._adjuster.adjust(step, self.firing, scheduler)
             if actions:
                 self._show(step, actions)
         except Exception as error:
@@ -380,37 +365,10 @@ class Monitor:
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a string, not {reason!r}")
         kept = self._loop.kept
-        return self._save_snapshot(self.at if kept is not None and kept.is_open else max(0, self.at - 1), reason)
-
-    def _save_snapshot(self, step: int, reason: str = "", alert: Alert | None = None) -> Path | None:
-        """The new snapshot of a step; None if there is none, which never raises."""
         if self._writer is None:
             return None
-        try:
-            with self._stopwatch:
-                path = self._snapshots.write(self._writer.path, step, self.at, self.history, reason, alert)
-                self._writer.event("snapshot", step=step, folder=path.name, reason=reason)
-        except Exception as error:
-            self._snapshot_failed = True
-            with contextlib.suppress(Exception):  # a user's logger may raise
-                _log.warning("the snapshot of step %d was not written: %s; training continues", step, error)
-            return None
-        self._snapshot_failed = False
-        return path
-
-    def _save_evidence(self, step: int, changed: Sequence[Alert]) -> None:
-        """Save a snapshot if an alert has become critical, unless the run has enough of them."""
-        settings = self._snapshots.settings
-        if self._writer is None or self._writer.failure or self._snapshot_failed or not settings.automatic:
-            return
-        critical = [
-            alert for alert in changed if alert.severity is Severity.CRITICAL and alert.state is AlertState.FIRING
-        ]
-        causes = [alert for alert in critical if alert.follows not in self._saved]
-        if causes and len(snapshots_in(self._writer.path)) < settings.most:
-            worst = self._ledger.ranked(causes)[0]
-            self._save_snapshot(step, worst.headline, worst)
-            self._saved |= {alert.code for alert in critical}
+        step = self.at if kept is not None and kept.is_open else max(0, self.at - 1)
+        return self._evidence.save(self._writer, step, self.at, self.history, reason)
 
     def combine_losses(
         self,
@@ -505,14 +463,8 @@ class Monitor:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
             self._end_exchange(reason)
-            speed, last, step = self._speed, list[Reading](), max(0, self.at - 1)
-            if speed.stalls:  # the step that hung never ended
-                last.append(Reading("speed/stall_seconds", tuple(speed.stalls), list(speed.stalls.values())))
-            if any(words in reason for words in _OUT_OF_MEMORY):
-                last.append(Reading("system/out_of_memory", ONE, 1.0))
-            elif isinstance(error := sys.exception(), Exception) and (held := variables_with_nan(error.__traceback__)):
-                last.append(Reading("batch/nan_at_failure", tuple(held), list(held.values())))
-                step = self.at  # of the step that failed, which never ended
+            speed, step = self._speed, max(0, self.at - 1)
+            step, last = last_readings(step, reason, speed.stalls, sys.exception())
             if self._recovery is not None and (outcomes := self._recovery.finish()):
                 self._show(max(0, self.at - 1), outcomes)
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
@@ -533,18 +485,8 @@ class Monitor:
         """Report that the run hangs; called by the thread of the watchdog."""
         assert self._writer is not None
         self._speed.stalls[phase] = seconds
-        stacks = self._writer.path / STACKS
         try:
-            _log.warning(
-                "step %d hangs: no sign of the loop for %.0f s in the phase %r; the stacks of all threads are in %s. "
-                "Time for evaluation or checkpoints is marked by `with monitor.pause(...)`",
-                self.at, seconds, phase, stacks,
-            )  # fmt: skip
-            self._writer.event("stalled", phase=phase, seconds=seconds)
-            with stacks.open("w") as file:
-                faulthandler.dump_traceback(file)
-        except OSError as error:
-            _log.warning("the stacks were not written: %s", error)
+            report_stall(self._writer, self.at, phase, seconds)
         except Exception as error:
             self._failed(error)
 
@@ -580,7 +522,7 @@ class Monitor:
             portable: dict[str, Any] = to_tensors(self._state())
         except Exception as error:
             self._failed(error)
-            return {"at": self.at, _UNSAVED: f"{type(error).__name__}: {error}"}
+            return unsaved(self.at, error)
         return portable
 
     def _state(self) -> dict[str, Any]:
@@ -594,7 +536,7 @@ class Monitor:
             "failed_rules": sorted(self._judge.failed),
             "epoch_ended": self._epoch_ended,
             "patience": self._patience.state_dict(),
-            "adjusted": sorted(map(list, self._adjusted)),
+            "adjusted": self._adjuster.state(),
             "balance": self._tasks.state_dict(),
             "policy": {} if self._recovery is None else self._recovery.state_dict(),
             "unavailable": self._loop.availability.state_dict(),
@@ -605,34 +547,27 @@ class Monitor:
         """Continue from a `state_dict`. Stored steps from that point on are discarded."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        if isinstance(state, Mapping) and _UNSAVED in state:
-            _log.warning(
-                "the monitor's state could not be saved (%s), so the monitor starts from scratch", state[_UNSAVED]
-            )
+        if is_unsaved(state):
             self.at = self._resumed_at = int(state["at"])
             return
-        if not isinstance(state, Mapping) or not {"at", "history", "ledger", "probes"} <= state.keys():
-            received = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else repr(state)
-            raise ValueError(f"state must be what monitor.state_dict() returned, not {received}")
-        state = to_arrays(state)
+        state = checked_state(state)
         self.at = self._resumed_at = int(state["at"])
-        schedule = dict(state.get("schedule") or {"until": state["dense_until"], "stretched": ()})  # earlier versions
-        self._schedule.load_state_dict(schedule if self._budget is not None else schedule | {"stretched": ()})
-        earlier = {"derived": {"frozen-weight": state["probes"].get("updates", {}).get("checks", {})}}
-        self.history.load_state_dict(earlier | state["history"])  # earlier versions kept this count in the probe
+        schedule = state["schedule"]
+        self._schedule.load_state_dict(schedule if self._cadence.budget is not None else schedule | {"stretched": ()})
+        self.history.load_state_dict(state["history"])
         self._ledger.load_state_dict(state["ledger"])
         self._curve.load_state_dict(state["curve"])
         self._judge.failed = set(state["failed_rules"])
-        self._epoch_ended = int(state.get("epoch_ended", -1))
-        self._patience.load_state_dict(state.get("patience", {}))
-        self._adjusted = {(code, scope, int(since)) for code, scope, since in state.get("adjusted", ())}
-        self._tasks.load_state_dict(state.get("balance", {}))
+        self._epoch_ended = int(state["epoch_ended"])
+        self._patience.load_state_dict(state["patience"])
+        self._adjuster.load_state(state["adjusted"])
+        self._tasks.load_state_dict(state["balance"])
         if self._recovery is not None:
-            self._recovery.load_state_dict(state.get("policy", {}), self.at)
+            self._recovery.load_state_dict(state["policy"], self.at)
         for name, probe in self._probes.items():
             if state["probes"].get(name):
                 self._loop.guard(probe, probe.load_state_dict, state["probes"][name])
-        self._loop.availability.load_state_dict(state.get("unavailable", {}))
+        self._loop.availability.load_state_dict(state["unavailable"])
         if self._loop.kept is not None:
             self._loop.kept.release()
         if self._writer is not None and self._writer.failure is None:
@@ -656,7 +591,7 @@ class Monitor:
             validation = self.history.series("eval/loss").finite()[-1:]
             self._probes["evaluation"].load_state_dict({"epoch": epochs.last, "validation": validation.tolist()})
         self._epoch_ended = epochs.at
-        self._adjusted = {(alert.code, alert.scope, alert.since) for alert in self._ledger.firing}
+        self._adjuster.leave(self._ledger.firing)
         self._loop.measured = self._schedule.measured(self.at)
 
     def _give(self, loss: Any, extra: dict[str, Any]) -> None:
@@ -698,10 +633,7 @@ class Monitor:
 
     def _follow_ranks(self, exchange: Exchange) -> None:
         """Do what the ranks have agreed to do at this step."""
-        for first, last in exchange.windows():
-            self._schedule.agree(first, last)
-        for first, every in exchange.intervals():
-            self._schedule.stretch(first, every)
+        self._cadence.follow(exchange)
         self._stop = exchange.stops_now() or self._stop
 
     def _ask_to_stop(self) -> None:
@@ -710,39 +642,6 @@ class Monitor:
             self._stop = True
         elif self._exchange.records:
             self._exchange.ask_to_stop()
-
-    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
-        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
-        if self._exchange is None:
-            return advised
-        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
-        if word is None:
-            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
-            return []
-        return [Adjustment.from_json(advice) for advice in json.loads(word)]
-
-    def _escalate(self, step: int) -> None:
-        """Measure the next steps in detail; in a distributed run from a step on which all ranks agree."""
-        if self._exchange is None or self._exchange.off:
-            self._schedule.escalate(step)
-        else:
-            self._exchange.escalate(self._schedule.end(step))
-
-    def _keep_to(self, budget: Budget) -> None:
-        """Measure in detail less often if that takes more of the run's time than the budget allows."""
-        step = self.at - 1
-        is_exempt = self._schedule.is_exempt(step)
-        budget.see(step, *self._stopwatch.spent, is_measured=self._loop.measured, is_exempt=is_exempt)
-        if self.at % DECIDED_EVERY:
-            return
-        every = budget.interval(self._schedule.every(self.at))
-        if every is None:
-            return
-        self._new_interval = every
-        if self._exchange is None or self._exchange.off:
-            self._schedule.stretch(self.at, every)
-        else:  # by then all ranks know
-            self._exchange.stretch(self.at + DECIDED_EVERY, every)
 
     def _conclude(self, arrived: Iterable[tuple[Collected, list[Array]]]) -> Outcome:
         """Record, judge, act and show the steps whose values have arrived."""
@@ -764,14 +663,16 @@ class Monitor:
         changed = self._ledger.update(judgement, self.history, self.info)
         actions = () if self._recovery is None else self._decide(self._recovery, step.step, blocks)
         if changed and any(_asks_for_detail(alert) for alert in changed):
-            self._escalate(step.step)
+            self._cadence.escalate(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or actions or self._ledger.reworded:
                 findings, told = [alert.finding for alert in changed], [*self._ledger.reworded, *changed]
                 self._writer.record(step.step, findings=findings, alerts=told, actions=actions)
-        if changed:
-            self._save_evidence(step.step, changed)
+            if changed:
+                self._evidence.save_critical(
+                    self._writer, step.step, self.at, self.history, changed, self._ledger.ranked
+                )
         self._views.show(step.step, blocks, distributions, changed, actions)
         return changed, actions
 
@@ -818,55 +719,14 @@ class Monitor:
         """The readings of one step as blocks and histograms."""
         readings = step.readings(arrays, self._loop.guard)
         readings += self._loop.unavailable(step.context)
-        if self._has_trouble():
-            readings += self._troubles()
+        if self._troubles.any(self._writer):
+            readings += self._troubles.readings(self._writer)
         if step.step == self._resumed_at:
             readings.append(Reading("monitor/resumed", ONE, 1.0))
-        if self._new_interval is not None:
-            readings.append(Reading("monitor/detail_interval", ONE, float(self._new_interval)))
-            self._new_interval = None
+        if self._cadence.new_interval is not None:
+            readings.append(Reading("monitor/detail_interval", ONE, float(self._cadence.new_interval)))
+            self._cadence.new_interval = None
         return recorded(step.step, step.time, readings)
-
-    def _has_trouble(self) -> bool:
-        """Whether anything of the monitor itself fails or has failed."""
-        return bool(
-            self._told
-            or self._loop.failures
-            or (self._writer is not None and self._writer.failure is not None)
-            or self._views.undelivered
-            or self._snapshot_failed
-            or self._exchange is not None
-        )
-
-    def _troubles(self) -> Iterator[Reading]:
-        """Failures of the monitor itself since the last step."""
-        failed = {name: error for name, error in self._loop.failures.items() if name not in self._told}
-        if failed:
-            self._told |= set(failed)
-            yield Reading("monitor/probe_failed", tuple(failed), [1.0] * len(failed))
-            for name, error in failed.items():
-                if self._writer is not None:
-                    self._writer.event("probe_failed", probe=name, error=error)
-        failure = None if self._writer is None else self._writer.failure
-        if failure is not None and "store" not in self._told:
-            self._told.add("store")
-            _log.warning("recording stopped: %s; training continues", failure)
-            yield Reading("monitor/store_failed", ("",), 1.0)
-        if self._writer is not None and failure is None and "store" in self._told:
-            self._told.remove("store")
-            _log.warning("recording continues: %s is writable again", self._writer.path)
-            yield Reading("monitor/store_failed", ("",), 0.0)
-        if self._views.undelivered is not ("notify" in self._told):
-            self._told ^= {"notify"}
-            yield Reading("monitor/notify_failed", ("",), float("notify" in self._told))
-        if self._snapshot_failed is not ("snapshot" in self._told):
-            self._told ^= {"snapshot"}
-            yield Reading("monitor/snapshot_failed", ("",), float(self._snapshot_failed))
-        if self._exchange is not None and self._exchange.is_lost and "ranks" not in self._told:
-            self._told.add("ranks")
-            yield Reading("monitor/ranks_unconnected", ONE, 2.0 if self._exchange.has_met else 1.0)
-            if self._writer is not None:
-                self._writer.event("ranks_unconnected", reason=self._exchange.off)
 
     def _keep_what_was_logged(self) -> None:
         """Add values logged since the last step to that step."""

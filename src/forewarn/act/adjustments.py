@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forewarn.act.learning_rate import scale_lr
 from forewarn.codec import Noun
+from forewarn.judge.families import Family
+from forewarn.judge.rules import family_of
+from forewarn.measure.exchange import Exchange
 from forewarn.types import Action, Alert, Severity
+
+_log = logging.getLogger("forewarn")
 
 ADJUSTMENTS = frozenset({"lower_lr", "raise_weight_decay"})
 """Remedies that can be applied to a running job. Raising the lr is not one: too large a step cannot be undone."""
@@ -26,6 +33,43 @@ class Adjustment(Noun):
     action: str
     before: float
     after: float
+
+
+class Adjuster:
+    """Applies the advice of each finding once; in a distributed run, all ranks do what rank 0 decides."""
+
+    def __init__(self, optimizers: Sequence[Any], exchange: Exchange | None) -> None:
+        self._optimizers = tuple(optimizers)
+        self._exchange = exchange
+        self._handled: set[Identity] = set()
+
+    def adjust(self, step: int, firing: Iterable[Alert], scheduler: Any) -> tuple[Action, ...]:
+        """Apply the advice of open alerts about epochs. In a distributed run, every rank calls it after this step."""
+        about_epochs = [alert for alert in firing if family_of(alert.code) is Family.EVALUATION]
+        advised = self._agreed(step, adjustments(about_epochs, self._handled))
+        return adjust(advised, self._optimizers, scheduler, step)
+
+    def leave(self, alerts: Iterable[Alert]) -> None:
+        """Take these alerts for handled."""
+        self._handled = {(alert.code, alert.scope, alert.since) for alert in alerts}
+
+    def _agreed(self, step: int, advised: list[Adjustment]) -> list[Adjustment]:
+        """The adjustments that all ranks make at this step: those of rank 0, and none if they are not in contact."""
+        if self._exchange is None:
+            return advised
+        word = self._exchange.word_of_rank_0(step, json.dumps([advice.to_json() for advice in advised]).encode())
+        if word is None:
+            _log.warning("nothing is adjusted: the monitors of the ranks are not connected, so they could not agree")
+            return []
+        return [Adjustment.from_json(advice) for advice in json.loads(word)]
+
+    def state(self) -> list[list[Any]]:
+        """The findings acted on, as plain values."""
+        return sorted(map(list, self._handled))
+
+    def load_state(self, state: Iterable[Sequence[Any]]) -> None:
+        """Continue with the `state` of an earlier run."""
+        self._handled = {(code, scope, int(since)) for code, scope, since in state}
 
 
 def adjustments(alerts: Sequence[Alert], handled: set[Identity]) -> list[Adjustment]:
