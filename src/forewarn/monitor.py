@@ -23,6 +23,7 @@ from forewarn.act.adjustments import Adjuster
 from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
+from forewarn.judge import objective
 from forewarn.judge.epochs import NO_VALIDATION_LOSS, Patience
 from forewarn.judge.families import Family
 from forewarn.judge.forecast import Forecast, LossCurve, forecast
@@ -502,10 +503,11 @@ class Monitor:
         if self._writer is None:
             return None
         alerts = self._ledger.ranked(self.alerts)
-        is_falling = self._curve.is_falling if self.info.objective != "return" else None
+        loss, separate = (self.history.series(name) for name in ("train/loss", "update/separate_losses"))
+        is_falling = objective.is_falling(self._curve, loss, separate, self.info)
         return RunEnd(
             self._writer.path, verdict(alerts, is_falling), exit_code(alerts, is_falling), self.at, self._num_rules,
-            alerts, self._curve.first, self.history.series("train/loss").last,
+            alerts, self._curve.first, loss.last,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

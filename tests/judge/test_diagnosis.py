@@ -17,6 +17,7 @@ from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules.loss import LossSpike
+from forewarn.standing import NOT_FALLING
 from forewarn.store import RunWriter, open_run
 from forewarn.types import Alert, AlertState, Block, Finding, RunInfo, Severity
 
@@ -177,6 +178,13 @@ def test_the_loss_falls_if_it_kept_its_fall(
     diagnosed: Callable[..., Diagnosis], losses: list[float], state: str
 ) -> None:
     assert state_of(diagnosed({"train/loss": losses}), "loss falling") == state
+
+
+def test_a_game_whose_loss_does_not_fall_is_healthy(diagnosed: Callable[..., Diagnosis]) -> None:
+    alone = diagnosed({"train/loss": [3.0] * 100})
+    game = diagnosed({"train/loss": [3.0] * 100, "update/separate_losses": [1.0] * 100})
+    assert (alone.verdict, game.verdict) == (NOT_FALLING, "healthy")
+    assert detail_of(game, "loss falling").endswith("not what this run improves")
 
 
 def test_the_detail_of_a_falling_loss_is_its_first_and_last_level(diagnosed: Callable[..., Diagnosis]) -> None:

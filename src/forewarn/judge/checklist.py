@@ -88,11 +88,13 @@ class Check:
     """The number behind the state, or what is missing."""
 
 
-def checklist(run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossCurve) -> tuple[Check, ...]:
+def checklist(
+    run: Run, rule_set: RuleSet, alerts: Sequence[Alert], curve: LossCurve, is_falling: bool | None
+) -> tuple[Check, ...]:
     """Every check, whether or not the run recorded the data for it."""
     firing = open_alerts(alerts)
     checks = (
-        _loss_falling(curve, _values(run, "train/loss")),
+        _loss_falling(curve, is_falling, _values(run, "train/loss")),
         _off(run, "gradient/global_norm", "gradient norms in range")
         or _gradients_in_range(_lately(run, "gradient/global_norm"), rule_set),
         _off(run, "monitor/update_ratio_median", "update ratios in range")
@@ -122,7 +124,7 @@ def _judged(check: Check, firing: Sequence[Alert]) -> Check:
     return Check(check.name, state, f"{check.detail}; open: {names}")
 
 
-def _loss_falling(curve: LossCurve, losses: Floats) -> Check:
+def _loss_falling(curve: LossCurve, is_falling: bool | None, losses: Floats) -> Check:
     name = "loss falling"
     if len(losses) and not np.isfinite(losses[-1]):
         return Check(name, "notice", f"the last loss is {in_words(float(losses[-1]))}")
@@ -132,7 +134,9 @@ def _loss_falling(curve: LossCurve, losses: Floats) -> Check:
     detail = " → ".join(figures(float(levels[0]), float(levels[-1])))
     if (lowest := in_words(float(levels.min()))) != in_words(float(levels[-1])):
         detail += f", lowest {lowest}"
-    return _verdict(name, curve.is_falling is True, detail)
+    if is_falling is None and curve.is_falling is not None:
+        return Check(name, "unknown", f"{detail}; not what this run improves")
+    return _verdict(name, is_falling is True, detail)
 
 
 def _gradients_in_range(norm: Floats, rule_set: RuleSet) -> Check:

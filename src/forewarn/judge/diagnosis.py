@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from forewarn.judge import objective
 from forewarn.judge.checklist import Check, checklist
 from forewarn.judge.epochs import Epoch, epochs
 from forewarn.judge.forecast import LossCurve
@@ -94,13 +95,13 @@ def recorded_alerts(run: Run) -> list[Alert]:
 
 def _diagnosis(run: Run, rule_set: RuleSet, ledger: Ledger, unsorted: Sequence[Alert]) -> Diagnosis:
     alerts = tuple(sorted(unsorted, key=lambda alert: (alert.fired or 0, alert.code, alert.scope)))
-    losses = _stored(run, "train/loss")
-    curve = LossCurve.of(losses.steps.tolist(), losses.values.tolist())
+    curve = _loss_curve(run)
+    is_falling = _is_falling(run, curve)
     return Diagnosis(
         alerts=alerts,
         ranked=ledger.ranked(alerts),
         causes=ledger.causes(alerts),
-        checklist=checklist(run, rule_set, alerts, curve),
+        checklist=checklist(run, rule_set, alerts, curve, is_falling),
         last_step=run.last_step,
         end=run.end,
         epochs=epochs(
@@ -111,8 +112,23 @@ def _diagnosis(run: Run, rule_set: RuleSet, ledger: Ledger, unsorted: Sequence[A
             window=rule_set.settings_of(ValidationPlateau).window,
         ),
         not_judged=rule_set.not_loaded(run.info),
-        is_falling=curve.is_falling if run.info.objective != "return" else None,
+        is_falling=is_falling,
     )
+
+
+def stored_is_falling(run: Run) -> bool | None:
+    """Whether the loss of a run has fallen; None if that cannot be told, or if the run improves something else."""
+    return _is_falling(run, _loss_curve(run))
+
+
+def _loss_curve(run: Run) -> LossCurve:
+    losses = _stored(run, "train/loss")
+    return LossCurve.of(losses.steps.tolist(), losses.values.tolist())
+
+
+def _is_falling(run: Run, curve: LossCurve) -> bool | None:
+    loss, separate = (Series.of(_stored(run, name).values) for name in ("train/loss", "update/separate_losses"))
+    return objective.is_falling(curve, loss, separate, run.info)
 
 
 def _stored(run: Run, name: str) -> StoredSeries | Series:

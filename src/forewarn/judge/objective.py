@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forewarn.judge.forecast import LossCurve
 from forewarn.judge.series import Series
 from forewarn.types import RunInfo
 
@@ -35,3 +36,8 @@ def is_objective(loss: Series, separate: Series, info: RunInfo) -> bool:
         return False
     signs = np.sign(loss.finite(_WINDOW))
     return bool(np.count_nonzero(np.diff(signs)) < _SIGN_CHANGES)
+
+
+def is_falling(curve: LossCurve, loss: Series, separate: Series, info: RunInfo) -> bool | None:
+    """Whether the loss has fallen; None if the run is too short to tell, or improves something else."""
+    return curve.is_falling if is_objective(loss, separate, info) else None

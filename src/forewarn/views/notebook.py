@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forewarn.judge.diagnosis import recorded_alerts
-from forewarn.judge.forecast import LossCurve
+from forewarn.judge.diagnosis import recorded_alerts, stored_is_falling
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
 from forewarn.standing import NO_ALERTS, NOT_FALLING, exit_code, verdict
@@ -104,9 +103,7 @@ def run_html(run: Run) -> str:
     except Exception:
         return f"<code>{_text(run_words(run))}</code>"
     alerts = [alert for tree in fired for group in (tree[0], *tree[1]) for alert in group.alerts]
-    is_falling = None
-    if run.info.objective != "return" and (loss := _loss(run)) is not None:
-        is_falling = LossCurve.of(*loss).is_falling
+    is_falling = stored_is_falling(run)
     code = exit_code(alerts, is_falling)
     colour = (_GREEN, _COLOURS[Severity.WARNING], _COLOURS[Severity.CRITICAL])[code]
     words = verdict(alerts, is_falling)

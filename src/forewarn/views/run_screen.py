@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.judge.checklist import phase_words
-from forewarn.judge.forecast import LossCurve
+from forewarn.judge.diagnosis import stored_is_falling
 from forewarn.metrics import BUILT_IN, label
 from forewarn.standing import NOT_FALLING, RUNNING, alert_words, exit_code, run_state, verdict
 from forewarn.store import Run
@@ -77,7 +77,7 @@ def snapshot(run: Run, open_layer: str | None = None) -> Snapshot:
     of_layer = [name for name in layers if open_layer is not None and open_layer in run.scopes(name)]
     return Snapshot(
         heading=_heading(run),
-        standing=_standing(run, groups, lines.get("train/loss")),
+        standing=_standing(run, groups),
         progress=_progress(run, names),
         time=phase_words(run),
         lines=lines,
@@ -104,12 +104,10 @@ def _heading(run: Run) -> Text:
     return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join(model_words(run.info)))
 
 
-def _standing(run: Run, groups: Sequence[tuple[AlertGroup, bool]], loss: StoredSeries | None) -> Text:
+def _standing(run: Run, groups: Sequence[tuple[AlertGroup, bool]]) -> Text:
     """The verdict in the words of `forewarn check`."""
     alerts = [alert for group, _ in groups for alert in group.alerts]
-    is_falling = None
-    if run.info.objective != "return" and loss is not None:
-        is_falling = LossCurve.of(loss.steps, loss.values).is_falling
+    is_falling = stored_is_falling(run)
     words = verdict(alerts, is_falling)
     style = "bold yellow" if words == NOT_FALLING else VERDICT_STYLES[exit_code(alerts, is_falling)]
     return Text.assemble((words, style), f": {alert_words(alerts)}")
