@@ -111,9 +111,11 @@ format: $(INSTALLED)  ## fix lint and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## generate the documentation of the rules
+docs: $(INSTALLED)  ## write the pages of rules and metrics, and build the documentation site in build/site
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 	$(BIN)/python -m forewarn.metrics docs/metrics.md
+	$(BIN)/python docs/site.py build/pages
+	$(BIN)/zensical build --strict
 
 pictures: $(INSTALLED) $(BROWSER)/.installed $(PAGE)  ## draw the terminals and the dashboard of the documentation
 	$(BIN)/python -m tests.golden.pictures docs/pictures

@@ -88,7 +88,10 @@ def place(tmp_path, monkeypatch, built):
     return tmp_path
 
 
-ELSEWHERE = {"guide": "tests/test_guide.py", "integrations": "tests/integrations"}
+ELSEWHERE = {
+    "guide": "tests/test_guide.py", "first_alert": "tests/test_guide.py, tests/integrations",
+    "integrations": "tests/integrations",
+}  # fmt: skip
 """Pages whose Python other tests run, because they look at what it prints or need other libraries."""
 
 PYTHON = [
@@ -142,7 +145,7 @@ def test_python_that_builds_on_it_runs(page, at, code, place):
 COMMANDS = [
     (page, line.partition("#")[0].strip())
     for page in PAGES
-    if page.parent.name != "guide" or not blocks(page, "python")
+    if (page.parent.name != "guide" and page.stem != "first_alert") or not blocks(page, "python")
     for block in blocks(page, "bash")
     for line in block.splitlines()
     if line.startswith("forewarn ")

@@ -77,6 +77,23 @@ def test_a_loop_prints_what_its_page_shows(page, terminal, capsys):
     assert is_rule(next(word for word in shown.split() if "-" in word))
 
 
+def test_the_first_alert_is_the_one_on_its_page_and_its_remedy_repairs_the_run(terminal, capsys):
+    page = ROOT / "docs" / "first_alert.md"
+    code, broken, mended = blocks(page, "python")[0], *outputs(page)
+    exec(code, {"__name__": "__main__"})
+    assert without_numbers(broken) in without_numbers(capsys.readouterr().err)
+    rate = re.search(r"Lower the learning rate from 1 to ([\d.]+)", broken)[1]
+    exec(code.replace("lr=1.0", f"lr={rate}"), {"__name__": "__main__"})
+    assert without_numbers(mended) in without_numbers(capsys.readouterr().err)
+    codes = [
+        CliRunner().invoke(cli, shlex.split(line)[1:]).exit_code
+        for line in "".join(blocks(page, "bash")).splitlines()
+        if line.startswith("forewarn ") and "serve" not in line
+    ]
+    assert codes[0] > 0
+    assert codes[1:] == [0]
+
+
 def test_every_symptom_has_a_page_with_the_same_sections():
     index = (GUIDE / "README.md").read_text()
     for name in SYMPTOMS:

@@ -1,4 +1,4 @@
-"""The code in docs/integrations.md runs as pasted, section by section."""
+"""The code for other libraries in the documentation runs as pasted, section by section."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,21 @@ import forewarn
 
 pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def code_of(page: Path, section: str) -> list[str]:
+    text = page.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("section", "run"), [("With Hugging Face", "first_hf"), ("With Lightning", "first_lightning")])
+def test_the_first_alert_comes_in_other_libraries_too(section, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = code_of(DOCS / "first_alert.md", section)
+    exec(code, {})
+    with forewarn.open_run(f"runs/{run}") as stored:
+        assert any("Lower the learning rate" in remedy.do for alert in stored.alerts() for remedy in alert.remedies)
 
 
 @pytest.mark.parametrize(("section", "run", "num_steps"), [
@@ -23,10 +37,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 ])  # fmt: skip
 def test_the_code_of_a_section_runs(section, run, num_steps, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     names = {}
-    for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        exec(compile(code, str(PAGE), "exec"), names)
+    for code in code_of(DOCS / "integrations.md", section):
+        exec(compile(code, section, "exec"), names)
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
     if "monitor" in names:
