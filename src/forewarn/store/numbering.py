@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from forewarn.store.tail import INSERT_ROW
 _TIME = struct.Struct("<d")
 _MOST_LAYOUTS = 256
 """Maximum number of layouts whose pattern is remembered."""
+_MOST_UNNUMBERED = 1024
+"""Maximum number of rows that wait for the writer thread to number them, in case it hangs."""
 
 Band = tuple[int, int, bytes, memoryview]
 
@@ -43,6 +46,8 @@ class Numbering:
         self._interning: Interning | None = None
         self._num_rows = 0
         self._waiting: list[Row] = []
+        self._unnumbered: deque[rows.Row] = deque()
+        """The newest rows; the training thread adds to them without a lock."""
         self._patterns: dict[rows.RowLayout, int] = {}
 
     def begin(self, interning: Interning, num_rows: int) -> list[Item]:
@@ -56,6 +61,7 @@ class Numbering:
     def add(self, row: Row, put: Callable[[Sequence[Item], int], None]) -> None:
         """Pass the statements of a row and their size to `put`, in the order of row numbers."""
         with self._lock:
+            self._number(put)
             num_bytes = len(row.body)
             for *_, bands in row.histograms:
                 num_bytes += sum(counts.nbytes for *_, counts in bands)
@@ -66,18 +72,36 @@ class Numbering:
                 put(self._items(row, self._interning), num_bytes)
 
     def add_numbers(self, row: rows.Row, put: Callable[[Sequence[Item], int], None]) -> bool:
-        """The same for a row without histograms, with next to no work if its layout is known; False if it must wait."""
-        body = row.body
-        with self._lock:
-            if self._interning is None:
-                return False
+        """The same for a row without histograms, which `settle` passes on with others; False if it must wait."""
+        if self._interning is None:
+            return False
+        self._unnumbered.append(row)
+        if len(self._unnumbered) >= _MOST_UNNUMBERED:
+            self.settle(put)
+        return True
+
+    def settle(self, put: Callable[[Sequence[Item], int], None]) -> None:
+        """Pass on the rows that were only taken so far."""
+        if self._unnumbered:
+            with self._lock:
+                self._number(put)
+
+    def _number(self, put: Callable[[Sequence[Item], int], None]) -> None:
+        items: list[Item] = []
+        num_bytes = 0
+        while self._unnumbered:
+            row = self._unnumbered.popleft()
+            assert self._interning is not None
             pattern = self._patterns.get(row.layout)
             if pattern is None:
                 pattern = self._pattern(row.layout, self._interning)
-                put(self._interning.news(), 0)
-            put([(INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body))], len(body))
+                items += self._interning.news()
+            body = row.body
+            items.append((INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body)))
             self._num_rows += 1
-        return True
+            num_bytes += len(body)
+        if items:
+            put(items, num_bytes)
 
     def _pattern(self, layout: rows.RowLayout, interning: Interning) -> int:
         """The number of the pattern of a layout, kept for the rows that follow."""

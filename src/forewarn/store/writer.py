@@ -39,7 +39,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class RunWriter:
     """Records a run in a directory: `run.json` for fixed facts, `run.db` for readings and events.
 
-    `append` copies the values and returns; a thread writes them twice a second. A full or failing disk never raises
+    `append` copies the values and returns; a thread writes them about once a second. A full or failing disk never raises
     here: `failure` says what is wrong, and the run continues unrecorded until the disk works again. After a fork, only
     the process that created the writer writes.
     """
@@ -66,7 +66,7 @@ class RunWriter:
         else:
             begin = _Resume(self.path, info, config, self._numbering, self._claim, resume_at)
         beginning = self._first_try(begin)
-        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
+        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning, self._numbering.settle)
         # Also closes a writer that is no longer referenced, not only at the end of the process.
         self._finalizer = weakref.finalize(self, _finish, self._background, self._claim, "not closed")
 
