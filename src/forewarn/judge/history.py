@@ -62,38 +62,41 @@ class _Ring:
         self._end = 0
         self._panel: Panel | None = None
         """The readings as rules see them; None until a rule asks."""
-        room = window + max(1, window // _SLACK)
+        room = self._room = window + max(1, window // _SLACK)
         self._steps = np.zeros(room, np.int64)
         order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
         self._values = np.full((room, len(scopes)), np.nan, np.float32, order)
 
     def append(self, block: Block) -> None:
         self._panel = None
-        usual = block.scopes is self.scopes or block.scopes == self.scopes
+        end, scopes = self._end, block.scopes
+        usual = scopes is self.scopes or scopes == self.scopes
         if not usual:
-            self._make_room(block.scopes)
-        if self._end == len(self._steps):
+            self._make_room(scopes)
+        if end == self._room:
             self._keep(self.window - 1)
-        if usual or block.scopes == self.scopes:
-            self._values[self._end] = block.values
+            end = self._end
+        if usual or scopes == self.scopes:
+            self._values[end] = block.values
         else:
-            self._values[self._end] = np.nan
+            self._values[end] = np.nan
             position = {scope: index for index, scope in enumerate(self.scopes)}
-            self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
-        self._steps[self._end] = block.step
-        self._end += 1
+            self._values[end, [position[scope] for scope in scopes]] = block.values
+        self._steps[end] = block.step
+        self._end = end + 1
         self.seen += 1
-        self.catch_up()
+        if self.asked:
+            self.catch_up()
         if self.newest is not None:
-            self.newest.observe(self._values[self._end - 1].tolist())
+            self.newest.observe(self._values[end].tolist())
 
     def extend(self, steps: Steps, values: Values) -> None:
         """Add several readings of all scopes. What gates ask for has seen them already, or catches up later."""
         self._panel = None
         self.seen += len(steps)
         steps, values = steps[-self.window :], values[-self.window :]
-        if self._end + len(steps) > len(self._steps):
-            self._keep(min(self.window - 1, self._end, len(self._steps) - len(steps)))
+        if self._end + len(steps) > self._room:
+            self._keep(min(self.window - 1, self._end, self._room - len(steps)))
         end = self._end + len(steps)
         self._steps[self._end : end] = steps
         self._values[self._end : end] = values
@@ -334,8 +337,11 @@ class History:
         return [derivation for derivation in self._derivations if set(derivation.sources) <= set(names)]
 
     def _take(self, blocks: Iterable[Block]) -> None:
+        rings = self._rings
         for block in blocks:
-            ring = self._made(block.name, block.scopes)
+            ring = rings.get(block.name)
+            if ring is None:
+                ring = self._made(block.name, block.scopes)
             before = ring.scopes
             ring.append(block)
             if ring.scopes is not before:
