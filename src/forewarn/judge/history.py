@@ -16,7 +16,7 @@ from forewarn.catalogue import Cadence, Catalogue, Scope
 from forewarn.judge.series import Baseline, Newest, Panel, RollingMedian, Series, Steps
 from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
-from forewarn.rows import Row, RowLayout
+from forewarn.rows import Row, RowLayout, Sheet
 from forewarn.types import Block, Values
 
 _log = logging.getLogger("forewarn")
@@ -68,21 +68,24 @@ class _Ring:
         self._values = np.full((room, len(scopes)), np.nan, np.float32, order)
 
     def append(self, block: Block) -> None:
-        self._panel = None
-        end, scopes = self._end, block.scopes
-        usual = scopes is self.scopes or scopes == self.scopes
-        if not usual:
+        values, scopes = block.values, block.scopes
+        if scopes is not self.scopes and scopes != self.scopes:
             self._make_room(scopes)
+            if scopes != self.scopes:
+                position = {scope: index for index, scope in enumerate(self.scopes)}
+                values = np.full(len(self.scopes), np.nan, np.float32)
+                values[[position[scope] for scope in scopes]] = block.values
+        self.add(block.step, values)
+
+    def add(self, step: int, values: Values) -> None:
+        """Add one reading of all scopes."""
+        self._panel = None
+        end = self._end
         if end == self._room:
             self._keep(self.window - 1)
             end = self._end
-        if usual or scopes == self.scopes:
-            self._values[end] = block.values
-        else:
-            self._values[end] = np.nan
-            position = {scope: index for index, scope in enumerate(self.scopes)}
-            self._values[end, [position[scope] for scope in scopes]] = block.values
-        self._steps[end] = block.step
+        self._values[end] = values
+        self._steps[end] = step
         self._end = end + 1
         self.seen += 1
         if self.asked:
@@ -190,9 +193,12 @@ class _Ring:
 
 
 class _Plan(NamedTuple):
-    """How rows of one layout are added."""
+    """How rows and sheets of one layout are added."""
 
     is_usable: bool
+    """Whether the scopes are those of the rings, and nothing that is derived here was recorded."""
+    due: list[Derivation]
+    """What is derived from them."""
     parts: list[tuple[_Ring, int, int]]
     """The ring of each metric, and where its numbers begin and end."""
     levels: list[tuple[Baseline | RollingMedian, int]]
@@ -212,7 +218,7 @@ class Derivation:
     """The metrics that it computes; recorded values of them are replaced."""
 
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterable[Block]:
-        """The derived readings of a step whose `blocks`, by name, were just added to the history."""
+        """The derived readings of a step from the `blocks` of its sources, by name, which the history has."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,7 +279,7 @@ class History:
             plan = self._plans.get(blocks.layout)
             if plan is None:
                 plan = self._plans[blocks.layout] = self._plan(blocks.layout)
-            if plan.is_usable:
+            if plan.is_usable and not plan.due:
                 numbers = blocks.numbers
                 for level, place in plan.levels:
                     level.observe(numbers[place])
@@ -285,12 +291,18 @@ class History:
                 return blocks
         self._settle()
         self._catch_up()
+        if type(blocks) is Sheet:
+            plan = self._plans.get(blocks.layout)
+            if plan is None:
+                plan = self._plans[blocks.layout] = self._plan(blocks.layout)
+            if plan.is_usable:
+                return self._append_sheet(blocks, plan)
         joined = list(blocks)
         due = self._due(tuple([block.name for block in joined]))
         if not due:
             self._take(joined)
             return joined
-        stale = {_RULE_FAILED, *(name for derivation in due for name in derivation.gives)}
+        stale = _stale(due)
         joined = [block for block in joined if block.name not in stale]
         by_name = {block.name: block for block in joined}
         self._take(joined)
@@ -300,6 +312,21 @@ class History:
             place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
             joined[place:place] = derived
         return joined
+
+    def _append_sheet(self, sheet: Sheet, plan: _Plan) -> Sequence[Block]:
+        step, values = sheet.step, sheet.values
+        for ring, start, end in plan.parts:
+            ring.add(step, values[start:end])
+        if not plan.due:
+            return sheet
+        places = sheet.layout.places
+        sources = {name: sheet[places[name]] for derivation in plan.due for name in derivation.sources}
+        others: dict[int, list[Block]] = {}
+        for derivation in plan.due:
+            derived = self._derived(derivation, sources)
+            self._take(derived)
+            others.setdefault(1 + max(places[name] for name in derivation.sources), [])[:0] = derived
+        return sheet.with_others(others)
 
     def derives(self, names: tuple[str, ...]) -> bool:
         """Whether anything is derived from readings of these metrics."""
@@ -357,12 +384,14 @@ class History:
         """How rows of this layout are added; only block by block if something is derived or scopes have changed."""
         self._catch_up()
         rings = [self._made(name, scopes) for name, scopes in zip(layout.names, layout.scopes, strict=True)]
-        is_usable = not self._due(layout.names) and all(
-            ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)
+        due = self._due(layout.names)
+        is_usable = all(ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)) and not (
+            due and _stale(due) & set(layout.names)
         )
         parts = list(zip(rings, layout.starts, layout.starts[1:], strict=False))
         return _Plan(
             is_usable,
+            due,
             parts,
             [(level, start + ring.scopes.index("")) for ring, start, _ in parts for level in ring.asked],
             [(ring.newest, start, end) for ring, start, end in parts if ring.newest is not None],
@@ -476,6 +505,11 @@ class History:
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:
             derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))
+
+
+def _stale(due: Iterable[Derivation]) -> set[str]:
+    """The metrics that are dropped from a recording, because these derivations give them anew."""
+    return {_RULE_FAILED, *(name for derivation in due for name in derivation.gives)}
 
 
 def _is_among(name: str, names: frozenset[str]) -> bool:

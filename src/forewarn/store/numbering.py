@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """A copy of the data of one `append` call. A tuple, because the training thread makes one on every step."""
 
     step: int
-    layouts: list[tuple[str, tuple[str, ...]]]
+    layouts: rows.RowLayout | list[tuple[str, tuple[str, ...]]]
     """The name and the scopes of each block."""
     shared: bool
     """Whether all blocks have the same time."""
@@ -92,10 +92,8 @@ class Numbering:
         while self._unnumbered:
             row = self._unnumbered.popleft()
             assert self._interning is not None
-            pattern = self._patterns.get(row.layout)
-            if pattern is None:
-                pattern = self._pattern(row.layout, self._interning)
-                items += self._interning.news()
+            pattern = self._pattern_of(row.layout, self._interning)
+            items += self._interning.news()
             body = row.body
             items.append((INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body)))
             self._num_rows += 1
@@ -103,8 +101,11 @@ class Numbering:
         if items:
             put(items, num_bytes)
 
-    def _pattern(self, layout: rows.RowLayout, interning: Interning) -> int:
+    def _pattern_of(self, layout: rows.RowLayout, interning: Interning) -> int:
         """The number of the pattern of a layout, kept for the rows that follow."""
+        number = self._patterns.get(layout)
+        if number is not None:
+            return number
         if len(self._patterns) >= _MOST_LAYOUTS:
             self._patterns.clear()
         layouts = tuple(map(interning.layout, layout.names, layout.scopes))
@@ -112,8 +113,10 @@ class Numbering:
         return number
 
     def _items(self, row: Row, interning: Interning) -> list[Item]:
-        layouts = tuple([interning.layout(name, scopes) for name, scopes in row.layouts])
-        pattern = interning.pattern(row.shared, layouts)
+        if isinstance(row.layouts, rows.RowLayout):
+            pattern = self._pattern_of(row.layouts, interning)
+        else:
+            pattern = interning.pattern(row.shared, tuple([interning.layout(*layout) for layout in row.layouts]))
         items: list[Item] = [(INSERT_ROW, (self._num_rows, row.step, pattern, row.times, row.body))]
         for time, name, scopes, bands in row.histograms:
             columns = row.step, time, storable(name), interning.scopes(scopes)
