@@ -15,11 +15,12 @@ from forewarn.judge.forecast import LossCurve
 from forewarn.judge.history import History
 from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
+from forewarn.measure.probe import Reading
 from forewarn.measure.recording import recorded
 from forewarn.measure.transfer import Transfer
-from forewarn.rows import Row, RowLayout
+from forewarn.rows import Row, RowLayout, Sheet
 from forewarn.store.writer import RunWriter
-from forewarn.types import RunInfo
+from forewarn.types import Distribution, RunInfo
 
 USUAL = RowLayout([
     ("train/lr", ("0", "1")), ("update/optimizer_steps", ("",)), ("train/loss", ("",)), ("gradient/global_norm", ("",)),
@@ -129,6 +130,109 @@ def test_stored_rows_are_read_back_like_blocks(tmp_path):
     ]  # fmt: skip
     assert both[0] == both[1]
     assert len(both[0]) == 40
+
+
+MEASURED = RowLayout([
+    ("train/loss", ("",)), ("gradient/norm", ("a", "b", "c")), ("update/ratio", ("a", "b", "c")),
+    ("update/stopped_by", ("a", "b", "c")), ("weight/norm", ("a", "b", "c")),
+])  # fmt: skip
+FEWER = RowLayout([("train/loss", ("",)), ("gradient/norm", ("a", "c")), ("weight/norm", ("a", "c", "d"))])
+
+
+def sheet(step, layout, rng):
+    values = np.exp(rng.normal(size=layout.starts[-1])).astype(np.float32)
+    if layout is MEASURED:
+        values[7:10] = rng.integers(0, 2, 3)
+    return Sheet(step, float(step), layout, values)
+
+
+def test_sheets_and_blocks_leave_the_same_history_and_derive_the_same():
+    by_sheet, by_block = Config().rule_set().history(), Config().rule_set().history()
+    rng = np.random.default_rng(2)
+    for step in range(200):
+        added = sheet(step, FEWER if step % 7 == 3 else MEASURED, rng)
+        joined = by_sheet.append(added)
+        expected = by_block.append(added.blocks)
+        assert [(block.name, block.scopes, block.values.tolist()) for block in joined] == [
+            (block.name, block.scopes, block.values.tolist()) for block in expected
+        ]
+        assert [joined[place].name for place in range(-len(joined), 0)] == [block.name for block in expected]
+        if step % 5 == 0:
+            light = row(step, USUAL, [1e-3, 1e-3, 1.0, 2.0, float(step)])
+            by_sheet.append(light)
+            by_block.append(light.blocks)
+    assert "update/frozen_cause" in by_sheet
+    assert str(by_sheet.state_dict()) == str(by_block.state_dict())
+
+
+def test_a_derivation_that_fails_on_a_sheet_is_switched_off_like_on_blocks(monkeypatch):
+    monkeypatch.setattr("forewarn.judge.derived.GradientCounts.derive", lambda *_: 1 / 0)
+    monkeypatch.setattr("forewarn.judge.derived.FrozenCauses.derive", lambda *_: 1 / 0)
+    by_sheet, by_block = Config().rule_set().history(), Config().rule_set().history()
+    for step in range(2):
+        added = sheet(step, MEASURED, np.random.default_rng(step))
+        joined, expected = by_sheet.append(added), by_block.append(added.blocks)
+        assert [(block.name, block.scopes) for block in joined] == [(block.name, block.scopes) for block in expected]
+        assert ("monitor/rule_failed" in {block.name for block in joined}) == (step == 0)
+
+
+def test_sheets_are_judged_like_blocks():
+    rng = np.random.default_rng(3)
+    steps = [sheet(step, MEASURED, rng) for step in range(300)]
+    info = RunInfo(groups=({"lr": 1e-3},))
+
+    def told(as_blocks):
+        rule_set = Config().rule_set()
+        history, judge, ledger = rule_set.history(info), Judge(rule_set, info), Ledger(rule_set.rules)
+        curve = LossCurve()
+        for step, added in enumerate(steps):
+            readings = history.append(added.blocks if as_blocks else added)
+            curve.take(step, readings)
+            ledger.update(judge(step, history, readings), history, info)
+        return repr(ledger.alerts), curve.state_dict(), {alert.code for alert in ledger.alerts}
+
+    assert told(False) == told(True)
+    assert told(False)[-1]
+
+
+def test_stored_sheets_are_read_back_like_blocks(tmp_path):
+    counts = np.random.default_rng(0).integers(0, 9, (3, 2, 64))
+    for name in ("sheets", "blocks"):
+        rng = np.random.default_rng(1)
+        writer = RunWriter(tmp_path / name, info=RunInfo(), config={})
+        for step in range(30):
+            added = sheet(step, FEWER if step % 4 == 0 else MEASURED, rng)
+            histograms = [
+                Distribution(step, float(step), "gradient/histogram", ("a", "b", "c"), counts, counts[:, 0, 0])
+            ]
+            writer.append(step, added if name == "sheets" else added.blocks, histograms if step % 3 == 0 else [])
+            light = row(step, USUAL, [1e-3, 1e-3, 1.0, 2.0, float(step)])
+            writer.append(step, light if name == "sheets" else light.blocks)
+        writer.close()
+    runs = [forewarn.open_run(tmp_path / name) for name in ("sheets", "blocks")]
+    both = [
+        [(step, [(block.name, block.scopes, block.time, block.values.tolist()) for block in blocks])
+         for step, blocks in run.steps()]
+        for run in runs
+    ]  # fmt: skip
+    assert both[0] == both[1]
+    stored = [run.histograms("gradient/histogram", "b") for run in runs]
+    assert stored[0].steps.tolist() == stored[1].steps.tolist() == list(range(0, 30, 3))
+    assert np.array_equal(stored[0].counts, stored[1].counts)
+
+
+def test_readings_that_fit_make_a_sheet_and_others_make_blocks():
+    fitting = [
+        Reading("train/loss", ("",), 2.5), Reading("gradient/norm", ("a", "b"), np.array([1e300, 0.1])),
+        Reading("gain/mean", ("",), np.float64(3.0)), Reading("train/lr", ("0", "1"), [1, 2.0]),
+    ]  # fmt: skip
+    blocks, _ = recorded(1, 2.0, fitting)
+    assert isinstance(blocks, Sheet)
+    assert [block.values.tolist() for block in blocks] == [[2.5], [math.inf, np.float32(0.1)], [3.0], [1.0, 2.0]]
+    twice, _ = recorded(1, 2.0, [*fitting, Reading("gradient/norm", ("b", "c"), np.array([5.0, 6.0]))])
+    assert [block.values.tolist() for block in twice if block.name == "gradient/norm"] == [[math.inf, 5.0, 6.0]]
+    with pytest.raises(ValueError, match="reshape"):
+        recorded(1, 2.0, [Reading("gradient/norm", ("a", "b"), np.array([1.0]))])
 
 
 class Late(Transfer):

@@ -1,15 +1,15 @@
-"""The readings of a step as one row of numbers, without an object per metric: most steps have nothing else."""
+"""The readings of a step as one row of numbers, without an object per metric."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 
-from forewarn.types import Block
+from forewarn.types import Block, Values
 
 _IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
@@ -37,7 +37,7 @@ class RowLayout:
 
 
 class Row(Sequence[Block]):
-    """The readings of one step. It is a sequence of blocks, which are made when somebody looks at them."""
+    """The readings of a step without detail. It is a sequence of blocks, which are made when somebody looks at them."""
 
     __slots__ = ("_blocks", "_packed", "layout", "numbers", "step", "time")
 
@@ -88,3 +88,96 @@ class Row(Sequence[Block]):
             packed = packed[:]
             packed.byteswap()
         return packed.tobytes()
+
+
+class Sheet(Sequence[Block]):
+    """The readings of a measured step in one array. A block is a part of it, made when somebody looks at it."""
+
+    __slots__ = ("_blocks", "layout", "step", "time", "values")
+
+    def __init__(self, step: int, time: float, layout: RowLayout, values: Values) -> None:
+        self.step = step
+        self.time = time
+        self.layout = layout
+        self.values = values
+        """All of them, in the order of the layout."""
+        self._blocks: list[Block] | None = None
+
+    def __len__(self) -> int:
+        return len(self.layout.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Block]: ...
+
+    def __getitem__(self, index: int | slice) -> Block | list[Block]:
+        if isinstance(index, slice):
+            return self.blocks[index]
+        return self._block(index) if self._blocks is None else self._blocks[index]
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The same as blocks."""
+        if self._blocks is None:
+            self._blocks = [self._block(place) for place in range(len(self))]
+        return self._blocks
+
+    def _block(self, place: int) -> Block:
+        layout = self.layout
+        place = range(len(layout.names))[place]
+        values = self.values[layout.starts[place] : layout.starts[place + 1]]
+        return Block(self.step, self.time, layout.names[place], layout.scopes[place], values)
+
+    def with_others(self, others: Mapping[int, Sequence[Block]]) -> Sequence[Block]:
+        """The same with further blocks of this step, which follow that many of its own."""
+        layout, ends = self.layout, self.layout.starts
+        metrics: list[tuple[str, tuple[str, ...]]] = []
+        parts: list[Values] = []
+        begin = 0
+        for end in sorted(others):
+            metrics += zip(layout.names[begin:end], layout.scopes[begin:end], strict=True)
+            metrics += [(block.name, block.scopes) for block in others[end]]
+            parts += [self.values[ends[begin] : ends[end]], *(block.values for block in others[end])]
+            begin = end
+        metrics += zip(layout.names[begin:], layout.scopes[begin:], strict=True)
+        extended = layout_of([name for name, _ in metrics], [scopes for _, scopes in metrics])
+        if extended is None:  # a name occurs twice
+            joined = self.blocks.copy()
+            for end in sorted(others, reverse=True):
+                joined[end:end] = others[end]
+            return joined
+        return Sheet(self.step, self.time, extended, np.concatenate([*parts, self.values[ends[begin] :]]))
+
+
+def blocks_of(readings: Sequence[Block], metrics: Collection[str]) -> list[Block]:
+    """The blocks of these metrics, without making any others."""
+    if isinstance(readings, Sheet):
+        places = readings.layout.places
+        return [readings[places[metric]] for metric in metrics if metric in places]
+    return [block for block in readings if block.name in metrics]
+
+
+_MOST_LAYOUTS = 64
+"""Number of remembered combinations of metrics; the steps of a run differ in few ways."""
+_layouts: dict[tuple[str, ...], list[RowLayout]] = {}
+
+
+def layout_of(names: Sequence[str], scopes: Sequence[tuple[str, ...]]) -> RowLayout | None:
+    """The layout of these metrics and scopes, the same object as long as they recur; None if a name occurs twice."""
+    known = _layouts.get(key := tuple(names))
+    all_scopes = tuple(scopes)
+    for layout in known or ():
+        if layout.scopes == all_scopes:
+            return layout
+    if len(set(key)) < len(key):
+        return None
+    if len(_layouts) >= _MOST_LAYOUTS or len(known or ()) >= _MOST_LAYOUTS:
+        _layouts.clear()
+    layout = RowLayout(list(zip(key, all_scopes, strict=True)))
+    _layouts.setdefault(key, []).append(layout)
+    return layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,13 @@ from forewarn.types import Block, FrozenCause, Values
 if TYPE_CHECKING:
     from forewarn.judge.judgement import RuleSet
 
-_WITHOUT_STEP = np.array([FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED], np.float32)
-_MOVING, _ON_PURPOSE, _NOT_IN_OPTIMIZER, _ROUNDED_AWAY = np.array(
-    [FrozenCause.MOVING, FrozenCause.ON_PURPOSE, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.ROUNDED_AWAY], np.float32
-)
+_MOVING, _ON_PURPOSE, _NOT_IN_OPTIMIZER, _ROUNDED_AWAY, _SKIPPED, _NOT_STEPPED = np.array(
+    [
+        FrozenCause.MOVING, FrozenCause.ON_PURPOSE, FrozenCause.NOT_IN_OPTIMIZER, FrozenCause.ROUNDED_AWAY,
+        FrozenCause.STEP_SKIPPED, FrozenCause.OPTIMIZER_NOT_STEPPED,
+    ],
+    np.float32,
+)  # fmt: skip
 
 
 def derivations(rule_set: RuleSet) -> tuple[Derivation, ...]:
@@ -91,11 +93,11 @@ class FrozenCauses(Derivation):
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterator[Block]:
         stopped = blocks["update/stopped_by"]
         ratios = blocks["update/ratio"].values.astype(np.float64)
-        without_step = np.isin(stopped.values, _WITHOUT_STEP)
+        without_step = (stopped.values == _SKIPPED) | (stopped.values == _NOT_STEPPED)
         some_step = (stopped.values == _MOVING).any()
         still = (ratios <= self._settings.ratio) | (without_step if some_step else without_step.any())
         causes = self._tracker.update(stopped.scopes, still, stopped.values, self._settings.patience)
-        yield replace(stopped, name="update/frozen_cause", values=causes)
+        yield Block(stopped.step, stopped.time, "update/frozen_cause", stopped.scopes, causes)
         frozen = causes > _ON_PURPOSE
         if frozen.any():
             now_and_then = resting(causes, stopped.scopes, history.panel("update/ratio"), self._settings)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forewarn.rows import Row
+from forewarn.rows import Row, Sheet
 from forewarn.standing import TOO_EARLY, open_alerts
 from forewarn.types import Alert, Block, Severity
 
@@ -93,10 +93,10 @@ class LossCurve:
 
     def take(self, step: int, blocks: Iterable[Block]) -> None:
         """Add the loss among the readings of a step."""
-        if type(blocks) is Row:
+        if isinstance(blocks, Row | Sheet):
             place = blocks.layout.whole.get("train/loss")
             if place is not None:
-                self.append(step, blocks.numbers[place])
+                self.append(step, blocks.values.item(place) if isinstance(blocks, Sheet) else blocks.numbers[place])
             return
         for block in blocks:
             if block.name == "train/loss":

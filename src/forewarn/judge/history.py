@@ -16,7 +16,7 @@ from forewarn.catalogue import Cadence, Catalogue, Scope
 from forewarn.judge.series import Baseline, Newest, Panel, RollingMedian, Series, Steps
 from forewarn.judge.spike import Spike
 from forewarn.metrics import BUILT_IN
-from forewarn.rows import Row, RowLayout
+from forewarn.rows import Row, RowLayout, Sheet
 from forewarn.types import Block, Values
 
 _log = logging.getLogger("forewarn")
@@ -62,38 +62,44 @@ class _Ring:
         self._end = 0
         self._panel: Panel | None = None
         """The readings as rules see them; None until a rule asks."""
-        room = window + max(1, window // _SLACK)
+        room = self._room = window + max(1, window // _SLACK)
         self._steps = np.zeros(room, np.int64)
         order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
         self._values = np.full((room, len(scopes)), np.nan, np.float32, order)
 
     def append(self, block: Block) -> None:
+        values, scopes = block.values, block.scopes
+        if scopes is not self.scopes and scopes != self.scopes:
+            self._make_room(scopes)
+            if scopes != self.scopes:
+                position = {scope: index for index, scope in enumerate(self.scopes)}
+                values = np.full(len(self.scopes), np.nan, np.float32)
+                values[[position[scope] for scope in scopes]] = block.values
+        self.add(block.step, values)
+
+    def add(self, step: int, values: Values) -> None:
+        """Add one reading of all scopes."""
         self._panel = None
-        usual = block.scopes is self.scopes or block.scopes == self.scopes
-        if not usual:
-            self._make_room(block.scopes)
-        if self._end == len(self._steps):
+        end = self._end
+        if end == self._room:
             self._keep(self.window - 1)
-        if usual or block.scopes == self.scopes:
-            self._values[self._end] = block.values
-        else:
-            self._values[self._end] = np.nan
-            position = {scope: index for index, scope in enumerate(self.scopes)}
-            self._values[self._end, [position[scope] for scope in block.scopes]] = block.values
-        self._steps[self._end] = block.step
-        self._end += 1
+            end = self._end
+        self._values[end] = values
+        self._steps[end] = step
+        self._end = end + 1
         self.seen += 1
-        self.catch_up()
+        if self.asked:
+            self.catch_up()
         if self.newest is not None:
-            self.newest.observe(self._values[self._end - 1].tolist())
+            self.newest.observe(self._values[end].tolist())
 
     def extend(self, steps: Steps, values: Values) -> None:
         """Add several readings of all scopes. What gates ask for has seen them already, or catches up later."""
         self._panel = None
         self.seen += len(steps)
         steps, values = steps[-self.window :], values[-self.window :]
-        if self._end + len(steps) > len(self._steps):
-            self._keep(min(self.window - 1, self._end, len(self._steps) - len(steps)))
+        if self._end + len(steps) > self._room:
+            self._keep(min(self.window - 1, self._end, self._room - len(steps)))
         end = self._end + len(steps)
         self._steps[self._end : end] = steps
         self._values[self._end : end] = values
@@ -187,9 +193,12 @@ class _Ring:
 
 
 class _Plan(NamedTuple):
-    """How rows of one layout are added."""
+    """How rows and sheets of one layout are added."""
 
     is_usable: bool
+    """Whether the scopes are those of the rings, and nothing that is derived here was recorded."""
+    due: list[Derivation]
+    """What is derived from them."""
     parts: list[tuple[_Ring, int, int]]
     """The ring of each metric, and where its numbers begin and end."""
     levels: list[tuple[Baseline | RollingMedian, int]]
@@ -209,7 +218,7 @@ class Derivation:
     """The metrics that it computes; recorded values of them are replaced."""
 
     def derive(self, history: History, blocks: Mapping[str, Block]) -> Iterable[Block]:
-        """The derived readings of a step whose `blocks`, by name, were just added to the history."""
+        """The derived readings of a step from the `blocks` of its sources, by name, which the history has."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,7 +279,7 @@ class History:
             plan = self._plans.get(blocks.layout)
             if plan is None:
                 plan = self._plans[blocks.layout] = self._plan(blocks.layout)
-            if plan.is_usable:
+            if plan.is_usable and not plan.due:
                 numbers = blocks.numbers
                 for level, place in plan.levels:
                     level.observe(numbers[place])
@@ -282,12 +291,18 @@ class History:
                 return blocks
         self._settle()
         self._catch_up()
+        if type(blocks) is Sheet:
+            plan = self._plans.get(blocks.layout)
+            if plan is None:
+                plan = self._plans[blocks.layout] = self._plan(blocks.layout)
+            if plan.is_usable:
+                return self._append_sheet(blocks, plan)
         joined = list(blocks)
         due = self._due(tuple([block.name for block in joined]))
         if not due:
             self._take(joined)
             return joined
-        stale = {_RULE_FAILED, *(name for derivation in due for name in derivation.gives)}
+        stale = _stale(due)
         joined = [block for block in joined if block.name not in stale]
         by_name = {block.name: block for block in joined}
         self._take(joined)
@@ -297,6 +312,21 @@ class History:
             place = max(index for index, block in enumerate(joined, 1) if block.name in derivation.sources)
             joined[place:place] = derived
         return joined
+
+    def _append_sheet(self, sheet: Sheet, plan: _Plan) -> Sequence[Block]:
+        step, values = sheet.step, sheet.values
+        for ring, start, end in plan.parts:
+            ring.add(step, values[start:end])
+        if not plan.due:
+            return sheet
+        places = sheet.layout.places
+        sources = {name: sheet[places[name]] for derivation in plan.due for name in derivation.sources}
+        others: dict[int, list[Block]] = {}
+        for derivation in plan.due:
+            derived = self._derived(derivation, sources)
+            self._take(derived)
+            others.setdefault(1 + max(places[name] for name in derivation.sources), [])[:0] = derived
+        return sheet.with_others(others)
 
     def derives(self, names: tuple[str, ...]) -> bool:
         """Whether anything is derived from readings of these metrics."""
@@ -334,8 +364,11 @@ class History:
         return [derivation for derivation in self._derivations if set(derivation.sources) <= set(names)]
 
     def _take(self, blocks: Iterable[Block]) -> None:
+        rings = self._rings
         for block in blocks:
-            ring = self._made(block.name, block.scopes)
+            ring = rings.get(block.name)
+            if ring is None:
+                ring = self._made(block.name, block.scopes)
             before = ring.scopes
             ring.append(block)
             if ring.scopes is not before:
@@ -351,12 +384,14 @@ class History:
         """How rows of this layout are added; only block by block if something is derived or scopes have changed."""
         self._catch_up()
         rings = [self._made(name, scopes) for name, scopes in zip(layout.names, layout.scopes, strict=True)]
-        is_usable = not self._due(layout.names) and all(
-            ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)
+        due = self._due(layout.names)
+        is_usable = all(ring.scopes == scopes for ring, scopes in zip(rings, layout.scopes, strict=True)) and not (
+            due and _stale(due) & set(layout.names)
         )
         parts = list(zip(rings, layout.starts, layout.starts[1:], strict=False))
         return _Plan(
             is_usable,
+            due,
             parts,
             [(level, start + ring.scopes.index("")) for ring, start, _ in parts for level in ring.asked],
             [(ring.newest, start, end) for ring, start, end in parts if ring.newest is not None],
@@ -470,6 +505,11 @@ class History:
         self._rings = {name: _Ring.from_state(ring) for name, ring in state.items() if name != _DERIVED}
         for derivation in self._derivations:
             derivation.load_state_dict(state.get(_DERIVED, {}).get(derivation.rule, {}))
+
+
+def _stale(due: Iterable[Derivation]) -> set[str]:
+    """The metrics that are dropped from a recording, because these derivations give them anew."""
+    return {_RULE_FAILED, *(name for derivation in due for name in derivation.gives)}
 
 
 def _is_among(name: str, names: frozenset[str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from forewarn.judge.history import History
 from forewarn.judge.registry import NO_BOUND, Gate, Judging, Outside, Rule, Since
 from forewarn.judge.rules import all_rules
 from forewarn.metrics import catalogue_of
-from forewarn.rows import Row, RowLayout
+from forewarn.rows import Row, RowLayout, Sheet, blocks_of
 from forewarn.settings import Settings
 from forewarn.types import Block, Finding, RuleInfo, RunInfo, Severity, spelled_out
 
@@ -68,8 +68,7 @@ class RuleSet:
         return next(settings for settings in self.settings.values() if isinstance(settings, kind))
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """What the rules said about one step."""
 
     step: int
@@ -86,8 +85,7 @@ class Judgement:
         names = self.judged.get(code, ())
         return {
             spelled_out(block.name, block.scopes[index]) if code in self.patterns else block.scopes[index]
-            for block in self.blocks
-            if block.name in names
+            for block in blocks_of(self.blocks, names)
             for index in np.flatnonzero(np.isfinite(block.values))
         }
 
@@ -156,6 +154,9 @@ class Judge:
             gates = self._gates_of(blocks.layout)
             if not self.failed and gates.are_closed(step, blocks.numbers, history):
                 return Judgement(step, blocks, gates.due, (), self._patterns)
+            due, judgings = gates.due, gates.judgings
+        elif isinstance(blocks, Sheet):
+            gates = self._gates_of(blocks.layout)
             due, judgings = gates.due, gates.judgings
         else:
             blocks = tuple(blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forewarn.judge.series import Bools, Floats
 from forewarn.judge.tensor_kinds import Same
@@ -35,6 +36,17 @@ def of_group(scopes: tuple[str, ...], scope: str, info: RunInfo) -> Bools:
     """Which of these parameters are in the same group of an optimizer as this one."""
     groups = [None if (held := info.parameters.get(name)) is None else held.group for name in (*scopes, scope)]
     return np.array([group == groups[-1] for group in groups[:-1]], bool)
+
+
+def groups_of(scopes: tuple[str, ...], num_groups: int, info: RunInfo) -> NDArray[np.intp]:
+    """The group of each parameter; −1 if it is in none of these."""
+    return _groups_of(Same(scopes), num_groups, Same(info))
+
+
+@lru_cache(maxsize=16)
+def _groups_of(scopes: Same[tuple[str, ...]], num_groups: int, info: Same[RunInfo]) -> NDArray[np.intp]:
+    groups = (None if (held := info.value.parameters.get(scope)) is None else held.group for scope in scopes.value)
+    return np.array([-1 if group is None or group >= num_groups else group for group in groups], np.intp)
 
 
 @lru_cache(maxsize=16)

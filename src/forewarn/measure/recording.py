@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,8 @@ from forewarn.measure.engine import Value
 from forewarn.measure.own_probes import checked_readings
 from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
 from forewarn.measure.step import Step
-from forewarn.rows import Row, RowLayout
+from forewarn.rows import Row, Sheet, layout_of
 from forewarn.types import Block, Distribution, Values
-
-_MOST_LAYOUTS = 64
-"""Number of remembered layouts; the steps of a run differ in few ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +63,37 @@ def recorded(
     """The blocks of one step, stored as float32, and its histograms."""
     if (row := _row(step, time, readings)) is not None:
         return row, []
-    distributions = [Distribution(step, time, *reading) for reading in readings if isinstance(reading, Histograms)]
+    distributions = [Distribution(step, time, *reading) for reading in readings if type(reading) is Histograms]
+    if distributions:
+        readings = [reading for reading in readings if type(reading) is not Histograms]
     with np.errstate(over="ignore"):
+        sheet = _sheet(step, time, readings)  # type: ignore[arg-type]
+        if sheet is not None:
+            return sheet, distributions
         blocks = [
             Block(step, time, name, scopes, _stored(values, len(scopes)))
-            for name, scopes, values in merged(reading for reading in readings if isinstance(reading, Reading))
+            for name, scopes, values in merged(readings)  # type: ignore[arg-type]
         ]
     return blocks, distributions
+
+
+def _sheet(step: int, time: float, readings: Sequence[Reading]) -> Sheet | None:
+    """The readings in one array; None if there are several of one name, or not one number for each scope."""
+    layout = layout_of([reading[0] for reading in readings], [reading[1] for reading in readings])
+    if layout is None or not readings:
+        return None
+    packed = np.empty(layout.starts[-1], np.float32)
+    for (_, scopes, values), start in zip(readings, layout.starts, strict=False):
+        if type(values) is float:
+            if len(scopes) != 1:
+                return None
+            packed[start] = values
+        else:
+            numbers = values if type(values) is np.ndarray else np.asarray(values)
+            if numbers.size != len(scopes) or numbers.ndim > 1:
+                return None
+            packed[start : start + numbers.size] = numbers
+    return Sheet(step, time, layout, packed)
 
 
 def _row(step: int, time: float, readings: Sequence[Reading | Histograms]) -> Row | None:
@@ -89,19 +109,13 @@ def _row(step: int, time: float, readings: Sequence[Reading | Histograms]) -> Ro
             numbers += values
         else:
             return None
-    layout = _layout(tuple([reading[:2] for reading in readings]))
+    layout = layout_of([reading[0] for reading in readings], [reading[1] for reading in readings])
     if layout is None:
         return None
     try:
         return Row(step, time, layout, numbers)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-@lru_cache(_MOST_LAYOUTS)
-def _layout(metrics: tuple[tuple[str, tuple[str, ...]], ...]) -> RowLayout | None:
-    """The layout of these metrics and scopes; None if a name occurs twice."""
-    return RowLayout(metrics) if len({name for name, _ in metrics}) == len(metrics) else None
 
 
 def _stored(values: Any, num_scopes: int) -> Values:

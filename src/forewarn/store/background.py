@@ -24,7 +24,7 @@ from forewarn.store.records import INSERT_EVENT
 from forewarn.store.run_summary import SummaryKeeper
 from forewarn.store.tail import INSERT_ROW
 
-_PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.9
 """Longest time that a row waits. A killed process loses at most this much."""
 _RETRY_SECONDS = 5.0
 _HURRY_BYTES = 4 << 20
@@ -66,10 +66,18 @@ class BackgroundWriter:
     start: if `beginning` is an exception, the first call of `begin` failed, and the thread calls it again.
     """
 
-    def __init__(self, database: Path, begin: Begin, beginning: Beginning | Exception) -> None:
+    def __init__(
+        self,
+        database: Path,
+        begin: Begin,
+        beginning: Beginning | Exception,
+        settle: Callable[[Callable[[Sequence[Item], int], None]], None],
+    ) -> None:
+        """`settle` passes rows that were taken but not queued yet to its argument, in this or the training thread."""
         self.failure: str | None = None
         self._database = database
         self._begin = begin
+        self._settle = settle
         self._beginning = None if isinstance(beginning, Exception) else beginning
         self._catalog = Catalog()
         self._summary: SummaryKeeper | None = None
@@ -124,6 +132,7 @@ class BackgroundWriter:
         """Wait until all queued rows are on disk or writing has failed."""
         if os.getpid() != self.process:
             return
+        self._settle(self.put)
         with self._changed:
             target = self._num_put
             while self._num_written < target and self.failure is None and self._thread.is_alive():
@@ -138,6 +147,7 @@ class BackgroundWriter:
         """
         if os.getpid() != self.process:
             return
+        self._settle(self.put)
         with self._changed:
             if not self._stopping:
                 self.put(last)
@@ -156,6 +166,7 @@ class BackgroundWriter:
         while not (stopping or self._superseded):
             stopping = self._wait()
             try:
+                self._settle(self.put)  # also if it cannot be opened: the queue has a limit
                 connection = connection or self._opened()
                 self._write(connection)
                 self._tidy(connection, all_of_it=stopping)
@@ -196,6 +207,7 @@ class BackgroundWriter:
         ).fetchone()
 
     def _write(self, connection: sqlite3.Connection) -> None:
+        self._settle(self.put)
         with self._changed:
             self._batch += self._items
             self._items = []

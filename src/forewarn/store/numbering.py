@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from forewarn.store.tail import INSERT_ROW
 _TIME = struct.Struct("<d")
 _MOST_LAYOUTS = 256
 """Maximum number of layouts whose pattern is remembered."""
+_MOST_UNNUMBERED = 1024
+"""Maximum number of rows that wait for the writer thread to number them, in case it hangs."""
 
 Band = tuple[int, int, bytes, memoryview]
 
@@ -25,7 +28,7 @@ class Row(NamedTuple):
     """A copy of the data of one `append` call. A tuple, because the training thread makes one on every step."""
 
     step: int
-    layouts: list[tuple[str, tuple[str, ...]]]
+    layouts: rows.RowLayout | list[tuple[str, tuple[str, ...]]]
     """The name and the scopes of each block."""
     shared: bool
     """Whether all blocks have the same time."""
@@ -43,6 +46,8 @@ class Numbering:
         self._interning: Interning | None = None
         self._num_rows = 0
         self._waiting: list[Row] = []
+        self._unnumbered: deque[rows.Row] = deque()
+        """The newest rows; the training thread adds to them without a lock."""
         self._patterns: dict[rows.RowLayout, int] = {}
 
     def begin(self, interning: Interning, num_rows: int) -> list[Item]:
@@ -56,6 +61,7 @@ class Numbering:
     def add(self, row: Row, put: Callable[[Sequence[Item], int], None]) -> None:
         """Pass the statements of a row and their size to `put`, in the order of row numbers."""
         with self._lock:
+            self._number(put)
             num_bytes = len(row.body)
             for *_, bands in row.histograms:
                 num_bytes += sum(counts.nbytes for *_, counts in bands)
@@ -66,21 +72,40 @@ class Numbering:
                 put(self._items(row, self._interning), num_bytes)
 
     def add_numbers(self, row: rows.Row, put: Callable[[Sequence[Item], int], None]) -> bool:
-        """The same for a row without histograms, with next to no work if its layout is known; False if it must wait."""
-        body = row.body
-        with self._lock:
-            if self._interning is None:
-                return False
-            pattern = self._patterns.get(row.layout)
-            if pattern is None:
-                pattern = self._pattern(row.layout, self._interning)
-                put(self._interning.news(), 0)
-            put([(INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body))], len(body))
-            self._num_rows += 1
+        """The same for a row without histograms, which `settle` passes on with others; False if it must wait."""
+        if self._interning is None:
+            return False
+        self._unnumbered.append(row)
+        if len(self._unnumbered) >= _MOST_UNNUMBERED:
+            self.settle(put)
         return True
 
-    def _pattern(self, layout: rows.RowLayout, interning: Interning) -> int:
+    def settle(self, put: Callable[[Sequence[Item], int], None]) -> None:
+        """Pass on the rows that were only taken so far."""
+        if self._unnumbered:
+            with self._lock:
+                self._number(put)
+
+    def _number(self, put: Callable[[Sequence[Item], int], None]) -> None:
+        items: list[Item] = []
+        num_bytes = 0
+        while self._unnumbered:
+            row = self._unnumbered.popleft()
+            assert self._interning is not None
+            pattern = self._pattern_of(row.layout, self._interning)
+            items += self._interning.news()
+            body = row.body
+            items.append((INSERT_ROW, (self._num_rows, row.step, pattern, _TIME.pack(row.time), body)))
+            self._num_rows += 1
+            num_bytes += len(body)
+        if items:
+            put(items, num_bytes)
+
+    def _pattern_of(self, layout: rows.RowLayout, interning: Interning) -> int:
         """The number of the pattern of a layout, kept for the rows that follow."""
+        number = self._patterns.get(layout)
+        if number is not None:
+            return number
         if len(self._patterns) >= _MOST_LAYOUTS:
             self._patterns.clear()
         layouts = tuple(map(interning.layout, layout.names, layout.scopes))
@@ -88,8 +113,10 @@ class Numbering:
         return number
 
     def _items(self, row: Row, interning: Interning) -> list[Item]:
-        layouts = tuple([interning.layout(name, scopes) for name, scopes in row.layouts])
-        pattern = interning.pattern(row.shared, layouts)
+        if isinstance(row.layouts, rows.RowLayout):
+            pattern = self._pattern_of(row.layouts, interning)
+        else:
+            pattern = interning.pattern(row.shared, tuple([interning.layout(*layout) for layout in row.layouts]))
         items: list[Item] = [(INSERT_ROW, (self._num_rows, row.step, pattern, row.times, row.body))]
         for time, name, scopes, bands in row.histograms:
             columns = row.step, time, storable(name), interning.scopes(scopes)

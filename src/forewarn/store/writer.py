@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from forewarn.rows import Row as RowOfNumbers
+from forewarn.rows import Sheet
 from forewarn.store import database, manifest
 from forewarn.store.background import BackgroundWriter, Begin, Beginning, SupersededError
 from forewarn.store.blobs import bands
@@ -39,9 +40,9 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class RunWriter:
     """Records a run in a directory: `run.json` for fixed facts, `run.db` for readings and events.
 
-    `append` copies the values and returns; a thread writes them twice a second. A full or failing disk never raises
-    here: `failure` says what is wrong, and the run continues unrecorded until the disk works again. After a fork, only
-    the process that created the writer writes.
+    `append` copies the values and returns; a thread writes them about once a second. A full or failing disk never
+    raises here: `failure` says what is wrong, and the run continues unrecorded until the disk works again. After a
+    fork, only the process that created the writer writes.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RunWriter:
         else:
             begin = _Resume(self.path, info, config, self._numbering, self._claim, resume_at)
         beginning = self._first_try(begin)
-        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning)
+        self._background = BackgroundWriter(self.path / database.NAME, begin, beginning, self._numbering.settle)
         # Also closes a writer that is no longer referenced, not only at the end of the process.
         self._finalizer = weakref.finalize(self, _finish, self._background, self._claim, "not closed")
 
@@ -127,13 +128,21 @@ class RunWriter:
             and self._numbering.add_numbers(blocks, background.put)
         ):
             return
+        histograms = [(one.time, one.name, one.scopes, list(bands(one))) for one in distributions]
+        if isinstance(blocks, Sheet):
+            if background.full:
+                background.drop()
+                return
+            body = blocks.values.astype(FLOATS).view(np.uint8).data
+            time_bytes = np.array([blocks.time], TIMES).tobytes()
+            self._numbering.add(Row(int(step), blocks.layout, True, time_bytes, body, histograms), background.put)
+            return
         for block in blocks:
             if block.step != step or block.values.size != len(block.scopes):
                 raise ValueError(
                     f"{block.name} of step {block.step} has {block.values.size} values for {len(block.scopes)} scopes;"
                     f" blocks of step {step} with one value for each scope are expected"
                 )
-        histograms = [(one.time, one.name, one.scopes, list(bands(one))) for one in distributions]
         if background.full:
             background.drop()
             return

@@ -288,10 +288,12 @@ def _risen(largest: Panel, settings: ExplodingActivation) -> tuple[Floats, Bools
     level = np.full(len(largest.scopes), np.nan)
     risen = np.zeros(len(level), np.bool_)
     earlier, newest = largest.values[: -settings.lasting_checks], largest.values[-settings.lasting_checks :]
-    steps, gap = largest.steps[: -settings.lasting_checks], largest.longest_gap(settings.lasting_checks)
-    if len(earlier) < settings.minimum or steps[-1] - steps[0] < gap:
+    if len(earlier) < settings.minimum or not len(large := np.flatnonzero((newest > settings.least).all(axis=0))):
         return level, risen
-    for index in np.flatnonzero((newest > settings.least).all(axis=0)):
+    steps, gap = largest.steps[: -settings.lasting_checks], largest.longest_gap(settings.lasting_checks)
+    if steps[-1] - steps[0] < gap:
+        return level, risen
+    for index in large:
         finite = np.isfinite(earlier[:, index])
         if np.count_nonzero(finite) >= settings.minimum:
             column = earlier[finite, index]

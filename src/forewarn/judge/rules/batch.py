@@ -114,6 +114,8 @@ def sorted_data(classes: Series, middle: Series, targets: Series, settings: Sort
     """
     if len(classes) < settings.batches or np.isnan(classes.last) or targets.at != classes.at:
         return None
+    if np.count_nonzero(classes.values > settings.classes) > len(classes) // 2:
+        return None  # so is their median
     per_batch = float(np.nanmedian(classes.values))
     if per_batch > settings.classes or np.nanmedian(targets.values) < settings.targets:
         return None  # the batches are mixed

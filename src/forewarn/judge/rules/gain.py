@@ -130,10 +130,10 @@ def gradient_imbalance(norms: Panel, settings: GradientImbalance, info: RunInfo)
     quiet: gradient/block_norm{first} 0.01x36 | gradient/block_norm{last} 0.5x36
     """
     counted = np.isfinite(norms.last) & (norms.last > 0) & hold_matrices(norms.scopes, info)
-    latest = np.where(counted, norms.last, np.nan).astype(np.float64)
-    if norms.at < settings.start_steps or np.isfinite(latest).sum() < 2:
+    places, latest = np.flatnonzero(counted), norms.last.astype(np.float64)
+    if norms.at < settings.start_steps or len(places) < 2:
         return None
-    low, high = int(np.nanargmin(latest)), int(np.nanargmax(latest))
+    low, high = int(places[latest[places].argmin()]), int(places[latest[places].argmax()])
     ratio = latest[high] / latest[low]
     if not ratio > settings.factor or _recovers(norms, low, high, settings.recovery):
         return None

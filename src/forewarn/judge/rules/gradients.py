@@ -644,7 +644,8 @@ def gradient_changed_before_step(
         return None
     if used.at == tensors.at and used.series().last == 0:
         return finding(Severity.WARNING, 0.0, 0.0, before=before, cause="removed")
-    at_step = math.sqrt(np.nansum(np.square(tensors.last, dtype=np.float64)))
+    squares = np.square(tensors.last, dtype=np.float64)
+    at_step = math.sqrt(np.add.reduce(np.where(np.isnan(squares), 0.0, squares)))
     bound = max(settings.norm, settings.factor * before)
     if not bound < at_step < math.inf:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.optimizers import settings_of
+from forewarn.judge.optimizers import groups_of, settings_of
 from forewarn.judge.registry import finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Floats, Panel, Series, median
@@ -94,8 +94,7 @@ def _is(kinds: tuple[str, ...], info: RunInfo) -> bool:
 
 def _rates(scopes: tuple[str, ...], lr: Panel, info: RunInfo) -> Floats:
     """The present learning rate of each parameter; NaN if it has none."""
-    groups = (None if (held := info.parameters.get(scope)) is None else held.group for scope in scopes)
-    return np.array([lr.last[group] if group is not None and group < len(lr.last) else np.nan for group in groups])
+    return np.append(lr.last, np.nan)[groups_of(scopes, len(lr.last), info)]
 
 
 def _sizes(moved: Panel, ratios: Panel) -> Floats:
@@ -103,8 +102,8 @@ def _sizes(moved: Panel, ratios: Panel) -> Floats:
     if ratios.scopes != moved.scopes or ratios.at != moved.at:
         return np.zeros(len(moved.scopes))
     with np.errstate(invalid="ignore", divide="ignore"):
-        sizes: Floats = np.nan_to_num(moved.last / ratios.last, nan=0.0, posinf=0.0).astype(np.float64)
-    return sizes
+        sizes = moved.last / ratios.last
+    return np.where(np.isfinite(sizes), sizes, 0.0).astype(np.float64)
 
 
 def _reach(moved: Panel, ratios: Panel, gradient: Panel, lr: Panel, settings: OutsideSteps, info: RunInfo) -> Floats:

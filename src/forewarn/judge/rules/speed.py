@@ -23,6 +23,8 @@ _GIGABYTE = 1e9
 """Messages give memory in this unit."""
 _STEPS = 1000
 """Messages give growth per this many steps."""
+_SURELY = 0.99
+"""A sum below this share of a limit is below it, however it was rounded."""
 _MUCH_FASTER = 1.25
 """A step that takes less than the median divided by this is unusual: looking ahead, few steps may be."""
 
@@ -114,6 +116,8 @@ def throughput_drop(phases: Panel, tokens: Panel, samples: Panel, settings: Thro
     quiet: speed/phase_seconds{forward} 0.5x300 | speed/phase_seconds{between passes} 0.1x200 2.0x100
     quiet: speed/phase_seconds{forward} 0.5x200 1.5x100 | speed/tokens_per_second 1000x300
     """
+    if _is_shorter(phases, min(settings.seconds, settings.warning_seconds)):
+        return
     columns, per_step = _per_step(phases, "monitor", "between passes")
     if not len(phases) or not np.isfinite(per_step[-1]):
         return
@@ -153,6 +157,12 @@ def _per_step(phases: Panel, *without: str) -> tuple[list[int], Floats]:
 def _trained(phases: Panel, per_step: Floats) -> Floats:
     """The seconds of training that each reading stands for; the first one stands for steps that are not known."""
     return np.nan_to_num(np.diff(phases.steps, prepend=phases.steps[:1]) * per_step)
+
+
+def _is_shorter(phases: Panel, seconds: float) -> bool:
+    """Whether all readings stand for less time than this, found quickly; False if that takes a closer look."""
+    longest = float(np.add.reduce(phases.values, axis=None)) * phases.longest_gap(len(phases))
+    return longest < _SURELY * seconds
 
 
 def _begin_of_last(trained: Floats, seconds: float) -> int:
@@ -321,6 +331,8 @@ def data_starved(phases: Panel, settings: DataStarved, info: RunInfo) -> Iterato
     quiet: speed/phase_seconds{data} 0.1x80 9.0 0.1x80 | speed/phase_seconds{forward} 0.9x161
     quiet: speed/phase_seconds{data} 0.8x20 | speed/phase_seconds{forward} 0.3x20
     """
+    if _is_shorter(phases, settings.seconds):
+        return
     _, per_step = _per_step(phases, "monitor")
     split = _begin_of_last(_trained(phases, per_step), settings.seconds)
     if not split or len(phases) <= settings.readings:

@@ -144,6 +144,9 @@ def update_ratio_high(
     quiet: monitor/update_ratio_median 0.8 0.6 0.4 0.3 | train/loss 9.0 7.0 5.0 4.0
     """
     overall = medians.series()
+    least = min(settings.tensor, settings.median)
+    if (ratios.last < least).all() and not overall.last >= least:
+        return  # no limit is lower, in any phase of a run
     now = max(ratios.at, overall.at)
     starting = now < settings.start_steps
     if starting and _has_fallen(loss.series(), settings):

@@ -325,8 +325,10 @@ def weight_decay_dominates(
             decay = moved * pull / (pull + gradient.last)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = decay / moved
-    least = (settings.decay, settings.strong)[is_solved(loss, levels, settings.learned)]
-    dominated = decayed & (shares >= settings.share) & (decay >= least)
+    dominated = decayed & (shares >= settings.share) & (decay >= min(settings.decay, settings.strong))
+    if np.count_nonzero(dominated) < settings.part * np.count_nonzero(decayed):  # as almost always
+        return None
+    dominated &= decay >= (settings.decay, settings.strong)[is_solved(loss, levels, settings.learned)]
     if np.count_nonzero(dominated) < settings.part * np.count_nonzero(decayed):
         return None
     return finding(
