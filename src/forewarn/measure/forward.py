@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_hooks import is_first_forward
-from forewarn.measure.module_tree import Tree, named_modules
+from forewarn.measure.module_tree import Seen, Tree, named_modules
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
@@ -42,7 +42,7 @@ class ForwardPass:
     def begin(self) -> None:
         """Direct the hooks to what the probes want to see."""
         loop, root = self._loop, self._root
-        seen = _Seen(loop.tree.hookable, loop.tree.any_compiled)
+        seen = loop.tree.seen()
         if seen.hookable is not loop.hooked:  # a hook must not keep a module that was taken out
             loop.module_hooks.remove()
             loop.hooked = seen.hookable
@@ -51,11 +51,14 @@ class ForwardPass:
             asked = [(probe, loop.guard(probe, self._asked, probe) or ()) for probe in self._probes]
         finally:
             _passing.clear()
-        if loop.taps is None or not loop.taps.hold(root, asked):
+        are_new = loop.taps is None or not loop.taps.hold(root, asked)
+        if loop.taps is None or are_new:
             loop.taps = Taps(loop, root, asked)
         # The root's hooks are already running and it can take no more, so its probes are called here and in `end`.
         if loop.taps.entering_root is not None:
             loop.taps.entering_root(root, *self._given)
+        if not are_new and loop.module_hooks.all_stand():
+            return
         for tapped in loop.taps.entered.values():
             self._put(tapped, "register_forward_pre_hook")
         for tapped in loop.taps.left.values():
@@ -83,6 +86,7 @@ class ForwardPass:
         try:
             self._loop.module_hooks.direct(tapped.module, register, tapped)
         except Exception as error:
+            self._loop.module_hooks.is_complete = False
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
 
@@ -178,29 +182,22 @@ class Reached:
                 loop.switch_off(self._probe, error)
 
 
-class _Seen(NamedTuple):
-    """What a `Tree` says at one moment."""
-
-    hookable: dict[str, nn.Module]
-    any_compiled: bool
-
-
-_passing: dict[int, _Seen] = {}
+_passing: dict[int, Seen] = {}
 """By model id, the modules of the model whose hooks are being directed: several probes ask for them."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
-    return _tree(model).hookable
+    """`Seen.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
+    return _seen(model).hookable
 
 
 def any_compiled(model: nn.Module) -> bool:
-    """`Tree.any_compiled` of a model, just as cheap."""
-    return _tree(model).any_compiled
+    """`Seen.any_compiled` of a model, just as cheap."""
+    return _seen(model).any_compiled
 
 
-def _tree(model: nn.Module) -> Tree | _Seen:
-    return _passing.get(id(model)) or Tree(model)
+def _seen(model: nn.Module) -> Seen:
+    return _passing.get(id(model)) or Tree(model).seen()
 
 
 def differentiable(output: Any) -> list[Tensor]:
