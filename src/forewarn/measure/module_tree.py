@@ -115,9 +115,13 @@ class Tree:
         """What the last walk found."""
         self._seen = Seen({}, False)
 
-    def parameters(self) -> list[nn.Parameter | None]:
-        """The modules' current parameters; one that several modules share appears several times."""
-        self._refresh()
+    def parameters(self, *, walks: bool = True) -> list[nn.Parameter | None]:
+        """The modules' current parameters; one that several modules share appears several times.
+
+        Without `walks`, modules that were added or removed since the last walk are not noticed.
+        """
+        if walks or not self._modules:
+            self._refresh()
         return list(chain.from_iterable(self._parameters))
 
     def seen(self) -> Seen:

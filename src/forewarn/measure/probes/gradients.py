@@ -178,7 +178,8 @@ class GradientProbe(Probe):
         is_first = step.measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
-        live = self._parameter_index.live() if step.measured else self._parameter_index.recent()
+        index = self._parameter_index  # the model was walked when its forward pass began
+        live = index.live(walks=not step.forwards) if step.measured else index.recent()
         read = _gradient_of if self._parameter_index.rank is None else self._gradient
         gradients: dict[int, Tensor] = {
             key: gradient
@@ -214,7 +215,7 @@ class GradientProbe(Probe):
         in_an_optimizer = set(chain.from_iterable(map(index.keys_of, range(index.num_optimizers))))
         parameters = list(map(live.__getitem__, filled))
         return (
-            filled.keys() <= in_an_optimizer
+            in_an_optimizer.issuperset(filled)
             and all(map(_requires_grad, parameters))
             and not any(hasattr(kind, "to_local") for kind in set(map(type, parameters)))
         )
