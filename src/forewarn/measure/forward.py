@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
 
+
+_ENTERED, _LEFT = "register_forward_pre_hook", "register_forward_hook"
 
 _Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
 """A probe and its callback, which takes a module's arguments, or its arguments and output."""
@@ -51,18 +54,22 @@ class ForwardPass:
             asked = [(probe, loop.guard(probe, self._asked, probe) or ()) for probe in self._probes]
         finally:
             _passing.clear()
-        are_new = loop.taps is None or not loop.taps.hold(root, asked)
-        if loop.taps is None or are_new:
+        before = loop.taps
+        if before is None or not before.hold(root, asked):
             loop.taps = Taps(loop, root, asked)
+        taps = loop.taps
+        assert taps is not None
         # The root's hooks are already running and it can take no more, so its probes are called here and in `end`.
-        if loop.taps.entering_root is not None:
-            loop.taps.entering_root(root, *self._given)
-        if not are_new and loop.module_hooks.all_stand():
+        if taps.entering_root is not None:
+            taps.entering_root(root, *self._given)
+        if taps is before and loop.module_hooks.all_stand():
             return
-        for tapped in loop.taps.entered.values():
-            self._put(tapped, "register_forward_pre_hook")
-        for tapped in loop.taps.left.values():
-            self._put(tapped, "register_forward_hook")
+        if before is not None and before.root is root:
+            loop.module_hooks.keep_only((*zip(taps.entered, repeat(_ENTERED)), *zip(taps.left, repeat(_LEFT))))
+        for tapped in taps.entered.values():
+            self._put(tapped, _ENTERED)
+        for tapped in taps.left.values():
+            self._put(tapped, _LEFT)
 
     def end(self, output: Any) -> None:
         """Disable the hooks, then tell the probes; `output` is None if the forward pass raised."""
@@ -95,7 +102,7 @@ class Taps:
 
     def __init__(self, loop: Loop, root: nn.Module, asked: _Asked) -> None:
         self._loop = loop
-        self._root = root
+        self.root = root
         self._asked = asked
         self.entered: dict[int, _Tapped] = {}
         """By module id, since a module may define its own equality."""
@@ -110,7 +117,7 @@ class Taps:
     def hold(self, root: nn.Module, asked: _Asked) -> bool:
         """Whether the same probes want to see the same."""
         return (
-            root is self._root
+            root is self.root
             and len(asked) == len(self._asked)
             and all(
                 probe is before[0] and len(taps) == len(before[1]) and all(map(is_, taps, before[1]))

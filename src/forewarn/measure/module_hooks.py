@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import call
 from typing import Any
 
@@ -59,6 +59,13 @@ class StandingHooks(Hooks):
             return self.is_complete and list(map(next, map(reversed, map(call, self._places)))) == self._ids
         except TypeError:  # a dictionary is gone
             return False
+
+    def keep_only(self, wanted: Collection[tuple[int, str]]) -> None:
+        """Remove the hooks that nobody wants any more; `wanted` are module ids and methods of registration."""
+        unwanted = self._standing.keys() - set(wanted)
+        if unwanted:
+            self.take_off([self._standing.pop(key) for key in unwanted])
+            self._ids = []
 
     def direct(self, module: nn.Module, register: str, target: Callable[..., object]) -> None:
         """Let a module call `target` with the hook that it has, or with a new one; raises if it refuses."""

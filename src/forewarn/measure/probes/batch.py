@@ -69,8 +69,6 @@ class BatchProbe(Probe):
             self._print = _fingerprint(tensor)
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        if self._scale is not None:
-            return ()
         modules = hookable_modules(self._model)
         if modules is not self._modules or self._layer != self._tapped:
             self._modules, self._tapped = modules, self._layer
