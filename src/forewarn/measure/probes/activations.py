@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, zip_longest
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,14 +213,13 @@ class ActivationProbe(Probe):
             return
         unread = dict.fromkeys(compress(counted.scopes, is_told), _NOT_SEEN)
         was_read = is_told & (counted.units.positions[:, 0] > 0)
-        shares: Sequence[Any] = ()
-        if was_read.any():
-            counted = counted if was_read.all() else counted.only(was_read)
-            shares = self._shares(counted)
-        for quantity, values in zip_longest(_QUANTITIES[counted.look], shares, fillvalue=()):
-            yield quantity, unread | dict(zip(counted.scopes, values, strict=bool(shares)))
+        counted = counted if was_read.all() else counted.only(was_read)
+        quantities = _QUANTITIES[counted.look]
+        shares = self._shares(counted) if counted.scopes else [()] * len(quantities)
+        for quantity, values in zip(quantities, shares, strict=True):
+            yield quantity, unread | dict(zip(counted.scopes, values, strict=True))
 
-    def _shares(self, counted: _Counted) -> Sequence[Any]:
+    def _shares(self, counted: _Counted) -> Sequence[Sequence[Any]]:
         """The values of each quantity of these outputs, as floats or tensors."""
         look, scopes, _, (positions, fired, sums), is_alone = counted
         if look is Look.CHANNELS:

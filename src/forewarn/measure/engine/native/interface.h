@@ -64,6 +64,10 @@ typedef struct {
 /* Reads every `every`-th row of a tensor, from the first on, and adds it to a tally. */
 EXPORTED int forewarn_add_layer(const Tally *tally, const void *data);
 
+/* How alike the rows [num × width] of a matrix are, of which there are at least two: `found` [2] is the mean cosine over
+ * all pairs, and the effective rank of their differences. */
+EXPORTED int forewarn_similarity(int64_t num, int64_t width, const double *rows, double *found);
+
 /* Where one shape of a distribution ends and another begins: the constants of forewarn/distributions/shape.py. */
 typedef struct {
     double least_values, collapsed_spread, shifted_mean, heavy_kurtosis, chance, valley, least_peak, significant, in_bin;

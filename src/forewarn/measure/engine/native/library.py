@@ -84,5 +84,6 @@ def _loaded() -> ctypes.CDLL | str:
     loaded.forewarn_gather.argtypes = [*_TENSORS, _Address, _Address, _Address]
     loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Int, _Address]
     loaded.forewarn_add_layer.argtypes = [_Address, _Address]
+    loaded.forewarn_similarity.argtypes = [_Long, _Long, _Address, _Address]
     loaded.forewarn_spread.argtypes = [_Long, _Address, _Address, _Long, *[_Address] * 7]
     return loaded
